@@ -262,14 +262,12 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         )
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
-        self.base, found, storage_options = load_shards(shards, **index, cache_dir=self.cache_dir)
+        self.base, found, session = load_shards(shards, **index, cache_dir=self.cache_dir)
         provider = AutoProvider(
             **cache,
             **reading,
             **grouping,
-            storage_options=storage_options,
-            allow_pipe=allow_pipe,
-            hooks=hooks,
+            session=session.with_hooks(hooks),
             is_prefetching=self._tally.is_prefetching,
             checks_counts=on_count_mismatch == "error",
         )

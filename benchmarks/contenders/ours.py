@@ -22,6 +22,7 @@ class Ours(WidsBatches, WidsApi):
         from wids.files import atomic
         from wids.index.spec import Shard
         from wids.readers.provider import AutoProvider
+        from wids.transport.session import Session
 
         directory = os.path.join(self.scratch, "open")
         os.makedirs(directory)
@@ -32,7 +33,7 @@ class Ours(WidsBatches, WidsApi):
             os.symlink(shard["url"], path)
             atomic.write_atomically(f"{path}.widx", _build(path).to_bytes())
             shards.append(Shard(url=path, nsamples=shard["nsamples"], filesize=shard["filesize"]))
-        AutoProvider(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
+        AutoProvider(cache_dir=None, session=Session(hooks=[opened.append])).open(shards[0]).close()
         if not [event for event in opened if isinstance(event, Opened) and event.has_saved_table]:
             raise AssertionError("the saved table was not used")
 

@@ -26,6 +26,7 @@ from wids.jobs.runner import RunOptions
 from wids.tables.fields import parse_fields
 from wids.tables.table import parse_table
 from wids.testing import Server
+from wids.transport.session import PLAIN
 from wids.writing.pack import datasets, folders, manifest
 from wids.writing.pack.labels import read_classes
 from wids.writing.pack.run import SUFFIX, pack
@@ -92,7 +93,7 @@ def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, cl
         key=key,
         base=base,
         numbers_keys=numbers_keys,
-        storage_options=None,
+        session=PLAIN,
         tell=lambda _: None,
         classes=classes,
     )
@@ -102,7 +103,7 @@ def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, cl
 def pack_dataset(source, output, *, keep_fields=None, cache_dir="nowhere", **settings):
     """Pack a dataset in this process."""
     listing = datasets.list_dataset(
-        source, cache_dir=str(cache_dir), keep_fields=keep_fields, storage_options=None, tell=lambda _: None
+        source, cache_dir=str(cache_dir), keep_fields=keep_fields, session=PLAIN, tell=lambda _: None
     )
     return pack(listing, PackSettings(output=str(output), **settings))
 
@@ -772,9 +773,7 @@ def test_source_shards_that_change_while_they_are_packed(tmp_path, change, skips
         else:
             os.replace(tmp_path / "new.tar", path)
 
-    listing = datasets.list_dataset(
-        source, cache_dir="nowhere", keep_fields=None, storage_options=None, tell=lambda _: None
-    )
+    listing = datasets.list_dataset(source, cache_dir="nowhere", keep_fields=None, session=PLAIN, tell=lambda _: None)
     # In the middle of the shard, which two shards are made of.
     listing.reader = _Meddler(listing.reader, {6: meddle})
     settings = PackSettings(output=str(tmp_path / "out/x-%d.tar"), samples=3, skips_errors=skips_errors)
@@ -1323,7 +1322,7 @@ def pack_rows_of(sources, output, *fields, **settings):
         key=None,
         base=None,
         numbers_keys=False,
-        storage_options=None,
+        session=PLAIN,
         tell=lambda _: None,
     )
     return pack(listing, PackSettings(output=str(output), **settings))
@@ -1412,7 +1411,7 @@ def list_pictures(sources):
         key=None,
         base=None,
         numbers_keys=False,
-        storage_options=None,
+        session=PLAIN,
         tell=lambda _: None,
     )
 
@@ -1493,7 +1492,7 @@ def test_alternatives_are_another_dataset_than_all_of_them(tmp_path):
             str(tmp_path / "in.json"),
             cache_dir="nowhere",
             keep_fields=fields,
-            storage_options=None,
+            session=PLAIN,
             tell=lambda _: None,
         ).reader.identify([0])
         for fields in (

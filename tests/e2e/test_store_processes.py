@@ -29,6 +29,7 @@ from wids.files import atomic
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
 from wids.transport import download, filesystems
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -87,7 +88,7 @@ def test_threads_fetch_a_shard_once(server, cache, events):
     """Threads of one process, with one store, do the same; those that waited were told for how long."""
     gate = server.gate()
     url = server.add("/a.tar", A, gate)
-    opener = AutoProvider(cache_dir=cache, hooks=[events])
+    opener = AutoProvider(cache_dir=cache, session=Session(hooks=[events]))
     found = []
     threads = [threading.Thread(target=lambda: found.append(texts(opener.open(described(url, A))))) for _ in range(4)]
     for thread in threads:
@@ -116,7 +117,10 @@ def test_a_shard_that_came_while_waiting_is_found(server, cache, events, monkeyp
         return found
 
     monkeypatch.setattr(ShardCache, "_find", late)
-    assert texts(AutoProvider(cache_dir=cache, hooks=[events]).open(described(url, A, md5sum=None))) == texts_of()
+    assert (
+        texts(AutoProvider(cache_dir=cache, session=Session(hooks=[events])).open(described(url, A, md5sum=None)))
+        == texts_of()
+    )
     assert calls == [texts_of()]
     assert server.requests == ["/a.tar"]
     assert events.names() == ["Hit", "Opened"]
@@ -278,7 +282,7 @@ def test_killed_while_others_wait(server, cache):
 
 def fetch_by_name(connection, url, cache_dir):
     """`fetch_texts` by a process whose requests say which one it is."""
-    store = AutoProvider(cache_dir=cache_dir, storage_options={"headers": {"X-Process": str(os.getpid())}})
+    store = AutoProvider(cache_dir=cache_dir, session=Session({"headers": {"X-Process": str(os.getpid())}}))
     connection.send(texts(store.open(Shard(url=url, nsamples=None))))
     connection.close()
 

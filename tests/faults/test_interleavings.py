@@ -25,6 +25,7 @@ from wids.cache.space import Space
 from wids.files import atomic
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.e2e  # processes that are killed, or stopped, by the hundred
 
@@ -77,7 +78,9 @@ class Place:
 
     def store(self, limit=None):
         """A store of its own for whoever opens."""
-        return AutoProvider(cache_dir=self.cache, cache_local=True, cache_size=limit, hooks=[self.events])
+        return AutoProvider(
+            cache_dir=self.cache, cache_local=True, cache_size=limit, session=Session(hooks=[self.events])
+        )
 
     def shard(self, letter):
         """A shard as the index lists it now."""

@@ -55,7 +55,7 @@ from wids.order.layout import inside_of
 from wids.readers import pool
 from wids.testing import Server
 from wids.transport import download, retrying
-from wids.transport.urls import cache_name
+from wids.transport.place import Place
 
 COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
@@ -1873,7 +1873,7 @@ def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server,
             os.kill(victim.pid, signal.SIGKILL)
             assert receive(answer)
         for url, data in blobs.items():
-            path = Path(cache_dir, cache_name(url))
+            path = Path(cache_dir, Place(url).cache_name())
             assert not path.exists() or path.read_bytes() == data
 
 

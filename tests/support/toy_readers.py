@@ -6,6 +6,7 @@ import wids
 from tests.support import cache_shards as shards
 from wids.readers.provider import AutoProvider, InPlaceProvider, LocalFiles
 from wids.testing import ReaderSuite, ShardProviderSuite
+from wids.transport.session import Session
 
 
 class Around:
@@ -77,7 +78,7 @@ class MineProvider:
     reader = None
 
     def __init__(self, home, hooks):
-        auto = AutoProvider(cache_dir=str(home / "cache"), hooks=hooks)
+        auto = AutoProvider(cache_dir=str(home / "cache"), session=Session(hooks=hooks))
         self.inner = InPlaceProvider(LocalFiles(hooks=hooks), auto.cache.placement)
 
     def open(self, shard):

@@ -8,6 +8,7 @@ import wids
 from tests.support import cache_shards as shards
 from wids.readers.provider import AutoProvider, CachedProvider, InPlaceProvider, LocalFiles
 from wids.readers.range_provider import RangeProvider
+from wids.transport.session import Session
 
 KINDS = ("in place", "mapped", "cached", "cached and mapped", "ranges", "auto local", "auto cached", "auto ranges")
 
@@ -39,14 +40,16 @@ class Way:
         """A provider."""
         is_mapped = "mapped" in self._kind
         access = {"auto ranges": "range", "auto cached": "fetch"}.get(self._kind, "auto")
-        auto = AutoProvider(cache_dir=str(self.home / "cache"), access=access, hooks=hooks, use_mmap=is_mapped)
+        auto = AutoProvider(
+            cache_dir=str(self.home / "cache"), access=access, session=Session(hooks=hooks), use_mmap=is_mapped
+        )
         files = LocalFiles(hooks=hooks, use_mmap=is_mapped)
         if self._kind in ("in place", "mapped"):
             return InPlaceProvider(files, auto.cache.placement)
         if self._kind in ("cached", "cached and mapped"):
             return CachedProvider(files, auto.cache)
         if self._kind == "ranges":
-            return RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=hooks)
+            return RangeProvider(is_final=True, session=Session(hooks=hooks), rule="first-dot", group="adjacent")
         return auto
 
     def open_dataset(self, listed):

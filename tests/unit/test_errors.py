@@ -27,6 +27,7 @@ from wids.events import NotFetchedAhead, Retried, logger
 from wids.index.discovery import find_shards
 from wids.transport import download
 from wids.transport.range_client import ShardBytes
+from wids.transport.session import Session
 from wids.transport.upload import Target
 
 SECRETS = ("s3cr3t-sig", "s3cr3t-pass", "s3cr3t-key")
@@ -178,7 +179,7 @@ def test_no_failure_tells_a_secret(server, tmp_path):
             texts.fails(open_dataset, [{"url": url, "nsamples": 3}], access="range")
             texts.fails(open_dataset, url + "#.json")
             with contextlib.suppress(pytest.fail.Exception):  # of some, a few bytes can be read
-                texts.fails(lambda url: ShardBytes(url, hooks=[texts]).read(0, 10), url)
+                texts.fails(lambda url: ShardBytes(url, session=Session(hooks=[texts])).read(0, 10), url)
         for url in (
             "http://127.0.0.1:1/a.tar",
             "http://nosuch.invalid/a.tar",
@@ -188,7 +189,9 @@ def test_no_failure_tells_a_secret(server, tmp_path):
             "ftp://127.0.0.1:1/a.tar",
             "http://127.0.0.1:1/a b.tar",
         ):
-            texts.fails(download.download_to, secret(url), str(target), check=lambda: None, hooks=[texts])
+            texts.fails(
+                download.download_to, secret(url), str(target), check=lambda: None, session=Session(hooks=[texts])
+            )
             texts.fails(Target().put_bytes, b"", secret(url))
         whole = secret(server.add("/whole.tar", body))
         texts.fails(open_dataset, [(whole, 5)])

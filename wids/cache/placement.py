@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wids.cache.directory import directory_of
 from wids.errors import CacheError
 from wids.policy import freshness
-from wids.transport import urls
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from wids.transport.session import Session
 
 
 class Placement:
@@ -23,7 +25,7 @@ class Placement:
         cache_dir: where remote shards are kept; None: only ``localname`` decides.
         localname: URL -> path, the caller's own choice; wins over ``cache_dir``.
         cache_local: copy local shards to the cache directory too (NAS to NVMe).
-        storage_options: for fsspec; the same name on two servers is two shards.
+        session: what opens URLs; the same name on two servers is two shards.
     """
 
     def __init__(
@@ -32,10 +34,10 @@ class Placement:
         cache_dir: str | None,
         localname: Callable[[str], str] | None,
         cache_local: bool,
-        storage_options: dict[str, Any] | None,
+        session: Session,
     ) -> None:
         self.cache_dir, self.localname, self.cache_local = cache_dir, localname, cache_local
-        self._storage_options = storage_options
+        self._session = session
         # Relative paths mean what they meant here, wherever the program or a worker goes later.
         try:
             self._home = os.getcwd()
@@ -53,10 +55,11 @@ class Placement:
         Raises:
             CacheError: there is no directory for it.
         """
-        own = self._absolute(urls.local_path(url)) if urls.is_local(url) else None
+        given = Place(url)
+        own = self._absolute(given.path) if given.is_local else None
         if self.localname is not None:
-            path = os.fspath(self.localname(url))
-            path = self._absolute(urls.local_path(path) if urls.is_local(path) else path)
+            chosen = Place(os.fspath(self.localname(url)))
+            path = self._absolute(chosen.path if chosen.is_local else str(chosen))
             if path == own:
                 return path, True
             directory, name = directory_of(path)
@@ -66,8 +69,8 @@ class Placement:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = urls.endpoint_of(url, self._storage_options) if own is None else ""
-        name = urls.cache_name(url if own is None else own, endpoint=endpoint)
+        endpoint = self._session.endpoint_of(url) if own is None else ""
+        name = (given if own is None else Place(own)).cache_name(endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
     def local_path(self, url: str) -> str:
@@ -80,12 +83,12 @@ class Placement:
         - Of a local shard: the size, time and inode of its file as it is now; nothing where it cannot be seen.
         - Where ``localname`` may give two shards one path, a digest of the URL, its query aside (signatures change).
         """
-        is_local, words = urls.is_local(url), []
-        path = self._absolute(urls.local_path(url)) if is_local else ""
+        place, words = Place(url), []
+        path = self._absolute(place.path) if place.is_local else ""
         if self.localname is not None:
-            name = path if is_local else urls.without_query(url)
+            name = path if place.is_local else place.without_query
             words.append("url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32])
-        if is_local:
+        if place.is_local:
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(path)
                 words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -21,13 +21,13 @@ from wids.transport import download
 from wids.transport.failures import InterruptedTransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from wids.cache.space import Space
-    from wids.events import Hook
     from wids.files.identity import Identity
     from wids.index.spec import Shard
     from wids.tables.table import MemberTable
+    from wids.transport.session import Session
 
 _PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!doctype xml")
 
@@ -43,13 +43,6 @@ class CachedShard(NamedTuple):
     table: MemberTable
 
 
-class DownloadOptions(NamedTuple):
-    """How shards are downloaded; see `wids.transport.download.download_to`."""
-
-    storage_options: dict[str, Any] | None
-    allow_pipe: bool
-
-
 class ShardDownload:
     """The download of a shard, with the lock of its name held.
 
@@ -58,8 +51,7 @@ class ShardDownload:
         path: where it goes.
         space: of its directory.
         origin: see `wids.cache.placement.Placement.origin`.
-        options: how it is downloaded.
-        hooks: called for each retry.
+        session: what opens its URL; its hooks are called for each retry.
         lock: of its name.
         after: see `wids.cache.space.Space.reserve`.
         is_cancelled: asked now and then; once it says True, the transfer ends.
@@ -77,15 +69,14 @@ class ShardDownload:
         *,
         space: Space,
         origin: Callable[[], str | None],
-        options: DownloadOptions,
-        hooks: Sequence[Hook],
+        session: Session,
         lock: locks.HeldLock,
         after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self._shard, self._path, self._space = shard, path, space
         self._find_origin, self._origin = origin, origin()
-        self._options, self._hooks, self._lock = options, hooks, lock
+        self._session, self._lock = session, lock
         self._after, self._is_cancelled = after, is_cancelled
         self._directory, self._name = directory_of(path)
         self._verified: CachedShard | None = None
@@ -126,9 +117,7 @@ class ShardDownload:
             is_cancelled=self._is_ended,
             is_ahead=self._after is not None,
             has_checksum=bool(checksums.promised(self._shard)),
-            storage_options=self._options.storage_options,
-            allow_pipe=self._options.allow_pipe,
-            hooks=self._hooks,
+            session=self._session,
         )
         verified = cast("CachedShard", self._verified)  # by `_verify`
         self._space.note_download(verified.table.identity.size, time.monotonic() - start - (self._waited - waited))

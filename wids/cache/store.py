@@ -18,7 +18,7 @@ import msgspec
 from wids.cache import shard_download
 from wids.cache.directory import CacheDirectory, directory_of, using
 from wids.cache.leases import Lease, leases
-from wids.cache.shard_download import CachedShard, DownloadOptions, ShardDownload, identify
+from wids.cache.shard_download import CachedShard, ShardDownload, identify
 from wids.cache.space import Space
 from wids.errors import CacheError, ShardError
 from wids.events import Fetched, Hit, Rejected, emit, logger
@@ -26,12 +26,12 @@ from wids.files import atomic, locks
 from wids.index.checksums import promised, word
 from wids.policy.freshness import find_difference, find_difference_in_size
 from wids.tables import member_tables
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from wids.cache.placement import Placement
-    from wids.events import Hook
     from wids.files.identity import Identity
     from wids.index.spec import Shard
     from wids.tables.table import MemberTable
@@ -57,8 +57,7 @@ class ShardCache:
         placement: the path of each shard.
         cache_size: bytes that a cache directory may hold; None: what the disk has space for.
         keep: mark the shards as not to be evicted.
-        storage_options, allow_pipe: see `wids.transport.download.download_to`.
-        hooks: called with every event.
+        session: what opens URLs; its hooks are called with every event.
         checks_counts: a cached shard that holds another number of samples than the index says is downloaded again.
 
     Attributes:
@@ -71,15 +70,13 @@ class ShardCache:
         *,
         cache_size: int | None = None,
         keep: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        allow_pipe: bool = False,
-        hooks: Sequence[Hook] = (),
+        session: Session = PLAIN,
         checks_counts: bool = True,
     ) -> None:
-        self.placement, self.cache_size, self.hooks = placement, cache_size, hooks
+        self.placement, self.cache_size, self.hooks = placement, cache_size, session.hooks
         self._keep, self._checks_counts = keep, checks_counts
         self.is_limit_told = False
-        self._options = DownloadOptions(storage_options, allow_pipe)
+        self._session = session
         self._miscounted: dict[str, Identity] = {}
         self._spaces: dict[str, Space] = {}
 
@@ -310,8 +307,7 @@ class ShardCache:
             path,
             space=self._space(os.path.dirname(path)),
             origin=partial(self.placement.origin, shard.url),
-            options=self._options,
-            hooks=self.hooks,
+            session=self._session,
             lock=lock,
             after=after,
             is_cancelled=is_cancelled,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from wids.files import page_cache
 from wids.policy import prefetching
 from wids.policy.prefetch_window import PlannedDownload
-from wids.transport import filesystems, urls
+from wids.transport import filesystems
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ class UpcomingShard(PlannedDownload):
     def slots(self) -> int:
         """How many connections its download keeps busy."""
         size = prefetching.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
-        length = filesystems.connections().range_bytes(urls.host_of(self.shard.url), size)
+        length = filesystems.connections().range_bytes(Place(self.shard.url).host, size)
         return prefetching.slots(size, length, prefetching.LIMITS.connections)
 
     @property

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from wids.cli.options import Index, Overwrite, RunFlags, StorageOptions, with_option_groups
+from wids.cli.options import Index, Overwrite, RunFlags, SessionFlag, with_option_groups
 from wids.cli.plain_help import App
+from wids.transport.place import Place
+from wids.transport.session import PLAIN
 
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
@@ -40,7 +42,7 @@ class ColumnFlags:
         Literal["error", "null"],
         typer.Option("--missing", help="What a member that cannot be parsed is. One that is not there is always null."),
     ] = "error"
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 @columns_app.callback()
@@ -92,7 +94,7 @@ def create_columns(
                 place,
                 spec,
                 overwrite=overwrite,
-                storage_options=flags.storage_options,
+                session=flags.session,
                 options=run.options(),
                 show=show,
             )
@@ -105,10 +107,9 @@ def create_columns(
 def _place_of(index: str) -> str:
     from wids.collection.shard_collection import lists_shards
     from wids.columns.file import place_beside
-    from wids.transport import urls
 
     place = place_beside(index)
-    if place is None or not urls.is_local(index) or lists_shards(index):
+    if place is None or not Place(index).is_local or lists_shards(index):
         way = ", or make an index of these shards first (wids index create)" if lists_shards(index) else ""
         raise typer.BadParameter(
             f"say where the table goes (-o FILE){way}: only beside a local index has it a place of its own"

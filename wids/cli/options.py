@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 import typer
 
 from wids.errors import SelectionError
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,17 +87,17 @@ class SelectedShards(NamedTuple):
 
     Attributes:
         shards: each with its number. numbers: their range.
-        storage_options: to read them with.
+        session: what opens them.
         selection: of a view, its samples; None: all.
     """
 
     shards: list[tuple[int, Shard]]
     numbers: slice
-    storage_options: dict[str, Any] | None
+    session: Session
     selection: Selection | None
 
 
-def load_selected(index: str, selected: slice, storage_options: dict[str, Any] | None) -> SelectedShards:
+def load_selected(index: str, selected: slice, session: Session) -> SelectedShards:
     """The selected shards of an index; of a view, those of which it has samples.
 
     Raises:
@@ -104,19 +105,21 @@ def load_selected(index: str, selected: slice, storage_options: dict[str, Any] |
     """
     from wids.collection.shard_collection import load_shards
 
-    _, listed, storage_options = load_shards(index, storage_options=storage_options)
+    _, listed, session = load_shards(index, session=session)
     numbers, chosen = select_shards(len(listed), selected), listed.selection
     found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]
-    return SelectedShards(found, slice(numbers.start, numbers.stop), storage_options, chosen)
+    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen)
 
 
-def parse_storage_options(text: str) -> dict[str, Any]:
-    """Parse ``{"anon": true}``, or read ``@FILE`` with such an object in it.
+def parse_session(text: str | Session) -> Session:
+    """Parse ``{"anon": true}``, or read ``@FILE`` with such an object in it; the default, a session, is as it is.
 
     Raises:
         typer.BadParameter: the text is not a JSON object, or the file cannot be read. The message has the position in
             the text and not the text, which may hold access keys.
     """
+    if isinstance(text, Session):
+        return text
     where = ""
     if text.startswith("@"):
         path = os.path.expanduser(text[1:])
@@ -133,15 +136,15 @@ def parse_storage_options(text: str) -> dict[str, Any]:
         raise typer.BadParameter(f"{where}not JSON ({error}); {_ADVICE}") from None
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{where}a JSON {type(found).__name__}, not an object; {_ADVICE}")
-    return found
+    return Session(found)
 
 
 _ADVICE = """write it like '{"anon": true}', or as @FILE with such an object in the file"""
-StorageOptions = Annotated[
-    Any,
+SessionFlag = Annotated[
+    Session,
     typer.Option(
         "--storage-options",
-        parser=parse_storage_options,
+        parser=parse_session,
         metavar="JSON",
         envvar="WIDS_STORAGE_OPTIONS",
         show_default=False,
@@ -159,7 +162,7 @@ class ReadFlags:
         bool, typer.Option("--fetch", help="Download as many remote shards as needed. Default: one at most.")
     ] = False
     cache_dir: CacheDir = ""
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 @dataclass(frozen=True)

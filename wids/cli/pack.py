@@ -22,8 +22,9 @@ from wids.cli.format import (
     shown_path,
     shown_url,
 )
-from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
+from wids.cli.options import Json, RunFlags, SessionFlag, with_option_groups
 from wids.errors import InputError, SpecError, WidsError
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from wids.writing.pack.listing import SourceListing
@@ -91,7 +92,7 @@ class SourceFlags:
     cache_dir: Annotated[
         str, typer.Option(metavar="DIR", help="For remote shards of a dataset. Default: as for reading.")
     ] = ""
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
     def check(self, kind: str) -> None:
         """Refuse options that are not for this kind of source.
@@ -172,7 +173,7 @@ class PackFlags:
             raise typer.BadParameter("--shuffle and --no-shuffle are given; take one of them")
         return 0 if self.seed is None and kind == "folder" and not self.keeps_order else self.seed
 
-    def settings(self, output: str, storage_options: dict[str, Any] | None, kind: str) -> PackSettings:
+    def settings(self, output: str, session: Session, kind: str) -> PackSettings:
         """What the library takes, for a source of this kind.
 
         Raises:
@@ -194,7 +195,7 @@ class PackFlags:
             tables=self.has_tables,
             name=self.name,
             overwrite=self.overwrite,
-            storage_options=storage_options,
+            session=session,
         )
 
 
@@ -245,7 +246,7 @@ def run_pack(
     from wids.writing.pack.run import pack
 
     try:
-        how.settings(output, flags.storage_options, "")  # before anything is looked at
+        how.settings(output, flags.session, "")  # before anything is looked at
         rules, kept = _parse_fields(flags), flags.kept
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
@@ -253,7 +254,7 @@ def run_pack(
     with Signals():
         sources, kind = _find_sources(sources, flags)
         flags.check(kind)
-        settings = how.settings(output, flags.storage_options, kind)
+        settings = how.settings(output, flags.session, kind)
         listing = _list(kind, sources, flags, how, rules, kept, is_shown=not is_json)
         if flags.where:
             _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)
@@ -285,7 +286,7 @@ def _find_sources(given: list[str], flags: SourceFlags) -> tuple[list[str], str]
 
     is_pattern = len(given) == 1 and is_dataset(given[0]) and not glob.has_magic(given[0])
     if flags.form in ("auto", "manifest", "dataset") and not is_pattern:
-        sources = expand_sources(given, flags.storage_options)
+        sources = expand_sources(given, flags.session)
     else:  # the reader of datasets takes brace patterns
         sources = [os.path.expanduser(source) for source in given]
     kinds = {source: _find_format(source) if flags.form == "auto" else flags.form for source in sources}
@@ -347,7 +348,7 @@ def _list(
     source = sources[0]
     classes = None
     if flags.classes is not None:
-        classes = labels.read_classes(os.path.expanduser(flags.classes), storage_options=flags.storage_options)
+        classes = labels.read_classes(os.path.expanduser(flags.classes), session=flags.session)
     is_folder = os.path.isdir(source)
     if kind in ("folder", "files") and not is_folder:
         what = "is no folder" if os.path.exists(source) else "there is no such folder"
@@ -364,7 +365,7 @@ def _list(
                 key=flags.key,
                 base=flags.base,
                 numbers_keys=how.numbers_keys,
-                storage_options=flags.storage_options,
+                session=flags.session,
                 tell=tell,
                 classes=classes,
             )
@@ -379,7 +380,7 @@ def _list(
             shards,
             cache_dir=flags.cache_dir or default_cache_dir(),
             keep_fields=kept,
-            storage_options=flags.storage_options,
+            session=flags.session,
             tell=tell,
         )
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from wids.cli.options import Columns, Index, JsonLines, Overwrite, StorageOptions, with_option_groups
+from wids.cli.options import Columns, Index, JsonLines, Overwrite, SessionFlag, with_option_groups
+from wids.transport.session import PLAIN
 
 # So many rows are printed as a table.
 _MAX_ROWS = 200
@@ -32,7 +33,7 @@ class QueryFlags:
         typer.Option("-o", "--output", metavar="FILE", help="Write a Parquet file instead.", show_default=False),
     ] = None
     overwrite: Overwrite = False
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 @with_option_groups
@@ -112,8 +113,8 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.readers.provider import AutoProvider
 
     cache_dir = default_cache_dir()
-    _, shards, narrowed = load_shards(index, storage_options=flags.storage_options, cache_dir=cache_dir)
-    provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)
+    _, shards, narrowed = load_shards(index, session=flags.session, cache_dir=cache_dir)
+    provider = AutoProvider(cache_dir=cache_dir, session=narrowed)
     collection = ShardCollection(shards, provider)
     collection.count_unknown()
     columns = beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection)

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from wids.cli.options import Index, StorageOptions  # noqa: TC001 - typer reads them
+from wids.cli.options import Index, SessionFlag  # noqa: TC001 - typer reads them
+from wids.transport.session import PLAIN
 
 
 def run_serve(
@@ -49,7 +50,7 @@ def run_serve(
     has_token: Annotated[
         bool, typer.Option("--token", help="Ask for a token on loopback, too: other users of this machine see nothing.")
     ] = False,
-    storage_options: StorageOptions = None,
+    session: SessionFlag = PLAIN,
 ) -> None:
     """Look at a dataset in the browser: samples, SQL, the batches of an epoch, the cache while jobs run.
 
@@ -62,7 +63,7 @@ def run_serve(
     from wids.serve.running import PageServer
     from wids.serve.served import Served
 
-    served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options, marks=marks)
+    served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, marks=marks)
     with PageServer(served, host=host, port=port, has_token=has_token) as server:
         print(f"{served.name}: {server.url}", flush=True)
         if server.is_local and (line := _ssh_line(server.url)):

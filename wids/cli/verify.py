@@ -19,13 +19,14 @@ from wids.cli.options import (
     Json,
     Overwrite,
     RunFlags,
+    SessionFlag,
     Shards,
-    StorageOptions,
     load_selected,
     with_option_groups,
 )
 from wids.index.checksums import promised
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +104,7 @@ class VerifyFlags:
             show_default=False,
         ),
     ] = None
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 def add_command(app: typer.Typer) -> None:
@@ -148,13 +149,13 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
 
     report = flags.report and error_log.check(flags.report, "a report of samples", overwrite=flags.overwrite)
     selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
-    chosen, _, storage_options, selection = load_selected(index, selected, flags.storage_options)
+    chosen, _, session, selection = load_selected(index, selected, flags.session)
     settings = VerifySettings(
         is_quick=flags.is_quick,
         has_digest=not flags.without_digest,
         rule=flags.rule.value,
         group=flags.group.value,
-        storage_options=storage_options,
+        session=session,
     )
     shards = [shard for _, shard in chosen]
     has_sizes = not settings.is_quick and all(shard.filesize is not None for shard in shards)
@@ -206,8 +207,8 @@ def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJourna
     from wids.jobs.verify import open_journal
 
     if flags.journal is not None:
-        return contextlib.closing(open_journal(flags.journal, flags.storage_options))
-    if urls.is_local(index) and not (flags.is_quick or lists_shards(index)):
+        return contextlib.closing(open_journal(flags.journal, flags.session))
+    if Place(index).is_local and not (flags.is_quick or lists_shards(index)):
         with contextlib.suppress(OutputError):  # a place that cannot be written, or another run has it
             return contextlib.closing(open_journal(index + JOURNAL_SUFFIX))
     return contextlib.nullcontext()
@@ -306,7 +307,7 @@ def _print_keys(keys: KeyCensus, places: dict[int, str]) -> None:
 
     if keys.example is not None:
         key, *numbers = keys.example
-        shards = " and ".join(shown_url(urls.basename_of(places[number])) for number in dict.fromkeys(numbers))
+        shards = " and ".join(shown_url(Place(places[number]).name) for number in dict.fromkeys(numbers))
         print(
             f"with a key that another sample has, too: {count_of(keys.repeated, 'sample')}, such as "
             f"{printable(repr(key))} in {shards}; a list of keys (exclude, select) means all that have them"
@@ -318,10 +319,9 @@ def _print_keys(keys: KeyCensus, places: dict[int, str]) -> None:
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
     """The lines of the table; a shard's name once, and of a shard with very many problems the first ones."""
     from wids.cli.format import printable, shown_url
-    from wids.transport import urls
 
     for finding in findings:
-        name = shown_url(urls.basename_of(finding.url) or finding.url)
+        name = shown_url(Place(finding.url).name or finding.url)
         for problem in finding.problems[:_MAX_PRINTED]:
             yield name, printable(problem.what), printable(problem.where), printable(problem.advice)
         if len(finding.problems) > _MAX_PRINTED:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
-from wids.cli.options import CacheDir, Columns, Index, Overwrite, StorageOptions  # noqa: TC001 - typer reads them
+from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag  # noqa: TC001 - typer reads them
+from wids.transport.session import PLAIN
 
 
 def run_view(
@@ -45,7 +46,7 @@ def run_view(
     columns: Columns = None,
     overwrite: Overwrite = False,
     cache_dir: CacheDir = "",
-    storage_options: StorageOptions = None,
+    session: SessionFlag = PLAIN,
 ) -> None:
     """Save a part of a dataset as an index: which samples of which shards, and no data.
 
@@ -63,7 +64,7 @@ def run_view(
     from wids.dataset import ShardListDataset
 
     dataset = ShardListDataset(
-        index, cache_dir=cache_dir or None, storage_options=storage_options, transformations=[], access="auto"
+        index, cache_dir=cache_dir or None, storage_options=session.storage_options, transformations=[], access="auto"
     )
     if columns is not None:
         dataset = dataset.with_columns(fields=False, place=columns)

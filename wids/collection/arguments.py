@@ -29,7 +29,8 @@ from wids.order.validation import check_flag, parse_int
 from wids.readers.provider import parse_access
 from wids.tables.fields import parse_fields
 from wids.tables.table import find_groupings, parse_group, parse_rule
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class IndexOptions(TypedDict):
 
     base: str | os.PathLike[str] | None
     options: dict[str, Any] | None
-    storage_options: dict[str, Any] | None
+    session: Session
     allow_local: bool
 
 
@@ -159,7 +160,8 @@ def parse_index(*, base: Any, options: Any, storage_options: Any, allow_local: b
     for name, (value, words) in dicts.items():
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} is a {type(value).__name__}; it must be a dict, {words}")
-    return IndexOptions(base=base, options=options, storage_options=storage_options, allow_local=allow_local)
+    session = Session(storage_options, allow_pipe=allow_pipe)
+    return IndexOptions(base=base, options=options, session=session, allow_local=allow_local)
 
 
 def parse_errors(
@@ -217,10 +219,10 @@ def _choose_cache_dir(cache_dir: Any, *, is_needed: bool) -> str | None:
         return default_cache_dir() if is_needed else None
     if not isinstance(cache_dir, (str, os.PathLike)):
         raise TypeError(f"cache_dir is {cache_dir!r:.200}; it must be the path of a directory")
-    path = os.fspath(cache_dir)
-    if "://" in path and not urls.is_local(path):
-        raise InputError(f"cache_dir is {shown(path)}; it must be a directory of this machine, not a URL")
-    return os.path.expanduser(urls.local_path(path))
+    place = Place(cache_dir)
+    if "://" in str(place) and not place.is_local:
+        raise InputError(f"cache_dir is {shown(str(place))}; it must be a directory of this machine, not a URL")
+    return place.path
 
 
 def _parse_cache_size(size: Any) -> int | None:

@@ -103,7 +103,7 @@ class WithIndex:
         is_named_anew = header.get(PACKS) != found.header.get(PACKS)
         packs = own_packs(header, None, None) if is_named_anew else found.all_packs()
         if shards is not collection.rows:
-            _, found, _ = load_shards(shards, storage_options=collection.provider.storage_options)
+            _, found, _ = load_shards(shards, session=collection.provider.session)
             collection.close()  # a shard that has been written anew is counted anew
             found = collection.counted(found).with_packs(packs)
         elif is_named_anew:

@@ -36,7 +36,8 @@ from wids.order.mixture import name_parts
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.tables.fields import Alternatives
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ _GLOB = frozenset("*?[")
 
 def is_archive(place: str) -> bool:
     """Whether a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
-    return urls.basename_of(place).lower().endswith(_ARCHIVES)
+    return Place(place).name.lower().endswith(_ARCHIVES)
 
 
 def lists_shards(place: str) -> bool:
@@ -76,11 +77,12 @@ def lists_shards(place: str) -> bool:
     return is_archive(place) or _is_several(place)
 
 
-def _is_several(place: str) -> bool:
+def _is_several(given: str) -> bool:
     """Whether a text is a local directory, or a glob and no existing file."""
-    if not urls.is_local(place) or "\0" in place or "::" in place:
+    place = Place(given)
+    if not place.is_local or "\0" in given or "::" in given:
         return False
-    path = os.path.expanduser(urls.local_path(place))
+    path = place.path
     return os.path.isdir(path) or (not _GLOB.isdisjoint(path) and not os.path.lexists(path))
 
 
@@ -90,10 +92,10 @@ def load_shards(
     base: str | os.PathLike[str] | None = None,
     options: dict[str, Any] | None = None,
     allow_local: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    session: Session = PLAIN,
     cache_dir: str | None = None,
-) -> tuple[str | None, ShardList, dict[str, Any] | None]:
-    """(base, shard list, options): what relative URLs were resolved against, if anything; shards; `storage_options`.
+) -> tuple[str | None, ShardList, Session]:
+    """(base, shard list, session): what relative URLs were resolved against, if anything; shards; what opens them.
 
     Args:
         shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; a tar, a
@@ -101,8 +103,8 @@ def load_shards(
         base: overrides the index's own ``base`` and its place.
         options: top-level keys that override the index's; for a list of shards, its only ones.
         allow_local: let an index from a remote place point at local files.
-        storage_options: for fsspec; see `wids.transport.urls.options_for`. The returned ones hold for the index's
-            server and for those that the caller names.
+        session: what opens URLs. The options of the returned one hold for the index's server and for those that the
+            caller names.
         cache_dir: the directory in which a large index is compiled, to be mapped by all processes
             (`wids.index.loading`); None: it is parsed in each.
 
@@ -118,17 +120,17 @@ def load_shards(
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards, base)
         if is_archive(shards) or (base is None and _is_several(shards)):
-            return base, _list([shards], base, options), storage_options
+            return base, _list([shards], base, options), session
     elif hasattr(shards, "read"):
         data = shards.read()
     else:
-        return base, _list(shards, base, options), storage_options
+        return base, _list(shards, base, options), session
     request = IndexRequest(
         place=shards if isinstance(shards, str) else None,
         base=base,
         options=options,
         allow_local=allow_local,
-        storage_options=storage_options,
+        session=session,
         cache_dir=cache_dir,
     )
     found, narrowed = load_index(request, data)
@@ -313,7 +315,7 @@ class ShardCollection:
         url, provider = shards.urls[k], self.provider
         if provider.cache.place(url)[1]:
             return self.pool.open(shards[k]).table
-        if urls.is_local(url):  # it will be copied when it is read; all copies now could take hours
+        if Place(url).is_local:  # it will be copied when it is read; all copies now could take hours
             files = provider.files
             opened: Reader = AutoProvider(cache_dir=None, rule=files.rule, group=files.group).open(shards[k])
         elif open_remote is not None:
@@ -373,7 +375,7 @@ class ShardCollection:
         if self._is_remote is None:
             is_copied = self.provider.cache.placement.cache_local
             facts = self.shards.facts
-            is_local = all(map(urls.is_local, self.shards.urls)) if facts is None else facts.is_local
+            is_local = all(Place(url).is_local for url in self.shards.urls) if facts is None else facts.is_local
             self._is_remote = is_copied or not is_local
         return self._is_remote
 
@@ -673,11 +675,11 @@ def _check_place(place: str, base: str | None) -> None:
         raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
     if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
         return
-    scheme, why = urls.scheme_of(place), "whose shards would have to be read to count their samples"
+    scheme, why = Place(place).scheme, "whose shards would have to be read to count their samples"
     if scheme in ("", "pipe", "file"):
         return
     way = f"make its index and give that: wids index create '{place}' -o train.json"
-    if urls.without_query(place).endswith("/"):
+    if Place(place).without_query.endswith("/"):
         raise _no_shards(place, f"is a directory of a store, {why}; {way}")
     if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
         raise _no_shards(place, f"is a glob of a store, {why}; {way}")
@@ -689,6 +691,6 @@ def _no_shards(place: str, what: str) -> SpecError:
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:
     """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
-    home = urls.directory_of(place) if place is not None else None
+    home = str(Place(place).directory) if place is not None else None
     own = header.get("base") or header.get("base_path")
-    return urls.join(home, own) if own else home
+    return str(Place(home or "").join(own)) if own else home

@@ -30,7 +30,8 @@ from wids.index.paths import absolute
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def create_columns(
     spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
     *,
     overwrite: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    session: Session = PLAIN,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     show: Callable[[JobProgress], None] = lambda _: None,
 ) -> ColumnsOutcome:
@@ -97,7 +98,7 @@ def create_columns(
             ``.parts``.
         spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
         overwrite: a file that is no such table is replaced, too, unless it is a shard or the index.
-        storage_options: for fsspec.
+        session: what opens URLs.
         options: what runs it; by default threads, and processes where many local samples are parsed.
         show: called now and then.
 
@@ -110,7 +111,7 @@ def create_columns(
     """
     import_parquet()
     output = check_output(output)
-    _, shards, narrowed = load_shards(index, storage_options=storage_options)
+    _, shards, narrowed = load_shards(index, session=session)
     inputs = [(os.fspath(index), "the index itself")] if isinstance(index, (str, os.PathLike)) else []
     check_replaceable(output, _TABLE, is_table, inputs=inputs, shards=shards.urls, overwrite=overwrite)
     if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
@@ -162,7 +163,7 @@ class _Creating:
         """Shards that were read stay known for the next run, if the table is not there."""
         self._parts.close()
 
-    def read(self, storage_options: dict[str, Any] | None, options: RunOptions) -> None:
+    def read(self, session: Session, options: RunOptions) -> None:
         """Read the shards.
 
         Raises:
@@ -175,7 +176,7 @@ class _Creating:
                 shard=shards[k],
                 spec=self._spec,
                 known=known.get(absolute(shards.urls[k])),
-                storage_options=storage_options,
+                session=session,
             )
             for k in range(len(shards))
         )
@@ -284,7 +285,7 @@ class _Creating:
         cores = os.cpu_count() or 1
         if options.is_ray:
             return options.resolve("threads", _RAY_JOBS)
-        is_remote = not all(map(urls.is_local, self._shards.urls))
+        is_remote = not all(Place(url).is_local for url in self._shards.urls)
         is_much = bool(self._spec.rules) and sum(self._shards.nsamples) > _PROCESSES_PAY_SAMPLES
         if options.engine == "processes" or (not is_remote and is_much and min(cores, len(self._shards)) > 1):
             return options.resolve("processes", cores)

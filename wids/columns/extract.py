@@ -29,10 +29,11 @@ from wids.files import tempdirs
 from wids.index.discovery import Found, look_local
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.runner import TaskContext
-from wids.jobs.scan import look_remote, path_of
+from wids.jobs.scan import look_remote
 from wids.readers.provider import AutoProvider
-from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -110,14 +111,13 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
         shard: which.
         spec: the rules.
         known: of an earlier run; if the shard is still the same, it is not read.
-        storage_options, allow_pipe: as of a dataset.
+        session: what opens URLs.
     """
 
     shard: Shard
     spec: ColumnSpec
     known: PartFacts | None = None
-    storage_options: dict[str, Any] | None = None
-    allow_pipe: bool = False
+    session: Session = PLAIN
 
 
 def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Part:  # noqa: B008 - frozen
@@ -129,19 +129,17 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard
-    version = look_at(shard.url, task.storage_options)
+    version = look_at(shard.url, task.session)
     known = task.known
     if known is not None and version.mark and (version.size, version.mark) == known.version():
         return Part(facts=known)
     tally = _FieldCounts()
     with contextlib.ExitStack() as stack:
-        directory = None if urls.is_local(shard.url) else stack.enter_context(tempdirs.directory("columns"))
+        directory = None if Place(shard.url).is_local else stack.enter_context(tempdirs.directory("columns"))
         provider = AutoProvider(
             cache_dir=directory,
-            storage_options=task.storage_options,
-            allow_pipe=task.allow_pipe,
+            session=task.session.with_hooks([tally]),
             access=_choose_access(version.size, shard.nsamples),
-            hooks=[tally],
         )
         samples = _Samples(provider, shard)
         stack.callback(samples.close)
@@ -173,11 +171,12 @@ def _choose_access(size: int | None, nsamples: int | None) -> Access:
     return "fetch" if is_small else "auto"
 
 
-def look_at(url: str, storage_options: dict[str, Any] | None) -> Found:
+def look_at(url: str, session: Session) -> Found:
     """What a shard is now; without size and mark where that is not known, or it is not there."""
-    if urls.is_local(url):
-        return look_local(path_of(url))
-    return Found(url) if urls.scheme_of(url) == "pipe" else look_remote(url, storage_options)
+    place = Place(url)
+    if place.is_local:
+        return look_local(place.path)
+    return Found(url) if place.scheme == "pipe" else look_remote(url, session)
 
 
 class _FieldCounts:

@@ -21,14 +21,16 @@ from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFou
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
 from wids.index.fingerprint import contents, have_changed
-from wids.transport import retrying, urls
+from wids.transport import retrying
 from wids.transport.download import download_to
+from wids.transport.place import Place
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from wids.index.shardlist import ShardList
+    from wids.transport.session import Session
     from wids.transport.source import Stat
 
 SUFFIX, COPY_SUFFIX = ".columns.parquet", ".parquet"
@@ -87,7 +89,8 @@ class TableFile(msgspec.Struct, frozen=True):
 
 def place_beside(index: str) -> str | None:
     """Where the columns of an index are, by its path or URL; None: nowhere, for a signature is for one object alone."""
-    if not urls.is_local(index) and urls.without_query(index) != index:
+    place = Place(index)
+    if not place.is_local and place.without_query != index:
         return None
     home, name = posixpath.split(index)
     return posixpath.join(home, posixpath.splitext(name)[0] + SUFFIX)
@@ -288,28 +291,25 @@ def check_contents(table: TableFile, shards: ShardList) -> None:
         raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path)
 
 
-def fetch_table(
-    place: str, *, cache_dir: str | None, storage_options: dict[str, Any] | None, samples: int | None = None
-) -> str:
+def fetch_table(place: str, *, cache_dir: str | None, session: Session, samples: int | None = None) -> str:
     """The local path of a Parquet file; a remote one is downloaded into the cache directory, once for each version.
 
     Args:
         place: its URL or path.
         cache_dir: see `wids.ShardListDataset`.
-        storage_options: for fsspec.
+        session: what opens URLs.
         samples: for how many a remote one has rows, which limits its length; None: what is free on the disk does.
 
     Raises:
         ColumnsError: there is none. FetchError, CacheError: it cannot be had, or kept.
     """
-    if urls.is_local(place):
-        path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+    if (own := Place(place)).is_local:
+        path = own.absolute.path
         _check_file(path, place)
         return path
-    options = storage_options
 
     def once() -> Stat:
-        with open_source(place, options) as source:
+        with open_source(place, session) as source:
             return source.stat()
 
     def download(path: str, _: int) -> None:
@@ -320,7 +320,7 @@ def fetch_table(
                 raise ColumnsError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
 
         most = None if samples is None else _TABLE_BYTES + samples * _ROW_BYTES
-        download_to(place, path, check=check, max_bytes=most, storage_options=options)
+        download_to(place, path, check=check, max_bytes=most, session=session)
 
     copies = SharedFiles(cache_dir or default_cache_dir(), COPY_SUFFIX)
     try:

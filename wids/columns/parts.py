@@ -30,7 +30,7 @@ from wids.index import writing
 from wids.index.discovery import look_local
 from wids.index.paths import absolute
 from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
-from wids.transport import urls
+from wids.transport.place import Place
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def check_versions(table: TableFile, shards: ShardList) -> None:
     other, later = [], []
     for k, record in enumerate(records):
         url, size, mark = shards.urls[k], shards.filesizes[k], None
-        if is_looking and urls.is_local(url):
+        if is_looking and Place(url).is_local:
             found = look_local(absolute(url))
             size, mark = size if found.size is None else found.size, found.mark
         if record.size is not None and size not in (-1, record.size):

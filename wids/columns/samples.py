@@ -23,6 +23,7 @@ from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
 from wids.index.fingerprint import fingerprint
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: path or URL of the index's own table; None: there is none to be looked for.
-        cache_dir, storage_options: for a remote one.
+        cache_dir, session: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of those that come into the samples.
         checked: what needs no second look: digests of the states of own tables that were compared with the shards (see
@@ -56,7 +57,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str | None = None
     cache_dir: str | None = None
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
     checked: set[str] = msgspec.field(default_factory=set)
@@ -125,7 +126,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             path = fetch_table(
                 self.place,
                 cache_dir=self.cache_dir,
-                storage_options=self.storage_options,
+                session=self.session,
                 samples=collection.whole_length,
             )
         except MissingTableError:
@@ -280,7 +281,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         source = sql.SampleTable(samples=collection.whole_length, path=path, chosen=collection.whole_indices())
         if isinstance(request.table, (str, os.PathLike)):
             place = os.fspath(request.table)
-            local = fetch_table(place, cache_dir=self.cache_dir, storage_options=self.storage_options)
+            local = fetch_table(place, cache_dir=self.cache_dir, session=self.session)
             request = msgspec.structs.replace(request, table=local)
         keys = None if path is not None else _keys_of(collection)
         table = self._check_whole(join.join_table(request, source, keys), collection)
@@ -337,7 +338,7 @@ def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -
         name = os.fspath(shards)
         if isinstance(name, str) and not lists_shards(name):
             place = place_beside(name)
-    return SampleColumns(place=place, cache_dir=cache_dir, storage_options=collection.provider.storage_options)
+    return SampleColumns(place=place, cache_dir=cache_dir, session=collection.provider.session.with_hooks(()))
 
 
 def _choose(fields: Fields, names: Sequence[str]) -> list[str]:

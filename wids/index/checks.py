@@ -14,12 +14,12 @@ import msgspec
 
 from wids.errors import SpecError
 from wids.index.shardlist import MAX_COUNT
-from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wids.index.shardlist import Row
+    from wids.transport.place import Place
 
 # More is no URL that a server takes, nor a command line; every message about the shard would repeat it.
 _MAX_URL = 1 << 17
@@ -29,9 +29,9 @@ _MD5, _CRC32 = re.compile(r"[0-9a-fA-F]{32}"), re.compile(r"[0-9a-fA-F]{8}")
 _FIELD = re.compile(r"required field `(\w+)`")
 
 
-def resolve(base: str | None, url: str, path: str, place: str | None = None) -> str:
+def resolve(base: Place, url: str, path: str, place: str | None = None) -> str:
     """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
-    full = urls.join(base, url)
+    full = str(base.join(url))
     if not url or "\0" in full or len(full) > _MAX_URL:
         fail(place, path, f"is {full!r:.200}; it must be a URL or a path")
     return full

@@ -26,7 +26,7 @@ from wids.files.container import START_BYTES, Format, Invariant, ascending, ends
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.packed_columns import SparseKeys, Texts, damaged, join_texts, sort_hashes
 from wids.index.shardlist import CRC32_BYTES, MAX_COUNT, MD5_BYTES, Facts, ShardList
-from wids.transport import urls
+from wids.transport.place import Place
 from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Compiled(NamedTuple):
 
 def is_compiled(place: str) -> bool:
     """Whether a path or URL is that of a compiled index, by its name."""
-    return urls.basename_of(place).endswith(SUFFIX)
+    return Place(place).name.endswith(SUFFIX)
 
 
 def pack(
@@ -106,7 +106,7 @@ def pack(
         contents=contents(shards),
         source=source or CompiledFrom(),
         total=shards.whole_ends()[-1] if n else 0,
-        nlocal=sum(map(urls.is_local, own)),
+        nlocal=sum(Place(url).is_local for url in own),
         ndependent=n - len(own),
     )
     columns: dict[str, Any] = {
@@ -124,13 +124,13 @@ def pack(
 
 def _is_own(text: str) -> bool:
     """Whether a URL is the same wherever the file lies."""
-    return urls.join("h", text) == text and not text.startswith("/")
+    return str(Place("h").join(text)) == text and not text.startswith("/")
 
 
 def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) -> str:
     if not is_moving:
         return fingerprint_of(texts, shards.nsamples)
-    found = {fingerprint_of([urls.join(home, text) for text in texts], shards.nsamples) for home in _HOMES}
+    found = {fingerprint_of([str(Place(home).join(text)) for text in texts], shards.nsamples) for home in _HOMES}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -148,7 +148,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     """
     facts, found, _, identity = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
     home = None if facts.is_resolved else home or ""
-    is_local = facts.nlocal + (facts.ndependent if urls.is_local(home or "") else 0) == len(found["counts"])
+    is_local = facts.nlocal + (facts.ndependent if Place(home or "").is_local else 0) == len(found["counts"])
     shards = ShardList(
         sections=found,
         header=facts.header,

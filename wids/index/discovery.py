@@ -19,6 +19,8 @@ import msgspec
 
 from wids.errors import FetchDeniedError, SpecError, WidsError
 from wids.transport import filesystems, retrying, urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,32 +78,30 @@ class Sources:
                 self.repeated[shard.url] = first
 
 
-def find_shards(sources: Iterable[str], *, storage_options: dict[str, Any] | None = None) -> list[Found]:
+def find_shards(sources: Iterable[str], *, session: Session = PLAIN) -> list[Found]:
     """The shards that the sources name, each once.
 
     Raises:
         SpecError: a pattern is malformed, or a directory, pattern or prefix holds no shards.
         FetchError: a remote one cannot be listed. FetchDeniedError: a directory cannot be read.
     """
-    named = look_for_shards(sources, storage_options=storage_options)
+    named = look_for_shards(sources, session=session)
     for error in named.failed.values():
         raise error
     return list(named.found.values())
 
 
-def look_for_shards(
-    sources: Iterable[str], *, known: Iterable[Found] = (), storage_options: dict[str, Any] | None = None
-) -> Sources:
+def look_for_shards(sources: Iterable[str], *, known: Iterable[Found] = (), session: Session = PLAIN) -> Sources:
     """As `find_shards`, with the files that are left out; files of ``known`` shards have these names."""
     named = Sources(known)
     for source in sources:
-        for shards in _expand(source, storage_options, named.failed):
+        for shards in _expand(source, session, named.failed):
             named.add(shards)
     return named
 
 
 def _is_link(url: str) -> bool:
-    path = urls.local_path(url)
+    path = Place(url).path
     return os.path.realpath(path) != path
 
 
@@ -115,31 +115,32 @@ def mark_words(mark: Any) -> str | None:
 def look_local(url: str) -> Found:
     """What a local shard is now; without size and mark where it cannot be asked."""
     try:
-        facts = os.stat(urls.local_path(url))
+        facts = os.stat(Place(url).path)
     except (OSError, ValueError):  # also a name that no file can have
         return Found(url)
     return Found(url, facts.st_size, f"{facts.st_mtime_ns}", (facts.st_dev, facts.st_ino))
 
 
-def _expand(source: str, storage_options: dict[str, Any] | None, failed: dict[str, WidsError]) -> Iterator[list[Found]]:
-    if not urls.scheme_of(source) and os.path.lexists(os.path.expanduser(source)):
+def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iterator[list[Found]]:
+    if not (own := Place(source)).scheme and os.path.lexists(own.path):
         yield _local(source, failed)  # the name of an existing file may hold any letters
         return
     for name in urls.expand(source):
-        if urls.is_local(name):
+        place = Place(name)
+        if place.is_local:
             yield _local(name, failed)
-        elif urls.scheme_of(name) == "pipe":
+        elif place.scheme == "pipe":
             yield [Found(name)]
-        elif urls.without_query(name).endswith("/"):
-            yield list(_listed(name, "prefix", storage_options))
-        elif urls.scheme_of(name) not in _WEB and not _GLOB.isdisjoint(name):
-            yield list(_listed(name, "pattern", storage_options))
+        elif place.without_query.endswith("/"):
+            yield list(_listed(name, "prefix", session))
+        elif place.scheme not in _WEB and not _GLOB.isdisjoint(name):
+            yield list(_listed(name, "pattern", session))
         else:
             yield [Found(name)]
 
 
 def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
-    path = os.path.abspath(os.path.expanduser(urls.local_path(name)))
+    path = os.path.abspath(Place(name).path)
     if os.path.isdir(path):
         before = len(failed)
         paths = _archives_in(path, failed)
@@ -158,7 +159,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
             raise SpecError(f"{name}: no file has a name like this", path=path)
     else:
         paths = [path]
-    return [look_local(urls.writable(found)) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
+    return [look_local(str(Place.of_path(found))) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
 
 
 def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
@@ -190,11 +191,11 @@ def _is_archive(name: str) -> bool:
     return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
 
 
-def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iterator[Found]:
+def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
     """The shards below a remote prefix, or of the names that match a pattern."""
-    is_web = urls.scheme_of(url) in _WEB
-    listed = _list(url, kind, storage_options)
-    names = [name for name in listed if kind == "pattern" or _is_archive(urls.basename_of(name))]
+    is_web = Place(url).scheme in _WEB
+    listed = _list(url, kind, session)
+    names = [name for name in listed if kind == "pattern" or _is_archive(Place(name).name)]
     if not names:
         advice = "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
         raise SpecError(f"{url}: there are no {SUFFIX} files at this {kind}{advice}", url=url)
@@ -204,21 +205,22 @@ def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iter
             yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
 
 
-def list_names(url: str, is_wanted: Callable[[str], bool], storage_options: dict[str, Any] | None) -> list[str]:
+def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> list[str]:
     """The files below a remote prefix whose last parts are wanted, in natural order.
 
     Raises:
         FetchError: it cannot be listed.
     """
-    found = [name for name in _list(url, "prefix", storage_options) if is_wanted(urls.basename_of(name))]
+    found = [name for name in _list(url, "prefix", session) if is_wanted(Place(name).name)]
     return sorted(found, key=urls.natural_key)
 
 
-def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[str, Any]:
+def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
     """The files by name, with the listing's facts of each."""
+    place = Place(url)
 
     def once() -> dict[str, Any]:
-        filesystem, name = filesystems.open_filesystem(url, storage_options)
+        filesystem, name = filesystems.open_filesystem(url, session)
         filesystem.invalidate_cache()
         if kind == "pattern":
             with contextlib.suppress(FileNotFoundError, PermissionError):  # of a bucket that can only be listed
@@ -226,16 +228,16 @@ def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[s
                 if info.get("type") != "directory":  # the name of an existing object may hold any letters
                     return {url: info}
             return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
-        if urls.scheme_of(url) in _WEB:  # a page with links: those of this directory, for links may lead in circles
+        if place.scheme in _WEB:  # a page with links: those of this directory, for links may lead in circles
             return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
         return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
 
     def ask() -> None:
-        filesystem, name = filesystems.open_filesystem(url, storage_options, tries_once=True)
+        filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
         with contextlib.suppress(FileNotFoundError, PermissionError):
             filesystem.info(name)
 
-    if urls.scheme_of(url) not in _WEB and urls.origin_of(url) not in retrying.answered():
+    if place.scheme not in _WEB and place.origin not in retrying.answered():
         # A client keeps its own retries for the pages of a long listing; a store that is not there is reported before.
         retrying.try_repeatedly(ask, url=url, path=None, hooks=())
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())

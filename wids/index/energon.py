@@ -16,7 +16,7 @@ from wids.errors import SpecError
 from wids.index import checks
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
-from wids.transport import urls
+from wids.transport.place import Place
 
 NAMES = frozenset({".info.json", ".info.yaml"})
 _TOP = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(?: +([A-Za-z0-9'\"][^#]*))?\s*")
@@ -28,7 +28,7 @@ _MAX_DIGITS = 19
 
 def is_info(place: str) -> bool:
     """Whether a URL or path is that of an Energon dataset's counts, by its name."""
-    return urls.basename_of(place) in NAMES
+    return Place(place).name in NAMES
 
 
 def convert_info(data: bytes, *, place: str) -> bytes:
@@ -37,7 +37,7 @@ def convert_info(data: bytes, *, place: str) -> bytes:
     Raises:
         SpecError: malformed; or YAML beyond plain lines of names and counts.
     """
-    if urls.basename_of(place).endswith(".json") or data.lstrip()[:1] == b"{":
+    if Place(place).name.endswith(".json") or data.lstrip()[:1] == b"{":
         raw: Any = parse_json(data, place)
     else:
         raw = _parse_yaml(data, place)

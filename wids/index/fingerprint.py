@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.transport import urls
+from wids.transport.place import Place, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,14 +88,15 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
 
 
 def _plain(url: str) -> str:
-    if urls.is_web(url):
-        return urls.plain_name(url)
-    return f"file://{urls.local_path(url)}" if urls.scheme_of(url) == "file" else url
+    place = Place(url)
+    if place.is_web:
+        return plain_name(url)
+    return f"file://{place.path}" if place.scheme == "file" else url
 
 
 def portable_names(names: Sequence[str]) -> list[str]:
     """What tells shards apart, without the place where they are kept and without signatures."""
-    paths = [_SIGNED.sub(r"\1", url) if "?" in url and urls.is_web(url) else url for url in names]
+    paths = [_SIGNED.sub(r"\1", url) if "?" in url and Place(url).is_web else url for url in names]
     paths = [_plain(path) if "%" in path else path for path in paths]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):

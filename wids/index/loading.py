@@ -31,8 +31,10 @@ from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.index.view_rows import ViewRows
-from wids.transport import retrying, urls
+from wids.transport import retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: its URL or path; None: its text was passed.
-        base, options, allow_local, storage_options, cache_dir: see `wids.collection.shard_collection.load_shards`.
+        base, options, allow_local, session, cache_dir: see `wids.collection.shard_collection.load_shards`.
         may_be_view: it is not what a view is of.
     """
 
@@ -63,16 +65,16 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None = None
     options: dict[str, Any] | None = None
     allow_local: bool = False
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
     cache_dir: str | None = None
     may_be_view: bool = True
 
 
 class LoadedIndex(NamedTuple):
-    """The shards of an index, and the storage options that hold for them."""
+    """The shards of an index, and the session that opens them."""
 
     shards: ShardList
-    storage_options: dict[str, Any] | None
+    session: Session
 
 
 class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,10 +132,10 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     if data is not None or request.place is None:
         if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
             return _load_view(request, data or b"")
-        return _parse(data or b"", request, named=None if request.storage_options is None else set())[0]
+        return _parse(data or b"", request)[0]
     if not compiled.is_compiled(request.place):
         return _JsonIndex(request, request.place).load()
-    if urls.is_local(request.place):
+    if Place(request.place).is_local:
         return _map_local(request, request.place)
     return _RemoteIndex(request, request.place).load()
 
@@ -146,26 +148,30 @@ class _PartTexts:
 
     def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
         self._request, self._named = request, named
-        self._is_narrow = not (request.place is None or urls.is_local(request.place))
+        self._is_narrow = not (request.place is None or Place(request.place).is_local)
         self.found: dict[str, bytes] = {}
 
     def load(self, url: str) -> bytes:
         """The text at a URL."""
         if url not in self.found:
-            if not urls.is_local(url):  # from here on there are names that are not the caller's
+            if not Place(url).is_local:  # from here on there are names that are not the caller's
                 self._is_narrow = True
             left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # for all of them together
-            self.found[url] = read_bytes(url, storage_options=self.options, max_bytes=left)
+            self.found[url] = read_bytes(url, session=self.session, max_bytes=left)
         return self.found[url]
 
     @property
-    def options(self) -> dict[str, Any] | None:
-        """The storage options, for whom they hold by now."""
-        given = self._request.storage_options
-        return urls.narrow_options(given, self._named or ()) if self._is_narrow else given
+    def session(self) -> Session:
+        """The session, whose options hold for the servers that the caller has named by now."""
+        given = self._request.session
+        return given.narrowed(self._named or ()) if self._is_narrow else given
 
 
-def _parse(data: bytes | str, request: IndexRequest, *, named: set[str] | None) -> tuple[LoadedIndex, _PartTexts]:
+def _parse(
+    data: bytes | str, request: IndexRequest, *, named: set[str] | None = None
+) -> tuple[LoadedIndex, _PartTexts]:
+    if named is None and request.session.has_options:
+        named = set()
     texts = _PartTexts(request, named)
     shards = parse_index(
         data,
@@ -176,7 +182,7 @@ def _parse(data: bytes | str, request: IndexRequest, *, named: set[str] | None) 
         allow_local=request.allow_local,
         named=named,
     )
-    return LoadedIndex(shards, texts.options), texts
+    return LoadedIndex(shards, texts.session), texts
 
 
 class _JsonIndex:
@@ -197,13 +203,13 @@ class _JsonIndex:
             digest = indexes.recall(self._key, status)
             if digest is not None and (found := indexes.find(digest, self._take)) is not None:
                 return found
-        data = read_bytes(self._place, storage_options=request.storage_options)
+        data = read_bytes(self._place, session=request.session)
         if energon.is_info(self._place):
             data = energon.convert_info(data, place=self._place)
         if view_file.MARK in data:
             return _load_view(request, data)
         if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
-            return _parse(data, request, named=None if request.storage_options is None else set())[0]
+            return _parse(data, request)[0]
         digest = _digest(self._key.encode(), data)
         found = self._compile(indexes, digest, data)
         if status is not None and found.shards.origin is not None:
@@ -212,9 +218,10 @@ class _JsonIndex:
 
     def _look(self) -> FileStatus | None:
         """The state of the file; None where to remember it would be of no use."""
-        if not urls.is_local(self._place):
+        place = Place(self._place)
+        if not place.is_local:
             return None
-        status = look_at(os.path.expanduser(urls.local_path(self._place)))
+        status = look_at(place.path)
         limits = compiled_files.LIMITS
         return None if status is None or status.size < limits.min_shards * limits.min_row_bytes else status
 
@@ -228,7 +235,7 @@ class _JsonIndex:
         texts = _PartTexts(self._request, set(found.source.named))
         if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
             return None
-        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.options)
+        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.session)
 
     def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
         """The shards, mapped from a file that is written now; parsed if they are few, or that is not possible."""
@@ -284,22 +291,22 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     place = request.place
     raw, view = _parse_view(request, data)
     if view is None:  # a name that has the mark in it
-        return _parse(data, request, named=None if request.storage_options is None else set())[0]
+        return _parse(data, request)[0]
     if not request.may_be_view:
         what = f"view_of: {place} is a view itself; open it and save a view of it"
         raise SpecError(what, path="view_of", url=place)
     raw["made_by"] = view.made_by
     if view.view_of is None:
-        found = _parse(data, request, named=None if request.storage_options is None else set())[0]
+        found = _parse(data, request)[0]
     else:
         raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
         found = _load_parent(request, view, parent)
     selection = load_rows(request, view, found.shards.nsamples)
     if selection is None:
         # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
-        return _load_view(request, read_bytes(str(place), storage_options=request.storage_options))
+        return _load_view(request, read_bytes(str(place), session=request.session))
     shards = found.shards.select(selection)
-    return LoadedIndex(shards.with_header({**shards.header, **raw}), found.storage_options)
+    return LoadedIndex(shards.with_header({**shards.header, **raw}), found.session)
 
 
 def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
@@ -314,12 +321,12 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
     Raises:
         SpecError: they are other ones now, or their index is no file. FetchError: it cannot be read.
     """
-    place, options = request.place, _narrowed(request)
-    path = os.path.expanduser(urls.local_path(parent)) if urls.is_local(parent) else ""
+    place = request.place
+    path = own.path if (own := Place(parent)).is_local else ""
     if path and os.path.exists(path) and not os.path.isfile(path):  # it would be read for ever
         what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
         raise SpecError(what, path="view_of", url=place)
-    inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
+    inner = msgspec.structs.replace(request, place=parent, options=None, session=_narrowed(request), may_be_view=False)
     try:
         found = load_index(inner)
     except ShardNotFoundError as error:
@@ -342,14 +349,14 @@ def load_rows(
     Raises:
         SpecError: they are damaged, or of another view; or they cannot be read. FetchError: likewise, of remote ones.
     """
-    place, options = request.place, request.storage_options
+    place = request.place
     url = _resolved(request, view.rows, "rows")
     try:
-        rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, storage_options=_narrowed(request))
+        rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, session=_narrowed(request))
         return rows.load()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and place is not None:
-            _, now = _parse_view(request, read_bytes(place, storage_options=options))
+            _, now = _parse_view(request, read_bytes(place, session=request.session))
             if now is None or now.rows != view.rows or _is_there(url):
                 return None
         if isinstance(error, FetchError):
@@ -358,7 +365,8 @@ def load_rows(
 
 
 def _is_there(url: str) -> bool:
-    return urls.is_local(url) and os.path.exists(os.path.expanduser(urls.local_path(url)))
+    place = Place(url)
+    return place.is_local and os.path.exists(place.path)
 
 
 def _resolved(request: IndexRequest, written: str, path: str) -> str:
@@ -368,18 +376,18 @@ def _resolved(request: IndexRequest, written: str, path: str) -> str:
         SpecError: it is none. NotAllowedError: the view is from a remote place, and this is a local file.
     """
     place = request.place
-    url = checks.resolve(None if place is None else urls.directory_of(place), written, path, place)
-    is_remote = place is not None and not urls.is_local(place)
-    if is_remote and not request.allow_local and urls.reaches_local(url):
+    url = checks.resolve(Place(place or "").directory, written, path, place)
+    is_remote = place is not None and not Place(place).is_local
+    if is_remote and not request.allow_local and Place(url).reaches_local:
         forbid_local(str(place), path, url)
     return url
 
 
-def _narrowed(request: IndexRequest) -> dict[str, Any] | None:
-    """The storage options for what a view names: those of a remote one are for its own server."""
-    if request.place is None or urls.is_local(request.place):
-        return request.storage_options
-    return urls.narrow_options(request.storage_options, urls.origins_of(request.place))
+def _narrowed(request: IndexRequest) -> Session:
+    """The session for what a view names: options for a remote one are for its own server."""
+    if request.place is None or Place(request.place).is_local:
+        return request.session
+    return request.session.narrowed(Place(request.place).origins)
 
 
 def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
@@ -406,10 +414,10 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
 
 
 def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
-    path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+    path = Place(place).absolute.path
     data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
     found = _open(data, status, request, path=path, place=place)
-    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.storage_options)
+    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.session)
 
 
 class _RemoteIndex:
@@ -419,8 +427,8 @@ class _RemoteIndex:
         self._request, self._place = request, place
         self._indexes = CompiledIndexes(request.cache_dir or default_cache_dir())
         own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
-        named = {origin for url in own if isinstance(url, str) for origin in urls.origins_of(url)}
-        self._narrow = urls.narrow_options(request.storage_options, named)
+        named = {origin for url in own if isinstance(url, str) for origin in Place(url).origins}
+        self._narrow = request.session.narrowed(named)
 
     def load(self) -> LoadedIndex:
         """Its shards, mapped; where there is no room for a copy, read."""
@@ -438,7 +446,7 @@ class _RemoteIndex:
 
         found = indexes.get(digest, self._download, take, is_new=not is_known)
         if found is None:
-            found = self._take(self._check(read_bytes(self._place, storage_options=request.storage_options)), "")
+            found = self._take(self._check(read_bytes(self._place, session=request.session)), "")
         return found
 
     def _take(self, found: Compiled, path: str) -> LoadedIndex:
@@ -446,7 +454,7 @@ class _RemoteIndex:
 
     def _stat(self) -> Stat:
         def once() -> Stat:
-            with open_source(self._place, self._request.storage_options) as source:
+            with open_source(self._place, self._request.session) as source:
                 return source.stat()
 
         return retrying.try_repeatedly(once, url=self._place, path=None, hooks=())
@@ -460,7 +468,7 @@ class _RemoteIndex:
             path,
             check=check,
             max_bytes=MAX_READ_BYTES,
-            storage_options=self._request.storage_options,
+            session=self._request.session,
         )
 
     def _check(self, data: bytes | memoryview) -> Compiled:
@@ -471,10 +479,10 @@ class _RemoteIndex:
         """
         found = _unpack(data, self._request, place=self._place, is_whole=False)
         for k, url in enumerate(found.shards.urls):
-            if not self._request.allow_local and urls.reaches_local(url):
+            if not self._request.allow_local and Place(url).reaches_local:
                 forbid_local(self._place, f"shardlist[{k}].url", url)
         for url in itertools.chain.from_iterable(packs for _, packs in found.shards.packs):
-            if not self._request.allow_local and urls.reaches_local(url):
+            if not self._request.allow_local and Place(url).reaches_local:
                 forbid_local(self._place, PACKS, url)
         return found
 
@@ -518,17 +526,17 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     index = request.place or ""
     if not compiled.is_compiled(index):
         return compiled.unpack(data, place=place, home=None, is_whole=is_whole)
-    options, home = request.options or {}, urls.directory_of(index)
+    options, home = request.options or {}, Place(index).directory
     for key in ("shardlist", "datasets"):
         if key in options:
             raise SpecError(f"{index}: options: a compiled index keeps its {key}", path=key, url=index)
     own = options.get("base") or options.get("base_path")
-    base = request.base if request.base is not None else urls.join(home, own) if isinstance(own, str) else home
+    base = request.base if request.base is not None else str(home.join(own) if isinstance(own, str) else home)
     found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
     shards, header = found.shards, {**found.shards.header, **options}
-    packs = [(k, tuple(urls.join(home, url) for url in written)) for k, written in shards.packs]
+    packs = [(k, tuple(str(home.join(url)) for url in written)) for k, written in shards.packs]
     if PACKS in options:
-        packs = [(0, own_packs(options, index, home))]
+        packs = [(0, own_packs(options, index, str(home)))]
     defaults = [own_keys(header, index), *shards.defaults[1:]] if options and shards.defaults else shards.defaults
     return found._replace(shards=replace(shards, header=header, packs=packs, defaults=defaults))
 

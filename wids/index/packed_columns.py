@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.files.container import hash_of
-from wids.transport import urls
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -172,14 +171,14 @@ class Places(Column[str]):
 
     def __init__(self, texts: Texts, hashes: tuple[memoryview, memoryview] | None, *, home: str | None) -> None:
         super().__init__(len(texts))
-        self._texts, self._hashes, self._home = texts, hashes, home
+        self._texts, self._hashes = texts, hashes
+        self._home, self._directory = home, Place(home or "")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._texts) if self._home is None else map(partial(urls.join, self._home), self._texts)
+        return iter(self._texts) if self._home is None else (str(self._directory.join(text)) for text in self._texts)
 
     def _item(self, k: int) -> str:
-        text, home = self._texts[k], self._home
-        return text if home is None else urls.join(home, text)
+        return self._texts[k] if self._home is None else str(self._directory.join(self._texts[k]))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """The first shard with this URL.

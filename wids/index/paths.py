@@ -6,14 +6,13 @@ Rules: an output replaces an earlier one of its kind, known by its content, or a
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from wids.errors import OutputError
 from wids.files import container
 from wids.index import compiled, writing
 from wids.index.spec import PACKS, is_index
-from wids.transport import urls
+from wids.transport.place import Place
 from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
@@ -22,14 +21,12 @@ if TYPE_CHECKING:
 
 def absolute(url: str) -> str:
     """A local path as an absolute one; any other URL as it is."""
-    if not urls.is_local(url):
-        return url
-    return urls.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
+    return str(Place(url).absolute)
 
 
 def public_place(url: str) -> str:
     """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
-    return absolute(url) if urls.is_local(url) else urls.without_access(url)
+    return Place(url).absolute.public
 
 
 def check_output(output: str, *, is_compiled: bool = False) -> str:

@@ -29,6 +29,7 @@ from wids.events import logger
 from wids.index import checks
 from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList, ShardListBuilder
 from wids.transport import urls
+from wids.transport.place import Place
 from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     place: str | None
-    base: str | None
+    base: Place
     keys: dict[str, Any]
     path: str
     chain: tuple[str, ...]
@@ -115,14 +116,14 @@ def list_shards(
     Raises:
         SpecError: an item is none of these; ``path`` names it.
     """
-    shards, misspelt = ShardListBuilder(), set[str]()
+    shards, misspelt, home = ShardListBuilder(), set[str](), Place(base or "")
     for k, item in enumerate(items):
         path = f"shards[{k}]"
         name = _plain(item)
         if isinstance(name, str):
             several = find(name)
             for url in _expand(name, path) if several is None else several:
-                shards.append(checks.resolve(base, url, path), Row(url=url, nsamples=-1), {})
+                shards.append(checks.resolve(home, url, path), Row(url=url, nsamples=-1), {})
             continue
         if isinstance(item, Mapping):
             raw = dict(item)
@@ -139,7 +140,7 @@ def list_shards(
         checks.check_digests(row, path)
         if not KNOWN_KEYS.issuperset(raw):
             _warn_of_misspelt(raw, misspelt, path)
-        shards.append(checks.resolve(base, row.url, f"{path}.url"), row, raw)
+        shards.append(checks.resolve(home, row.url, f"{path}.url"), row, raw)
     return shards.build(dict(header or {}))
 
 
@@ -162,8 +163,8 @@ def parse_index(
         base: overrides what relative URLs are relative to.
         options: top-level keys that override the index's.
         allow_local: let an index that came from a remote place point at local files or ``pipe:``.
-        named: the servers (`wids.transport.urls.origins_of`) that the caller names, here and in texts of its own, are
-            added before anything is loaded from them.
+        named: the servers (`Place.origins`) that the caller names, here and in texts of its own, are added before
+            anything is loaded from them.
 
     Raises:
         SpecError: malformed; ``path`` names the value, ``url`` the index.
@@ -172,7 +173,7 @@ def parse_index(
     raw = {**parse_json(data, place), **(options or {})}
     if named is not None:
         own = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
-        named.update(origin for url in own if isinstance(url, str) for origin in urls.origins_of(url))
+        named.update(origin for url in own if isinstance(url, str) for origin in Place(url).origins)
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
     checks.check_nesting(header, "", place)
     builder = ShardListBuilder()
@@ -206,7 +207,7 @@ def own_packs(header: dict[str, Any], place: str | None, home: str | None) -> tu
         SpecError: they are no URLs.
     """
     index = checks.convert({PACKS: header.get(PACKS)}, _Component, place=place)
-    return _resolve_packs(index, home, "", place)
+    return _resolve_packs(index, Place(home or ""), "", place)
 
 
 def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
@@ -316,9 +317,15 @@ class _SpecParser:
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
             checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
-        if base is None:
-            base = _base_of(index, None if place is None else urls.directory_of(place))
-        scope = _Scope(place=place, base=base, keys={}, path="", chain=(place or "",), depth=0)
+        home = Place(place or "").directory
+        scope = _Scope(
+            place=place,
+            base=_base_of(index, home) if base is None else Place(base),
+            keys={},
+            path="",
+            chain=(place or "",),
+            depth=0,
+        )
         self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
@@ -334,7 +341,7 @@ class _SpecParser:
             path = f"{scope.path}shardlist[{k}]"
             checks.check_digests(row, path, scope.place)
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
-            if is_guarded and urls.reaches_local(url):
+            if is_guarded and Place(url).reaches_local:
                 forbid_local(scope.place, f"{path}.url", url)
             own = raw["shardlist"][k]
             if not KNOWN_KEYS.issuperset(own):
@@ -348,10 +355,10 @@ class _SpecParser:
 
     def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
         """The packs of member tables of a component: its own, else those of what it stands in."""
-        home = scope.base if scope.place is None else urls.directory_of(scope.place)
+        home = scope.base if scope.place is None else Place(scope.place).directory
         packs = _resolve_packs(component, home, scope.path, scope.place)
         for url in packs:
-            if is_guarded and urls.reaches_local(url):
+            if is_guarded and Place(url).reaches_local:
                 forbid_local(scope.place, f"{scope.path}{PACKS}", url)
         self.note_named(scope.place, packs)
         return packs or scope.packs
@@ -373,9 +380,9 @@ class _SpecParser:
 
     def take_source(self, part: _Component, source_url: str, scope: _Scope, path: str) -> None:
         """Load the index behind a sub-dataset's ``source_url`` and append its shards."""
-        home = scope.base if scope.place is None else urls.directory_of(scope.place)
+        home = scope.base if scope.place is None else Place(scope.place).directory
         source = checks.resolve(home, source_url, f"{path}.source_url", scope.place)
-        if self.is_guarded(scope.place) and urls.reaches_local(source):
+        if self.is_guarded(scope.place) and Place(source).reaches_local:
             forbid_local(scope.place, f"{path}.source_url", source)
         if source in scope.chain:
             checks.fail(scope.place, f"{path}.source_url", f"leads back to {source}")
@@ -396,7 +403,7 @@ class _SpecParser:
         own = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
         keys = {**scope.keys, **own}
         has_base = bool(part.base or part.base_path)
-        base = _base_of(part, scope.base) if has_base else _base_of(index, urls.directory_of(source))
+        base = _base_of(part, scope.base) if has_base else _base_of(index, Place(source).directory)
         chain = (*scope.chain, source)
         inner = _Scope(
             place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1, packs=scope.packs
@@ -412,7 +419,7 @@ class _SpecParser:
         if self.named is not None and _is_own(place):
             # Of a million shards nearly all are of one server.
             heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
-            self.named.update(origin for head in heads for origin in urls.origins_of(head))
+            self.named.update(origin for head in heads for origin in Place(head).origins)
 
 
 def _warn_of_misspelt(keys: Iterable[str], told: set[str], where: str) -> None:
@@ -424,7 +431,7 @@ def _warn_of_misspelt(keys: Iterable[str], told: set[str], where: str) -> None:
             logger.warning("%s: has the key %r, which means nothing to wids; is it %r?", where, key, meant)
 
 
-def _resolve_packs(component: _Component, home: str | None, path: str, place: str | None) -> tuple[str, ...]:
+def _resolve_packs(component: _Component, home: Place, path: str, place: str | None) -> tuple[str, ...]:
     named = component.member_tables
     written = [named] if isinstance(named, str) else named or []
     return tuple(dict.fromkeys(checks.resolve(home, url, f"{path}{PACKS}", place) for url in written))
@@ -432,7 +439,7 @@ def _resolve_packs(component: _Component, home: str | None, path: str, place: st
 
 def _is_own(place: str | None) -> bool:
     """Whether a text from ``place`` is the caller's: a local file, or one that was passed open."""
-    return place is None or urls.is_local(place)
+    return place is None or Place(place).is_local
 
 
 def _plain(value: Any) -> Any:
@@ -452,10 +459,10 @@ def _known(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _base_of(component: _Component, home: str | None) -> str | None:
+def _base_of(component: _Component, home: Place) -> Place:
     """What a component's relative URLs are relative to: its own base, as seen from ``home``, else ``home``."""
     own = component.base or component.base_path
-    return urls.join(home, own) if own else home
+    return home.join(own) if own else home
 
 
 def _expand(pattern: str, path: str) -> Iterable[str]:

@@ -27,8 +27,8 @@ from wids.files import atomic, system
 from wids.files.shared_files import SharedFiles
 from wids.index import view_file
 from wids.index.selection import Selection
-from wids.transport import urls
 from wids.transport.download import download_to, read_bytes
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from wids.index.selection import Integers
     from wids.index.view_file import RowsFile, View
+    from wids.transport.session import Session
 
 _WORD = 8
 
@@ -173,7 +174,7 @@ class ViewRows:
         view: what the view says.
         counts: how many samples each shard of its index holds; None: that is not known, nor compared.
         cache_dir: where a remote one is kept; None: in memory.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
     def __init__(
@@ -183,9 +184,9 @@ class ViewRows:
         counts: Sequence[int] | None,
         *,
         cache_dir: str | None,
-        storage_options: dict[str, Any] | None,
+        session: Session,
     ) -> None:
-        self._url, self._view, self._counts, self._options = url, view, counts, storage_options
+        self._url, self._view, self._counts, self._options = url, view, counts, session
         self._shards = view.view_of_counts[0] if counts is None else len(counts)
         self._max_bytes = view_file.max_bytes(self._shards, view.nsamples)
         self._kept = None if cache_dir is None else SharedFiles(cache_dir, view_file.SUFFIX)
@@ -196,16 +197,15 @@ class ViewRows:
         Raises:
             SpecError: it is damaged, or of another view. OSError: it cannot be read; of a remote one, FetchError.
         """
-        if urls.is_local(self._url):
-            path = os.path.expanduser(urls.local_path(self._url))
-            return self._take(path, *atomic.map_file(path))
+        if (place := Place(self._url)).is_local:
+            return self._take(place.path, *atomic.map_file(place.path))
         if self._kept is not None:
             facts = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{self._shards}"
             digest = hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
             found = self._kept.get(digest, self._download, lambda file: self._take(*file))
             if found is not None:
                 return found
-        data = read_bytes(self._url, storage_options=self._options, max_bytes=self._max_bytes)
+        data = read_bytes(self._url, session=self._options, max_bytes=self._max_bytes)
         return SharedSelection(*self._unpack(data)[:2])
 
     def _take(self, path: str, data: memoryview, status: os.stat_result) -> SharedSelection:
@@ -228,4 +228,4 @@ class ViewRows:
         def check() -> None:
             self._unpack(atomic.map_file(path)[0])
 
-        download_to(self._url, path, check=check, max_bytes=self._max_bytes, storage_options=self._options)
+        download_to(self._url, path, check=check, max_bytes=self._max_bytes, session=self._options)

@@ -23,7 +23,7 @@ from wids.index.fingerprint import contents, fingerprint
 from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, public_place
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
-from wids.transport import urls
+from wids.transport.place import Place, relative_name
 from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
         OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
         OSError: it cannot be written.
     """
-    check_not_parent(path, urls.join(os.path.dirname(path), index["view_of"]) if "view_of" in index else None)
+    check_not_parent(path, str(Place(os.path.dirname(path)).join(index["view_of"])) if "view_of" in index else None)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
-    names = {"rows": urls.relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
+    names = {"rows": relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
     with locks.acquire(path + _LOCK_SUFFIX):
         locks.remove_parts(_stem(path), more=_OWN_FILES)
@@ -129,7 +129,7 @@ def check_not_parent(path: str, parent: str | None, place: str = "this") -> None
 
 def name_parent(place: str) -> str:
     """How a view names the index that it is a view of, which lies at a URL or path."""
-    shown = place if urls.is_local(place) else urls.without_access(place)
+    shown = Place(place).public
     if shown != place:
         logger.warning(
             "%s: what gives access to this index is not saved with a view of it; open the view with storage_options, "

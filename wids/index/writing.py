@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from wids.errors import SpecError
-from wids.transport import urls
+from wids.transport.place import Place, relative_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,10 +51,10 @@ def relative_to(place: str, home: str | None) -> str:
     """``place`` as seen from the directory ``home``, if it lies below it; else as it is.
 
     Args:
-        place: a URL or an absolute path, also as `wids.transport.urls.writable` gives it.
+        place: a URL or an absolute path, also as `wids.transport.place.Place.of_path` gives it.
         home: a URL or an absolute path.
     """
-    name = urls.name_below(place, home)
+    name = Place(place).below(home)
     return place if not name or _NOT_RELATIVE.match(name) else name
 
 
@@ -66,25 +66,26 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
         home: the directory.
         base: what the index says instead that its relative URLs are relative to.
     """
-    name = relative_to(place, home)
+    name, is_web = relative_to(place, home), Place(place).is_web
     if name == place:
-        below = urls.name_below(place, home)
-        is_name = below and not urls.is_web(place) and not below.startswith("/") and "://" not in below
-        return f"./{below}" if is_name else urls.writable(place)
-    if not urls.is_web(place):
-        return urls.relative_name(name)
-    return name if urls.is_web(base or place) else urls.relative_name(unquote(name))
+        below = Place(place).below(home)
+        if below and not is_web and not below.startswith("/") and "://" not in below:
+            return f"./{below}"
+        return str(Place.of_path(place)) if place.startswith("/") else place
+    if not is_web:
+        return relative_name(name)
+    return name if Place(base or place).is_web else relative_name(unquote(name))
 
 
 def common_directory(places: Sequence[str]) -> str:
     """The deepest directory that all of them lie in; ``""`` where there is none. Of ``file:`` URLs, a path."""
     found: str | None = None
-    plain = (urls.local_path(place) if place.startswith("file:///") else place for place in places)
-    for directory in dict.fromkeys(map(urls.directory_of, plain)):
+    plain = (Place(place).path if place.startswith("file:///") else place for place in places)
+    for directory in dict.fromkeys(str(Place(place).directory) for place in plain):
         if found is None:
             found = directory
         while found and directory != found and not directory.startswith(found.rstrip("/") + "/"):
-            shorter = urls.directory_of(found)
+            shorter = str(Place(found).directory)
             found = "" if shorter == found else shorter
     return found or ""
 
@@ -100,7 +101,7 @@ def place_entries(places: Sequence[str], *, home: str | None, base: str | None =
     """
     if not base:
         return [written(place, home) for place in places]
-    full = urls.join(home, base)
+    full = str(Place(home or "").join(base))
     names = [relative_to(place, full) for place in places]
     if any(name != place for name, place in zip(names, places, strict=True)):
         return [written(place, full) for place in places]
@@ -123,11 +124,11 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     """
     if "shardlist" not in index and "view_of" in index:
         parent = str(index["view_of"])
-        return {**index, "view_of": urls.join(base, written(parent, urls.directory_of(parent), base=base))}
+        return {**index, "view_of": str(Place(base).join(written(parent, str(Place(parent).directory), base=base)))}
     if index.get("datasets"):
         raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
     names = [str(entry["url"]) for entry in index["shardlist"]]
-    is_relative = [not urls.scheme_of(url) and not url.startswith(("/", "~")) for url in names]
+    is_relative = [not Place(url).scheme and not url.startswith(("/", "~")) for url in names]
     if any(is_relative) and not all(is_relative):
         raise SpecError("some of the index's URLs are absolute and others relative", hint="base")
     if not any(is_relative):
@@ -178,4 +179,4 @@ def shorten_name(name: str) -> str:
 
 def stem_of(place: str) -> str:
     """What an index is called by its place: ``/d/train.json`` is ``train``."""
-    return posixpath.splitext(urls.basename_of(place))[0]
+    return posixpath.splitext(Place(place).name)[0]

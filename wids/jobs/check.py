@@ -39,7 +39,8 @@ from wids.policy.freshness import find_difference_in_count, find_difference_in_s
 from wids.tables import foreign, member_tables
 from wids.tables import table as tables
 from wids.tables.table_packs import TablePacks
-from wids.transport import download, retrying, urls
+from wids.transport import download, retrying
+from wids.transport.place import Place
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from wids.jobs.decode import Decode
     from wids.tables import tar
     from wids.tables.table import MemberTable
+    from wids.transport.session import Session
 
 # What may be wrong with a copy and right with the shard.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
@@ -106,10 +108,10 @@ def check_shard(
             checksums=tuple(checksums.promised(shard)) if settings.has_digest else (),
             rule=settings.rule,
             group=settings.group,
-            storage_options=settings.storage_options,
+            session=settings.session,
         )
-        if urls.is_local(shard.url):
-            path = scan.path_of(shard.url)
+        if Place(shard.url).is_local:
+            path = Place(shard.url).path
             facts = scan.scan_file(path, wanted, context.is_cancelled)
             return _look_into(path, facts, shard, finding, settings, decode, task.rows)
         with tempdirs.directory("verify") as directory:
@@ -155,7 +157,7 @@ def _is_sound(shard: Shard, facts: scan.ShardFacts) -> bool:
 
 
 def _look_from_outside(shard: Shard, finding: Finding, settings: VerifySettings) -> Finding:
-    with ShardBytes(shard.url, storage_options=settings.storage_options) as source:
+    with ShardBytes(shard.url, session=settings.session) as source:
         facts = scan.ShardFacts(url=shard.url, nsamples=0, filesize=source.size)
     return msgspec.structs.replace(finding, size_bytes=facts.filesize, problems=tuple(compare(facts, shard)))
 
@@ -196,7 +198,7 @@ def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: Veri
     try:
         if not tables.is_standard(settings.rule, settings.group):
             table = member_tables.scan_table(fd, shard.url, table.identity)
-        if urls.is_local(shard.url):
+        if Place(shard.url).is_local:
             yield from _table_problems(path, fd, table)
         else:
             yield from _published_problems(shard, settings, table)
@@ -208,13 +210,13 @@ def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: Veri
 def _find_version(shard: Shard, settings: VerifySettings) -> str | None:
     """What tells a shard, the tables beside it and its packs from others of their names; None: nothing does."""
     url = shard.url
-    if urls.is_local(url):
-        path = scan.path_of(url)
+    if (own := Place(url)).is_local:
+        path = own.path
         found = [look_local(name) for name in (path, *_tables_beside(path))]
     else:
-        found = [scan.look_remote(name, settings.storage_options) for name in (url, *_table_published(url))]
+        found = [scan.look_remote(name, settings.session) for name in (url, *_table_published(url))]
     for name in shard.packs:
-        found.append(look_local(name) if urls.is_local(name) else scan.look_remote(name, settings.storage_options))
+        found.append(look_local(name) if Place(name).is_local else scan.look_remote(name, settings.session))
     return None if found[0].mark is None else json.dumps([(each.size, each.mark) for each in found])
 
 
@@ -226,8 +228,7 @@ def _tables_beside(path: str) -> tuple[str, str, str]:
 
 def _table_published(url: str) -> list[str]:
     """Where the table of a remote shard may be, if anywhere: a signature is for one object."""
-    is_alone = urls.scheme_of(url) == "pipe" or urls.without_query(url) != url
-    return [] if is_alone else [url + tables.SUFFIX]
+    return [url + tables.SUFFIX] if member_tables.may_be_published(url) else []
 
 
 def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:
@@ -235,13 +236,13 @@ def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberT
     for place in _table_published(shard.url):
         if what := _fault_of_published(place, shard, settings, scanned):
             advice = f"delete {without_secrets(place, place)}, or make it again"
-            yield Problem(kind="table", what=what, where=urls.basename_of(place), advice=advice)
+            yield Problem(kind="table", what=what, where=Place(place).name, advice=advice)
 
 
 def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scanned: MemberTable) -> str:
     try:
         most = member_tables.max_published_bytes(scanned.identity.size)
-        data = download.read_bytes(place, storage_options=settings.storage_options, max_bytes=most)
+        data = download.read_bytes(place, session=settings.session, max_bytes=most)
         shard_download.check_content(place, data)
         return find_difference_in_table(tables.parse_table(data, shard=shard.url), scanned.identity, scanned)
     except (ShardNotFoundError, FetchDeniedError, WrongContentError):  # a bucket that cannot be listed refuses
@@ -253,18 +254,17 @@ def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scan
         return what
 
 
-# By storage options: the directory of a pack is for all shards.
-_packs: dict[str, TablePacks] = {}
+# By session: the directory of a pack is for all shards.
+_packs: dict[Session, TablePacks] = {}
 
 
 def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:
     """Faults of the shard's member tables in the packs that its index names; one that cannot be used says so itself."""
     if not shard.packs:
         return
-    options = settings.storage_options
-    packs = _packs.get(repr(options))
+    packs = _packs.get(settings.session)
     if packs is None:
-        packs = _packs.setdefault(repr(options), TablePacks(cache_dir=None, storage_options=options))
+        packs = _packs.setdefault(settings.session, TablePacks(cache_dir=None, session=settings.session))
     own, size, where = (
         msgspec.structs.replace(shard, url=absolute(shard.url)),
         scanned.identity.size,
@@ -283,7 +283,7 @@ def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTabl
                 what = what.removeprefix(f"{without_secrets(name, name)}: ").removeprefix(f"{name} ")
         if what:
             advice = "make the pack again (wids index tables)"
-            yield Problem(kind="table", what=what, where=urls.basename_of(place), advice=advice)
+            yield Problem(kind="table", what=what, where=Place(place).name, advice=advice)
 
 
 def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Problem]:

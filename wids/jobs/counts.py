@@ -20,6 +20,8 @@ from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
 from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,9 +56,7 @@ class SampleCounts(msgspec.Struct, kw_only=True):
     unused: list[str] = msgspec.field(default_factory=list)
 
 
-def match_counts(
-    places: Iterable[str], shards: Sequence[str], *, storage_options: dict[str, Any] | None = None
-) -> SampleCounts:
+def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Session = PLAIN) -> SampleCounts:
     """The counts of shards, from files.
 
     A shard takes the count of its name beside it; else that of its name elsewhere, if no other shard has this name.
@@ -64,7 +64,7 @@ def match_counts(
     Args:
         places: files, directories of them, patterns, URLs, prefixes.
         shards: URLs.
-        storage_options: for fsspec.
+        session: what opens URLs.
 
     Raises:
         InputError: a file has no counts, or they contradict each other, or fit several shards.
@@ -72,7 +72,7 @@ def match_counts(
     """
     claims: dict[str, dict[str, Claim]] = {}
     for place in places:
-        for claim in _read(place, storage_options):
+        for claim in _read(place, session):
             before = claims.setdefault(claim.name, {}).setdefault(claim.directory, claim)
             if before.nsamples != claim.nsamples:
                 raise InputError(
@@ -82,7 +82,7 @@ def match_counts(
                 )
     named: dict[str, list[str]] = {}
     for url in shards:
-        named.setdefault(urls.basename_of(url), []).append(url)
+        named.setdefault(Place(url).name, []).append(url)
     counts, used = SampleCounts(), set[tuple[str, str]]()
     for name, places_of in named.items():
         for url in places_of:
@@ -101,8 +101,8 @@ def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | 
     Raises:
         InputError: one may be of this shard or of another one.
     """
-    directories = set(map(urls.directory_of, same))
-    own = claims.get(urls.directory_of(url))
+    directories = {str(Place(url).directory) for url in same}
+    own = claims.get(str(Place(url).directory))
     others = [claim for directory, claim in claims.items() if directory not in directories]
     if own is not None or not others:
         return own
@@ -116,35 +116,37 @@ def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | 
     return others[0]
 
 
-def _read(place: str, storage_options: dict[str, Any] | None) -> Iterator[Claim]:
-    for source in _files(place, storage_options):
-        data = read_bytes(source, storage_options=storage_options, max_bytes=_MAX_BYTES)
+def _read(place: str, session: Session) -> Iterator[Claim]:
+    for source in _files(place, session):
+        data = read_bytes(source, session=session, max_bytes=_MAX_BYTES)
         raw = parse_json(data, source, may_repeat=True)  # the counts are compared
-        name = urls.basename_of(source)
-        directory = urls.directory_of(source)
+        own = Place(source)
+        name, directory = own.name, own.directory
         if name.endswith(STATS_SUFFIX) and "successes" in raw:
             shard = name.removesuffix(STATS_SUFFIX) + discovery.SUFFIX
-            yield Claim(directory, shard, _count(raw["successes"], source, "successes"), source)
+            yield Claim(str(directory), shard, _count(raw["successes"], source, "successes"), source)
             continue
         if not raw:
             raise InputError(f'{source}: has no counts; it must be like {{"00000.tar": 1000}}', path=source)
         for key, value in json.loads(data, object_pairs_hook=list):  # a key that is there twice counts twice
             below, _, shard = key.rpartition("/")
-            yield Claim(urls.join(directory, below) if below else directory, shard, _count(value, source, key), source)
+            home = directory.join(below) if below else directory
+            yield Claim(str(home), shard, _count(value, source, key), source)
 
 
-def _files(place: str, storage_options: dict[str, Any] | None) -> list[str]:
-    """The files of counts that a place names."""
-    if not urls.is_local(place):
-        is_many = urls.without_query(place).endswith("/")
-        return discovery.list_names(place, _is_counts, storage_options) if is_many else [place]
-    path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+def _files(given: str, session: Session) -> list[str]:
+    """The files of counts that a text names."""
+    place = Place(given)
+    if not place.is_local:
+        is_many = place.without_query.endswith("/")
+        return discovery.list_names(given, _is_counts, session) if is_many else [given]
+    path = place.absolute.path
     if os.path.isdir(path):
         found = [os.path.join(path, name) for name in os.listdir(path) if _is_counts(name)]
     else:
         found = [path] if os.path.exists(path) else glob.glob(path)
     if not found:
-        raise InputError(f"{place}: there is no {SIZES_NAME} and no *{STATS_SUFFIX} there", path=path)
+        raise InputError(f"{given}: there is no {SIZES_NAME} and no *{STATS_SUFFIX} there", path=path)
     return sorted(found, key=urls.natural_key)
 
 

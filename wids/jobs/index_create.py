@@ -28,7 +28,8 @@ from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
         is_skipping: shards that cannot be read are left out, and listed; else the first one ends it.
         is_dropping_missing: shards that are not there any more are left out, too, and not listed.
         counts: where counts of samples are, by which shards are indexed that are not read; see `wids.jobs.counts`.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
     has_md5: bool = False
@@ -120,7 +121,7 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
     is_skipping: bool = False
     is_dropping_missing: bool = False
     counts: tuple[str, ...] = ()
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 class IndexOutcome(JobOutcome, kw_only=True):
@@ -194,7 +195,7 @@ def create_index(
         WidsError: a shard cannot be read, and none is to be skipped.
     """
     output = check_output(output)
-    named = look_for_shards(sources, storage_options=settings.storage_options)
+    named = look_for_shards(sources, session=settings.session)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError("no shards to index: give tars, directories, patterns or URLs")
@@ -210,7 +211,7 @@ def create_index(
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
         index = writing.make_index((), name=name, info=info, base=base)
         del index["shardlist"]  # which comes last
-        written = (absolute(urls.join(urls.join(home, base) if base else home, place)) for place in places)
+        written = (absolute(str(Place(str(Place(home).join(base)) if base else home).join(place))) for place in places)
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
         indexing.publish({**index, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
@@ -231,9 +232,9 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
         if not own_packs(index, output, home):
             return {}
         base = index.get("base") or index.get("base_path")
-        root = urls.join(home, base) if isinstance(base, str) else home
+        root = str(Place(home).join(base)) if isinstance(base, str) else home
         rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
-        is_same = any(absolute(urls.join(root, row.url)) in shards for row in rows)
+        is_same = any(absolute(str(Place(root).join(row.url))) in shards for row in rows)
     except (OSError, WidsError):  # there is none, or none that can be read
         return {}
     return {PACKS: index[PACKS]} if is_same else {}
@@ -328,7 +329,7 @@ class Indexing:
         if settings.has_md5 or settings.has_tables or settings.checksums:
             what = "counts are of shards that are not read, and checksums and member tables are made by reading them"
             raise InputError(f"{what}; ask for one of these")
-        counts = match_counts(settings.counts, [each.url for each in found], storage_options=settings.storage_options)
+        counts = match_counts(settings.counts, [each.url for each in found], session=settings.session)
         outcome.counts, outcome.unused_counts = counts.sources, counts.unused
         return counts.nsamples
 
@@ -373,8 +374,9 @@ class Indexing:
             return known
         if not known.has_table:  # a table that lies there may be of an earlier shard
             return None
-        places = (self._table_names[shard.url], urls.local_path(shard.url) + TABLE_SUFFIX)
-        if urls.is_local(shard.url) and not any(map(os.path.exists, places)):
+        place = Place(shard.url)
+        places = (self._table_names[shard.url], place.path + TABLE_SUFFIX)
+        if place.is_local and not any(map(os.path.exists, places)):
             return None
         return known
 
@@ -383,17 +385,17 @@ class Indexing:
         settings = self._settings
         if settings.has_md5:
             return checksums.KEYS
-        is_wanted = urls.is_local(url) or url in self.summed if settings.checksums is None else settings.checksums
+        is_wanted = Place(url).is_local or url in self.summed if settings.checksums is None else settings.checksums
         return ("crc32",) if is_wanted else ()
 
     def _task(self, shard: Found, known: ShardFacts | None) -> ScanTask:
         settings = self._settings
         return ScanTask(
             url=shard.url,
-            known=None if urls.is_local(shard.url) else known,
+            known=None if Place(shard.url).is_local else known,
             checksums=self._checksums(shard.url),
             has_table=settings.has_tables,
-            storage_options=settings.storage_options,
+            session=settings.session,
         )
 
     def _take(self, facts: ShardFacts) -> ShardFacts:
@@ -423,10 +425,11 @@ class Indexing:
         """Where member tables go whose place beside their shard cannot be written: beside the index."""
         home, taken = os.path.dirname(self._output), set()
         for shard in found:
-            name = urls.basename_of(shard.url)
+            place = Place(shard.url)
+            name = place.name
             # A name of 230 bytes has no room for the endings of a table and of a file that is being written.
             if name in taken or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES:
-                name = urls.cache_name(shard.url)
+                name = place.cache_name()
             taken.add(name)
             self._table_names[shard.url] = os.path.join(home, name + TABLE_SUFFIX)
 
@@ -442,7 +445,7 @@ class Indexing:
         cores = os.cpu_count() or 1
         if self._options.is_ray:
             return self._options.resolve("threads", _RAY_JOBS)
-        is_remote = any(not urls.is_local(task.url) for task in tasks)
+        is_remote = any(not Place(task.url).is_local for task in tasks)
         size = sum(shard.size or 0 for shard in found)
         is_summed = any(task.checksums for task in tasks)
         is_worth = not (is_remote or is_summed) and size > _PROCESSES_PAY_BYTES and min(cores, len(tasks)) > 1

@@ -25,8 +25,8 @@ from wids.jobs import view_edit
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.view_edit import IndexToMerge
-from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place, relative_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -123,17 +123,18 @@ def update_index(
     home = os.path.dirname(output)
     said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
     base = said.base or said.base_path
-    root = urls.join(home, base) if base else home
-    old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
+    root = Place(home).join(base) if base else Place(home)
+    old = [(str(root.join(entry["url"]).absolute), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
     summed = {url for url, entry in kept if entry.get("crc32")}
     if any(entry.get("md5sum") for _, entry in kept):
         settings = msgspec.structs.replace(settings, has_md5=True)
     elif kept and not summed and settings.checksums is None:
         settings = msgspec.structs.replace(settings, checksums=False)
-    found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
-    named = look_for_shards(add, known=found.values(), storage_options=settings.storage_options)
-    if summed.issuperset(url for url in found if not urls.is_local(url)) and not all(map(urls.is_local, found)):
+    found = {url: look_local(url) if Place(url).is_local else Found(url) for url, _ in kept}
+    named = look_for_shards(add, known=found.values(), session=settings.session)
+    far = {url for url in found if not Place(url).is_local}
+    if far and summed.issuperset(far):
         summed.update(named.found)
     found.update(named.found)
     if not found:
@@ -164,7 +165,7 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
         kept = [
             (url, entry)
             for url, entry in entries
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], urls.basename_of(url)))
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], Place(url).name))
         ]
         if len(kept) == len(entries):
             raise SelectionError(f"no shard of the index has a name like {pattern!r}")
@@ -297,7 +298,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     except SpecError as error:
         raise SpecError(f"{place}: {error}", url=place, hint=error.hint) from error
     if PACKS in index:
-        rebased |= named_packs(own_packs(index, place, urls.directory_of(absolute(place))), os.path.dirname(path))
+        rebased |= named_packs(own_packs(index, place, str(Place(place).absolute.directory)), os.path.dirname(path))
     if view is None:
         return _write(path, rebased)
     selection = view_edit.write_rebased(rebased, view, place, path)
@@ -308,12 +309,12 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
 
 def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> dict[str, Any]:
     """An entry whose relative URL is the name of a file that is there says so: elsewhere it could be read otherwise."""
-    name = urls.relative_name(entry["url"])
-    if name == entry["url"] or urls.scheme_of(name[2:]) or name[2:].startswith(("/", "~")):
+    name = relative_name(entry["url"])
+    if name == entry["url"] or Place(name[2:]).scheme or name[2:].startswith(("/", "~")):
         return entry
-    home, base = urls.directory_of(absolute(place)), index.get("base") or index.get("base_path")
-    full = urls.join(urls.join(home, base) if isinstance(base, str) else home, name)
-    return {**entry, "url": name} if urls.is_local(full) and os.path.exists(urls.local_path(full)) else entry
+    home, base = Place(place).absolute.directory, index.get("base") or index.get("base_path")
+    full = (home.join(base) if isinstance(base, str) else home).join(name)
+    return {**entry, "url": name} if full.is_local and os.path.exists(full.path) else entry
 
 
 def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
@@ -33,9 +33,10 @@ from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.tables import member_tables, pack_format
 from wids.tables import table as tables
 from wids.tables.member_tables import check_table_replaceable
-from wids.transport import urls
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target, check_place, check_replaceable
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_skipping: shards whose table cannot be had are left out, and listed; else the first one ends it.
         overwrite: a file of the pack's name that the index does not name is replaced.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
     is_skipping: bool = False
     overwrite: bool = False
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 class TablesOutcome(JobOutcome, kw_only=True):
@@ -87,7 +88,7 @@ class TableTask(msgspec.Struct, frozen=True, kw_only=True):
     """A shard whose table is wanted."""
 
     shard: Shard
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 class FoundTable(msgspec.Struct, kw_only=True):
@@ -148,9 +149,9 @@ def pack_tables(
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
     index = check_output(place)
-    _, shards, storage_options = load_shards(index, storage_options=settings.storage_options)
+    _, shards, session = load_shards(index, session=settings.session)
     refuse_view(shards, place)
-    settings = msgspec.structs.replace(settings, storage_options=storage_options)
+    settings = msgspec.structs.replace(settings, session=session)
     path = _check_pack(output or os.path.splitext(index)[0] + pack_format.SUFFIX, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
     with contextlib.closing(_TablePacking(shards, outcome, settings, show)) as packing:
@@ -170,10 +171,10 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard
-    table = _local_beside(shard) if urls.is_local(shard.url) else _remote_beside(task)
+    table = _local_beside(shard) if Place(shard.url).is_local else _remote_beside(task)
     if table is not None and shard.nsamples in (None, table.nsamples):
         return FoundTable(data=table.to_bytes())
-    wanted = scan.ScanTask(url=shard.url, has_table=True, storage_options=task.storage_options)
+    wanted = scan.ScanTask(url=shard.url, has_table=True, session=task.session)
     facts = scan.read_shard(wanted, context)
     if facts.error is not None:
         raise facts.error
@@ -186,7 +187,7 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
 
 def _local_beside(shard: Shard) -> MemberTable | None:
     """The table beside a local shard, as `wids.readers.provider.InPlaceProvider` would use it."""
-    path = scan.path_of(shard.url)
+    path = Place(shard.url).path
     try:
         fd, identity = atomic.open_file(path)
     except OSError:  # the scan gives the error
@@ -203,8 +204,8 @@ def _remote_beside(task: TableTask) -> MemberTable | None:
     size = shard.filesize
     try:
         if size is None:
-            size = scan.look_remote(shard.url, task.storage_options).size
-        return member_tables.read_beside(shard, shard_bytes=size, storage_options=task.storage_options)
+            size = scan.look_remote(shard.url, task.session).size
+        return member_tables.read_beside(shard, shard_bytes=size, session=task.session)
     except (FetchError, TableError) as error:  # there is none
         if isinstance(error, TableError):
             logger.warning("%s", error)
@@ -221,7 +222,7 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
     path = check_place(output, "a pack", "train.tables")
     if not path.endswith(pack_format.SUFFIX):
         raise OutputError(f"{output}: the name of a pack ends in {pack_format.SUFFIX}", path=path)
-    named = [urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url)]
+    named = [Place(absolute(url)).path for url in shards.all_packs() if Place(url).is_local]
     check_replaceable(
         path,
         "pack of this index",
@@ -328,7 +329,7 @@ class _TablePacking:
         """
         self._recall()
         todo = [k for k in self._numbers if self._places[k, 1] < 0]
-        tasks = (TableTask(shard=self._shard(k), storage_options=self._settings.storage_options) for k in todo)
+        tasks = (TableTask(shard=self._shard(k), session=self._settings.session) for k in todo)
         options = self._resolve(options, todo)
         with contextlib.closing(run(find_table, tasks, options, tick=lambda: self._show(self._progress))) as results:
             for result in results:
@@ -398,7 +399,7 @@ class _TablePacking:
                 self._progress.ended += 1
 
     def _record(self, shard: Shard, data: bytes, offset: int) -> SpooledTable:
-        mark = look_local(shard.url).mark if urls.is_local(shard.url) else None
+        mark = look_local(shard.url).mark if Place(shard.url).is_local else None
         return SpooledTable(
             url=shard.url,
             filesize=shard.filesize,
@@ -434,5 +435,5 @@ class _TablePacking:
     def _resolve(self, options: RunOptions, todo: Sequence[int]) -> RunOptions:
         if options.is_ray:
             return options.resolve("threads", _RAY_JOBS)
-        is_remote = any(not urls.is_local(self._shards.urls[k]) for k in todo)
+        is_remote = any(not Place(self._shards.urls[k]).is_local for k in todo)
         return options.resolve("threads", _REMOTE_JOBS if is_remote else os.cpu_count() or 1)

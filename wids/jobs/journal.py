@@ -17,8 +17,8 @@ import msgspec
 
 from wids.errors import OutputError, OutputExistsError
 from wids.files import atomic, system
-from wids.transport import urls
-from wids.transport.upload import check_replaceable, local_path
+from wids.transport.place import Place
+from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +56,8 @@ class JobJournal(Generic[R]):
         self._output, self._url, self._record, self._header = output, output + suffix, record, header
         self._target = target
         self._fd = -1
-        if urls.is_local(output):
-            self._path = local_path(self._url)
+        if Place(output).is_local:
+            self._path = Place(self._url).absolute.path
             self._fd, data = self._open(writer)
         else:
             data = target.get_bytes(self._url) or b""
@@ -111,7 +111,7 @@ class JobJournal(Generic[R]):
             with contextlib.suppress(OSError):  # while it is locked: no other process adds to a file that is gone
                 os.unlink(self._path)
             self._close()
-        elif not urls.is_local(self._url):
+        elif not Place(self._url).is_local:
             self._target.remove(self._url)
 
     def _close(self) -> None:

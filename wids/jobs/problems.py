@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import without_secrets
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from wids.errors import WidsError
@@ -70,7 +71,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
         is_quick: at existence and size only. has_digest: at checksums, where the index has them.
         has_keys: at the keys of samples: which of them several have.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
     is_quick: bool = False
@@ -78,7 +79,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     has_keys: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 def problem_of(error: WidsError) -> Problem:

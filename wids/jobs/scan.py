@@ -34,9 +34,11 @@ from wids.tables import member_tables, tar
 from wids.tables import table as tables
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.tar import Members
-from wids.transport import download, retrying, urls
+from wids.transport import download, retrying
+from wids.transport.place import Place
 from wids.transport.range_client import ShardBytes
-from wids.transport.upload import Target, local_path
+from wids.transport.session import PLAIN, Session
+from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +117,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         has_table: its member table is to be published beside it.
         known: facts of an earlier run; if size and mark are still the same, it is the answer.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
-        storage_options, allow_pipe: see `wids.transport.download.download_to`.
+        session: what opens URLs.
     """
 
     url: str
@@ -124,8 +126,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
     has_table: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
-    storage_options: dict[str, Any] | None = None
-    allow_pipe: bool = False
+    session: Session = PLAIN
 
     @property
     def split(self) -> Split:
@@ -154,11 +155,11 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
     Raises:
         FetchError, ShardError, CancelledTransferError: as `scan_shard`.
     """
-    if urls.is_local(task.url):
-        return scan_file(path_of(task.url), task, context.is_cancelled)
-    mark = None
-    if urls.scheme_of(task.url) != "pipe":
-        with ShardBytes(task.url, storage_options=task.storage_options) as source:
+    place, mark = Place(task.url), None
+    if place.is_local:
+        return scan_file(place.path, task, context.is_cancelled)
+    if place.scheme != "pipe":
+        with ShardBytes(task.url, session=task.session) as source:
             mark = mark_words(source.version)
             known = task.known
             if known is not None and mark and (_size_of(source), mark) == known.version():
@@ -239,8 +240,7 @@ def scan_copy(
             path,
             check=partial(_check_content, task.url, path),
             is_cancelled=is_cancelled,
-            storage_options=task.storage_options,
-            allow_pipe=task.allow_pipe,
+            session=task.session,
         )
         facts = scan_file(path, task, is_cancelled)
         if is_sound(facts):
@@ -287,16 +287,11 @@ def _size_of(source: ShardBytes) -> int | None:
         return None
 
 
-def look_remote(url: str, storage_options: dict[str, Any] | None = None) -> Found:
+def look_remote(url: str, session: Session = PLAIN) -> Found:
     """What a remote object is now; without size and mark where the store does not say."""
-    with contextlib.suppress(FetchError), ShardBytes(url, storage_options=storage_options) as source:
+    with contextlib.suppress(FetchError), ShardBytes(url, session=session) as source:
         return Found(url, _size_of(source), mark_words(source.version))
     return Found(url)
-
-
-def path_of(url: str) -> str:
-    """The path of a local shard."""
-    return os.path.expanduser(urls.local_path(url))
 
 
 def _open(path: str, url: str) -> tuple[int, Identity]:
@@ -320,24 +315,25 @@ def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
         raise facts.error
     if task.has_table:
         data = facts.table.to_bytes()
-        facts.has_table = publish_table(task.url, data, task.storage_options)
+        facts.has_table = publish_table(task.url, data, task.session)
         facts.unpublished = None if facts.has_table else data
     facts.table = None
     return facts
 
 
-def publish_table(url: str, data: bytes, storage_options: dict[str, Any] | None = None) -> bool:
+def publish_table(url: str, data: bytes, session: Session = PLAIN) -> bool:
     """Write a member table beside its shard; False where that cannot be done.
 
     Raises:
         OutputExistsError: another file is there.
     """
-    if urls.scheme_of(url) in ("pipe", "http", "https"):
+    place = Place(url)
+    if place.scheme in ("pipe", "http", "https"):
         return False
-    if urls.is_local(url):
-        check_table_replaceable(local_path(url) + tables.SUFFIX)
+    if place.is_local:
+        check_table_replaceable(place.absolute.path + tables.SUFFIX)
     try:
-        Target(storage_options).put_bytes(data, url + tables.SUFFIX)
+        Target(session).put_bytes(data, url + tables.SUFFIX)
     except WidsError as error:
         logger.debug("%s: its member table cannot be put beside it (%s)", url, error)
         return False

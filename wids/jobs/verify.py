@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.problems import Finding, Problem, VerifySettings
 from wids.jobs.runner import RunOptions, run
+from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:
@@ -121,17 +122,17 @@ class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
     finding: Finding
 
 
-def open_journal(place: str, storage_options: dict[str, Any] | None = None) -> JobJournal[CheckedShard]:
+def open_journal(place: str, session: Session = PLAIN) -> JobJournal[CheckedShard]:
     """The journal of a verify, to be closed.
 
     Args:
         place: its path or URL.
-        storage_options: for fsspec.
+        session: what opens URLs.
 
     Raises:
         OutputError: it cannot be written. OutputExistsError: another process is writing it.
     """
-    return JobJournal(place, "", CheckedShard, writer="wids verify", target=Target(storage_options))
+    return JobJournal(place, "", CheckedShard, writer="wids verify", target=Target(session))
 
 
 def verify_shards(

@@ -21,7 +21,7 @@ from wids.index.selection import pick
 from wids.index.spec import list_shards
 from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import check_not_parent, name_parent, save, write_view
-from wids.transport import urls
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ def merge_views(
     chosen = np.unique(indices)
     selection = SharedSelection(*pick(chosen, whole.whole_ends()))
     found = whole.select(selection).with_header({**whole.header, "name": name})
-    names = ", ".join(urls.basename_of(source.place) for source in sources)
+    names = ", ".join(Place(source.place).name for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
     save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)
     return found, len(indices) - len(chosen)
@@ -199,7 +199,7 @@ def write_rebased(index: dict[str, Any], view: View, place: str, output: str) ->
             index that it is a view of.
     """
     if view.view_of is not None:
-        check_not_parent(output, urls.join(urls.directory_of(absolute(place)), view.view_of), place)
+        check_not_parent(output, str(Place(absolute(place)).directory.join(view.view_of)), place)
     selection = load_rows(IndexRequest(place=place), view)
     if selection is not None:
         index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}

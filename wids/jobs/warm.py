@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +31,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run
 from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -76,12 +77,12 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: of the cache; None: the default of the machine that does it.
         cache_size: bytes that it may hold; None: what the disk has space for.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
     directory: str | None = None
     cache_size: int | None = None
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 def warm_cache(
@@ -183,8 +184,7 @@ class _Warming:
         self.provider = AutoProvider(
             cache_dir=self.directory,
             cache_size=settings.cache_size,
-            storage_options=settings.storage_options,
-            hooks=[self._count],
+            session=settings.session.with_hooks([self._count]),
         )
         self.outcome = WarmOutcome(directory=self.directory, shards=len(shards))
         places = [(shard, *self.provider.cache.place(shard.url)) for shard in shards]

@@ -23,7 +23,7 @@ from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.tables import table
-from wids.transport import urls
+from wids.transport.place import Place
 
 # By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
 from wids.wids_decode import default_decoder
@@ -80,7 +80,7 @@ class DefaultLocalname:
         self.directory = default_cache_dir() if dldir is None else os.path.expanduser(os.fspath(dldir))
 
     def __call__(self, shard: str) -> str:
-        return os.path.join(self.directory, urls.cache_name(shard))
+        return os.path.join(self.directory, Place(shard).cache_name())
 
 
 class CacheLocalname(DefaultLocalname):

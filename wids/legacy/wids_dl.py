@@ -14,7 +14,9 @@ from wids.errors import FetchError
 from wids.events import logger
 from wids.files import atomic, locks
 from wids.legacy import refuse
-from wids.transport import download, urls
+from wids.transport import download
+from wids.transport.place import Place
+from wids.transport.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,11 +42,11 @@ def download_file(
     remote: str, local: str | os.PathLike[str], *, verbose: bool = False, allow_pipe: bool = False
 ) -> str:
     """Fetch ``remote`` to the file ``local``, which appears whole or not at all; returns ``local``."""
-    start, path = time.time(), _own_path(local)
-    if urls.is_local(remote) and os.path.abspath(os.path.expanduser(urls.local_path(remote))) == path:
+    start, path, place = time.time(), _own_path(local), Place(remote)
+    if place.is_local and place.absolute.path == path:
         return os.fspath(local)
     with atomic.part_file(path) as (part, _):
-        download.download_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
+        download.download_to(remote, part, check=lambda: None, session=Session(allow_pipe=allow_pipe))
         os.replace(part, path)
     seconds = time.time() - start
     recent_downloads.append((remote, os.fspath(local), time.time(), seconds))
@@ -70,9 +72,9 @@ def download_and_open(
 
 def copy_file(remote: str, local: str | os.PathLike[str]) -> None:
     """Copy a local file (a path or ``file:`` URL) to ``local``."""
-    if not urls.is_local(remote):
+    if not Place(remote).is_local:
         raise FetchError(f"{remote} is not a local file; use download_file", url=remote)
-    download_file(remote, urls.local_path(os.fspath(local)))
+    download_file(remote, Place(os.fspath(local)).path)
 
 
 class ULockFile:

@@ -19,6 +19,7 @@ from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
 from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ __getattr__ = refuse(
     __name__,
     {
         "print_long_info": "main_info prints it; `wids info INDEX` says more",
-        "urlfile": "use wids.transport.urls.basename_of",
-        "urldirbase": "use wids.transport.urls.directory_of",
+        "urlfile": "use wids.transport.place.Place(url).name",
+        "urldirbase": "use wids.transport.place.Place(url).directory",
         **dict.fromkeys(("maybe_read", "maybe_decode"), _RAW),
     },
 )
@@ -92,14 +93,14 @@ def main_update(args: argparse.Namespace) -> None:
             index["keep"] = args.keep
         shards = index["shardlist"]
         if args.rebase:
-            bases = {urls.directory_of(shard["url"]) for shard in shards}
+            bases = {str(Place(shard["url"]).directory) for shard in shards}
             if len(bases) != 1:
                 raise SpecError(f"{args.filename}: --rebase needs shards in one directory, they are in {sorted(bases)}")
             index["base"] = bases.pop()
             print(f"rebasing to {index['base']}")
         if args.dir or args.nodir or args.rebase:
             for shard in shards:
-                shard["url"] = os.path.join("" if args.nodir else args.dir, urls.basename_of(shard["url"]))
+                shard["url"] = os.path.join("" if args.nodir else args.dir, Place(shard["url"]).name)
             shards.sort(key=lambda shard: str(shard["url"]))
         index.setdefault("name", os.path.splitext(os.path.basename(args.filename))[0])
 
@@ -136,7 +137,7 @@ def main_info(args: argparse.Namespace) -> None:
         facts = {
             "name": index.get("name"),
             "info": index.get("info"),
-            "base": f"{index.get('base')} (assumed: {urls.directory_of(filename)})",
+            "base": f"{index.get('base')} (assumed: {Place(filename).directory})",
             "total size": format_with_suffix(nbytes),
             "total samples": format_with_suffix(nsamples),
             "avg sample size": format_with_suffix(nbytes // max(1, nsamples)),

@@ -9,8 +9,7 @@ from typing import IO, Any
 from wids.errors import SpecError
 from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.transport.download import read_bytes
-from wids.transport.urls import directory_of as urldir
-from wids.transport.urls import join as urlmerge
+from wids.transport.place import Place
 from wids.wids_dl import download_and_open  # by the name that it has for users, as in `wids.wids`
 
 __all__ = [
@@ -24,6 +23,16 @@ __all__ = [
     "urldir",
     "urlmerge",
 ]
+
+
+def urldir(url: str) -> str:
+    """The directory of a URL or path, without query."""
+    return str(Place(url).directory)
+
+
+def urlmerge(base: str | None, url: str) -> str:
+    """A URL, resolved against the directory ``base``."""
+    return str(Place(base or "").join(url))
 
 
 def load_remote_dsdesc_raw(source: str | os.PathLike[str] | IO[Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from wids.readers.memo import Remembered
 from wids.readers.range_provider import RangeProvider
 from wids.tables import member_tables
 from wids.tables import table as tables
-from wids.transport import urls
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,10 +196,9 @@ class AutoProvider:
 
     Args:
         cache_dir, localname, cache_local: see `wids.cache.placement.Placement`.
-        cache_size, keep, allow_pipe, checks_counts: see `wids.cache.store.ShardCache`.
-        storage_options: for fsspec.
+        cache_size, keep, checks_counts: see `wids.cache.store.ShardCache`.
+        session: what opens URLs; its hooks are called with every event.
         use_mmap, rule, group: see `LocalFiles`.
-        hooks: called with every event.
         access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
             by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
         early_reads: with ``"fetch"``, read members of shards by ranges until they are downloaded, where that is quick.
@@ -216,43 +216,36 @@ class AutoProvider:
         keep: bool = False,
         localname: Callable[[str], str] | None = None,
         cache_local: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        allow_pipe: bool = False,
+        session: Session = PLAIN,
         use_mmap: bool = False,
         rule: KeyRule = "first-dot",
         group: Group = "adjacent",
-        hooks: Sequence[Hook] = (),
         access: Access = "fetch",
         early_reads: bool = False,
         is_prefetching: Callable[[], bool] = bool,
         checks_counts: bool = True,
     ) -> None:
         self.access: Access = access
-        self.storage_options = storage_options
-        self.files = LocalFiles(rule=rule, group=group, use_mmap=use_mmap, hooks=hooks)
-        placement = Placement(
-            cache_dir=cache_dir, localname=localname, cache_local=cache_local, storage_options=storage_options
-        )
+        self.session = session
+        self.files = LocalFiles(rule=rule, group=group, use_mmap=use_mmap, hooks=session.hooks)
+        placement = Placement(cache_dir=cache_dir, localname=localname, cache_local=cache_local, session=session)
         # The tables that a cache saves group members in the standard way: other counts say nothing of the bytes.
         self._checks_counts = checks_counts and self.files.is_standard
         self.cache = ShardCache(
             placement,
             cache_size=cache_size,
             keep=keep,
-            storage_options=storage_options,
-            allow_pipe=allow_pipe,
-            hooks=hooks,
+            session=session,
             checks_counts=self._checks_counts,
         )
-        self._originals = Placement(cache_dir=None, localname=None, cache_local=False, storage_options=None)
+        self._originals = Placement(cache_dir=None, localname=None, cache_local=False, session=PLAIN)
         self._in_place = InPlaceProvider(self.files, placement)
         self._cached = CachedProvider(self.files, self.cache)
         self._by_ranges = RangeProvider(
             is_final=access == "range",
-            storage_options=storage_options,
+            session=session,
             rule=rule,
             group=group,
-            hooks=hooks,
             cache_dir=cache_dir,
             cache=self.cache if self.files.is_standard else None,
         )
@@ -284,7 +277,7 @@ class AutoProvider:
         return AutoProvider(
             cache_dir=placement.cache_dir,
             localname=placement.localname,
-            storage_options=self.storage_options,
+            session=self.session.with_hooks(()),
             rule=files.rule,
             group=files.group,
             access="range",
@@ -309,7 +302,7 @@ class AutoProvider:
                     return files.build_table(found.lease.fd, path, shard.url, found.table.identity)
                 finally:
                     found.lease.release()
-            if not urls.is_local(shard.url):
+            if not Place(shard.url).is_local:
                 return self._by_ranges.find_published(shard)
             path = self._originals.local_path(shard.url)  # it will be copied when it is read
         with contextlib.closing(self._in_place.open_at(shard, path)) as reader:

@@ -21,15 +21,16 @@ from wids.readers.remote import RangeReader, are_same
 from wids.tables import member_tables, tar
 from wids.tables import table as tables
 from wids.tables.published_tables import PublishedTables
-from wids.transport import filesystems, retrying, urls
+from wids.transport import filesystems, retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
+from wids.transport.place import Place
 from wids.transport.range_client import ShardBytes
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from wids.cache.store import ShardCache
-    from wids.events import Hook
     from wids.index.spec import Shard
     from wids.readers.base import Reader
     from wids.tables.table import Group, KeyRule, MemberTable
@@ -58,9 +59,8 @@ class RangeProvider:
 
     Args:
         is_final: a shard that gives no ranges is an error, and reading on never turns into downloading; else both do.
-        storage_options: for fsspec.
+        session: what opens URLs; its hooks are called with every event.
         rule, group: see `wids.tables.table.build_table`.
-        hooks: called with every event.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
         cache: remembers the member tables of shards that it has evicted.
 
@@ -74,18 +74,17 @@ class RangeProvider:
         self,
         *,
         is_final: bool,
-        storage_options: dict[str, Any] | None,
+        session: Session = PLAIN,
         rule: KeyRule,
         group: Group,
-        hooks: Sequence[Hook],
         cache_dir: str | None = None,
         cache: ShardCache | None = None,
     ) -> None:
-        self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
+        self._is_final, self._session = is_final, session
         self._rule: KeyRule = rule
         self._group: Group = group
         self._cache = cache
-        self._published = PublishedTables(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
+        self._published = PublishedTables(cache_dir=cache_dir, session=session)
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.
@@ -131,9 +130,9 @@ class RangeProvider:
             is_proven=is_proven,
             split=tables.parse_rule(self._rule),
             is_due=None if self._is_final else partial(self._is_cheaper, source),
-            hooks=self._hooks,
+            hooks=self._session.hooks,
         )
-        announce(self._hooks, reader, has_saved_table=has_saved, start=start)
+        announce(self._session.hooks, reader, has_saved_table=has_saved, start=start)
         return reader
 
     def find_early(self, shard: Shard, *, is_due: Callable[[], bool], is_there: Callable[[], bool]) -> Reader | None:
@@ -151,8 +150,7 @@ class RangeProvider:
         table, is_proven = known
         source = ShardBytes(
             url,
-            storage_options=self._storage_options,
-            hooks=self._hooks,
+            session=self._session,
             size=table.identity.size,
             seconds=LIMITS.answer_seconds,
             is_cancelled=is_there,
@@ -165,9 +163,9 @@ class RangeProvider:
             is_proven=is_proven,
             is_due=is_due,
             on_error=partial(self._give_up, url),
-            hooks=self._hooks,
+            hooks=self._session.hooks,
         )
-        announce(self._hooks, reader, has_saved_table=True, start=start)
+        announce(self._session.hooks, reader, has_saved_table=True, start=start)
         return reader
 
     def find_published(self, shard: Shard) -> MemberTable | None:
@@ -231,7 +229,8 @@ class RangeProvider:
         url = shard.url
         if url in self._spent or url in self._doubted or self._retry_at.get(url, 0.0) > time.monotonic():
             return False
-        if urls.is_local(url) or urls.scheme_of(url) == "pipe" or not self._is_standard():
+        place = Place(url)
+        if place.is_local or place.scheme == "pipe" or not self._is_standard():
             return False
         if self._tables.get(url) is not None or self._has_remembered(url):
             return True
@@ -265,7 +264,7 @@ class RangeProvider:
             return False
         if shard.filesize is None:
             return True
-        request = filesystems.connections().request_bytes(urls.host_of(shard.url))
+        request = filesystems.connections().request_bytes(Place(shard.url).host)
         return count * (shard.filesize / shard.nsamples + request) < shard.filesize
 
     def _is_standard(self) -> bool:
@@ -273,7 +272,7 @@ class RangeProvider:
 
     def _note_table(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
-        emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
+        emit(self._session.hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
 
     def _give_up(self, url: str, error: FetchError | ShardError) -> None:
         """Read a shard early no more; for some time only where it may have been the network."""
@@ -297,11 +296,10 @@ class RangeProvider:
 
     def _source_of(self, shard: Shard) -> ShardBytes | None:
         """The bytes of a shard that is to be read by ranges."""
-        if shard.url in self._spent or urls.is_local(shard.url):
+        place = Place(shard.url)
+        if shard.url in self._spent or place.is_local or (place.scheme == "pipe" and not self._is_final):
             return None
-        if urls.scheme_of(shard.url) == "pipe" and not self._is_final:
-            return None
-        source = ShardBytes(shard.url, storage_options=self._storage_options, hooks=self._hooks, size=shard.filesize)
+        source = ShardBytes(shard.url, session=self._session, size=shard.filesize)
         if self._is_final:
             if not source.has_ranges:
                 raise self._refuse(shard)

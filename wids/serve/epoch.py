@@ -23,7 +23,7 @@ from wids.serve.rows import parse_indices
 from wids.simulate.figures import add_up
 from wids.simulate.job import RankBatches
 from wids.simulate.trace import open_shards
-from wids.transport.urls import basename_of
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ class Answers:
             count = max(count // 2, 1)
         shards = self._served.dataset.shards
         bands = [
-            {"first": begin, "last": end, "shard": k, "name": shorten(basename_of(shards[k]["url"]), most=80)}
+            {"first": begin, "last": end, "shard": k, "name": shorten(Place(shards[k]["url"]).name, most=80)}
             for begin, end, k in zip(*(column.tolist() for column in visits), strict=True)
         ]
         return {"first": first, "last": last, "steps": table.steps, "rank": rank, "bands": bands[:_MAX_BANDS]}

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import logger
@@ -21,7 +21,9 @@ from wids.files.atomic import open_file
 from wids.tables import foreign, keys, tar
 from wids.tables import table as tables
 from wids.tables.tar import Members
-from wids.transport import download, retrying, urls
+from wids.transport import download, retrying
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
@@ -157,7 +159,8 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
 
 def may_be_published(url: str) -> bool:
     """Whether a table of a shard can lie elsewhere at all: a signature is for one object alone."""
-    return urls.scheme_of(url) != "pipe" and urls.without_query(url) == url
+    place = Place(url)
+    return place.scheme != "pipe" and place.without_query == url
 
 
 def max_published_bytes(shard_bytes: int | None) -> int:
@@ -169,7 +172,7 @@ def read_beside(
     shard: Shard,
     *,
     shard_bytes: int | None,
-    storage_options: dict[str, Any] | None = None,
+    session: Session = PLAIN,
     seconds: float = retrying.LIMITS.first_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> MemberTable:
@@ -177,7 +180,7 @@ def read_beside(
 
     Args:
         shard: which; see `may_be_published`.
-        storage_options: for fsspec.
+        session: what opens URLs.
         shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
         seconds: for all tries together.
         is_cancelled: asked now and then; once it says True, the transfer ends.
@@ -189,7 +192,7 @@ def read_beside(
     """
     data = download.read_bytes(
         shard.url + tables.SUFFIX,
-        storage_options=storage_options,
+        session=session,
         max_bytes=max_published_bytes(shard_bytes),
         seconds=seconds,
         is_cancelled=is_cancelled,

@@ -20,8 +20,8 @@ import numpy as np
 
 from wids.errors import TableError
 from wids.files.container import START_BYTES, Format, Invariant, NoFacts, ascending, hash_of, lengths
-from wids.transport import urls
-from wids.transport.urls import MAX_SHARDS, name_below
+from wids.transport.place import Place, plain_name
+from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +65,9 @@ class Directory:
 
 def name_in(place: str, url: str) -> str:
     """What a shard is called in the pack at ``place``: relative to its directory where it lies below it."""
-    name = name_below(url, urls.directory_of(place))
-    return urls.plain_name(name) if name and urls.is_web(url) else name or url
+    own = Place(url)
+    name = own.below(str(Place(place).directory))
+    return plain_name(name) if name and own.is_web else name or url
 
 
 def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:

@@ -24,14 +24,14 @@ from wids.files import forks
 from wids.files.shared_files import SharedFiles
 from wids.tables import member_tables
 from wids.tables.table_packs import TablePacks
-from wids.transport import retrying, urls
+from wids.transport import retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
-from wids.transport.urls import endpoint_of
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from wids.events import Hook
     from wids.index.spec import Shard
     from wids.tables.table import MemberTable
 
@@ -75,11 +75,11 @@ class MissingTables:
 
     Args:
         cache_dir: where that is kept; None: in memory.
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
-    def __init__(self, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> None:
-        self._options = storage_options
+    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
+        self._session = session
         self._kept = None if cache_dir is None else SharedFiles(cache_dir, UNTABLED_SUFFIX)
         self._begin()
 
@@ -95,7 +95,7 @@ class MissingTables:
         self._asking.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_kept": self._kept}
+        return {"_session": self._session, "_kept": self._kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -103,7 +103,7 @@ class MissingTables:
 
     def has_none(self, url: str) -> bool:
         """Whether the shard at ``url`` has no table, as far as this process has seen; costs next to nothing."""
-        known, now, shard = self._known.get(urls.directory_of(url)), time.time(), _digest(url)[:16]
+        known, now, shard = self._known.get(str(Place(url).directory)), time.time(), _digest(url)[:16]
         if known is None:
             return False
         if 0 <= now - known.found < AGAIN_SECONDS:  # not all of the others are looked at for each shard
@@ -119,7 +119,7 @@ class MissingTables:
             ShardNotFoundError: it is known that there is none.
             CancelledTransferError: ``is_cancelled`` said True while another process asked.
         """
-        directory, shard = urls.directory_of(url), _digest(url)[:16]
+        directory, shard = str(Place(url).directory), _digest(url)[:16]
         with contextlib.ExitStack() as held:
             known = self._look(directory)
             while not (known.is_decided or known.has_none(shard) or self._may_ask(directory, held)):
@@ -147,7 +147,7 @@ class MissingTables:
         return True
 
     def _name(self, directory: str) -> str:
-        return _digest(f"{directory}\0{endpoint_of(directory, self._options)}")
+        return _digest(f"{directory}\0{self._session.endpoint_of(directory)}")
 
     def _look(self, directory: str) -> _Missing:
         """What all processes know of a directory."""
@@ -185,16 +185,13 @@ class PublishedTables:
 
     Args:
         cache_dir: where the directories of packs are kept; None: in memory.
-        storage_options: for fsspec.
-        hooks: called with a `TableRead` for each that was read.
+        session: what opens URLs; its hooks are called with a `TableRead` for each that was read.
     """
 
-    def __init__(
-        self, *, cache_dir: str | None, storage_options: dict[str, Any] | None = None, hooks: Sequence[Hook] = ()
-    ) -> None:
-        self._storage_options, self._hooks = storage_options, hooks
-        self._packs = TablePacks(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
-        self._missing = MissingTables(cache_dir=cache_dir, storage_options=storage_options)
+    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
+        self._session = session
+        self._packs = TablePacks(cache_dir=cache_dir, session=session)
+        self._missing = MissingTables(cache_dir=cache_dir, session=session)
 
     def may_have(self, shard: Shard) -> bool:
         """Whether there may be a table of a shard, as far as is known; nothing is asked for."""
@@ -234,10 +231,10 @@ class PublishedTables:
             beside = member_tables.read_beside(
                 shard,
                 shard_bytes=shard_bytes,
-                storage_options=self._storage_options,
+                session=self._session,
                 seconds=seconds,
                 is_cancelled=is_cancelled,
             )
         took = time.perf_counter() - start
-        emit(self._hooks, TableRead(url=url, requests=1, size_bytes=beside.nbytes, seconds=took))
+        emit(self._session.hooks, TableRead(url=url, requests=1, size_bytes=beside.nbytes, seconds=took))
         return beside

@@ -30,16 +30,15 @@ from wids.events import TableRead, emit, logger
 from wids.files import atomic, forks, system
 from wids.files.shared_files import SharedFiles
 from wids.tables import member_tables, pack_format
-from wids.transport import urls
 from wids.transport.failures import CancelledTransferError, forget_frames
+from wids.transport.place import Place
 from wids.transport.range_client import ShardBytes
+from wids.transport.session import PLAIN, Session
 from wids.transport.source import Stat
-from wids.transport.urls import endpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from wids.events import Hook
     from wids.index.spec import Shard
     from wids.tables.pack_format import Directory
     from wids.tables.table import MemberTable
@@ -95,14 +94,12 @@ class TablePacks:
 
     Args:
         cache_dir: where their directories are kept; None: in memory.
-        storage_options: for fsspec.
-        hooks: called with a `TableRead` for each directory and each table that came over a network.
+        session: what opens URLs; its hooks are called with a `TableRead` for each directory and each table that came
+            over a network.
     """
 
-    def __init__(
-        self, *, cache_dir: str | None, storage_options: dict[str, Any] | None = None, hooks: Sequence[Hook] = ()
-    ) -> None:
-        self._storage_options, self._hooks = storage_options, hooks
+    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
+        self._session = session
         self._kept = None if cache_dir is None else SharedFiles(cache_dir, pack_format.SUFFIX)
         self._begin()
 
@@ -120,7 +117,7 @@ class TablePacks:
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_storage_options", "_hooks", "_kept")}
+        return {name: self.__dict__[name] for name in ("_session", "_kept")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -207,7 +204,7 @@ class TablePacks:
         data, source = self._fetch(pack, place, shard, shard_bytes, seconds, is_cancelled)
         where = f"the member table in {pack.url}"
         table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
-        if not urls.is_local(pack.url):
+        if not Place(pack.url).is_local:
             self._tell(shard.url, source.requests, table.nbytes, start)
         return table
 
@@ -226,12 +223,11 @@ class TablePacks:
             raise TableError(f"{pack.url}: the table of {shard.url} is too long to be one ({length} bytes)")
         source = ShardBytes(
             pack.url,
-            storage_options=self._storage_options,
-            hooks=self._hooks,
+            session=self._session,
             stat=pack.stat,
             seconds=seconds,
             is_cancelled=is_cancelled,
-            needs_version=not urls.is_local(pack.url),
+            needs_version=not Place(pack.url).is_local,
         )
         return source.read_many([(at, at + length)])[0], source
 
@@ -255,7 +251,7 @@ class TablePacks:
 
     def _open_now(self, url: str, seconds: float) -> tuple[OpenPack, ShardBytes | None]:
         """A pack, and what its directory came through, if it was downloaded."""
-        if urls.is_local(url):
+        if Place(url).is_local:
             return _read_local(url), None
         # From before the lock: of many processes, each would else wait for the server in its turn.
         ends = time.monotonic() + LIMITS.directory_seconds
@@ -294,8 +290,7 @@ class TablePacks:
         """The beginning of a pack up to the end of its directory, which pack that is, and what it came through."""
         source = ShardBytes(
             url,
-            storage_options=self._storage_options,
-            hooks=self._hooks,
+            session=self._session,
             seconds=seconds,
             is_cancelled=lambda: time.monotonic() > ends,
             needs_version=True,
@@ -305,7 +300,7 @@ class TablePacks:
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
     def _digest(self, url: str) -> str:
-        place = f"{url}\n{endpoint_of(url, self._storage_options)}"
+        place = f"{url}\n{self._session.endpoint_of(url)}"
         return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _is_usable(self, url: str) -> bool:
@@ -346,12 +341,12 @@ class TablePacks:
 
     def _tell(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
-        emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
+        emit(self._session.hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
 
 
 def _read_local(url: str) -> OpenPack:
     """A pack on this machine's disk. Not mapped: one that is written over in place would end the process."""
-    fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
+    fd, _ = atomic.open_file(Place(url).path)
     try:
         status = os.fstat(fd)
         head, end = pack_format.read_head(
@@ -366,7 +361,7 @@ def _read_local(url: str) -> OpenPack:
 
 def _nearest_first(shard: Shard) -> list[str]:
     """The packs of a shard: before the others, those in whose directories it lies. After a merge there are many."""
-    homes = {url: urls.directory_of(url).rstrip("/") + "/" for url in shard.packs}
+    homes = {url: str(Place(url).directory).rstrip("/") + "/" for url in shard.packs}
     return sorted(shard.packs, key=lambda url: -len(homes[url]) if shard.url.startswith(homes[url]) else 0)
 
 

@@ -17,6 +17,7 @@ from wids.transport import download, filesystems, range_client, retrying, stores
 from wids.transport.failures import CancelledTransferError
 from wids.transport.range_client import ShardBytes
 from wids.transport.scheduler import read_spans
+from wids.transport.session import Session
 from wids.transport.source import Sink, Stat
 from wids.transport.spans import Span
 
@@ -76,7 +77,7 @@ class ByteSourceSuite:
 
     def open_source(self, **options: Any) -> ByteSource:
         """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.transport.stores`."""
-        return stores.open_source(self.url, self.storage_options, **options)
+        return stores.open_source(self.url, Session(self.storage_options), **options)
 
     def remove(self) -> None:
         """Let there be no object."""
@@ -339,7 +340,7 @@ class ByteSourceSuite:
         transfer = download.Transfer(
             self.url,
             str(target),
-            storage_options=self.storage_options,
+            session=Session(self.storage_options),
             is_cancelled=lambda: next(answers, True),
         )
         with refused(CancelledTransferError, "a download that is cancelled ends"):
@@ -384,7 +385,7 @@ def _opened(suite: ByteSourceSuite, target: Path, go_on: Callable[[], None] = la
 
 def _shard(suite: ByteSourceSuite, **options: Any) -> ShardBytes:
     """The object, by position."""
-    return ShardBytes(suite.url, storage_options=suite.storage_options, **options)
+    return ShardBytes(suite.url, session=Session(suite.storage_options), **options)
 
 
 def _downloaded(suite: ByteSourceSuite, target: Path, **options: Any) -> bytes:
@@ -394,8 +395,7 @@ def _downloaded(suite: ByteSourceSuite, target: Path, **options: Any) -> bytes:
         suite.url,
         str(target),
         check=lambda: None,
-        storage_options=suite.storage_options,
-        allow_pipe=True,
+        session=Session(suite.storage_options, allow_pipe=True),
         **options,
     )
     return target.read_bytes()

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
 from wids.files import system
-from wids.transport import filesystems, retrying, spans, urls
+from wids.transport import filesystems, retrying, spans
 from wids.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
+from wids.transport.place import Place
 from wids.transport.scheduler import read_spans
+from wids.transport.session import PLAIN, Session
 from wids.transport.source import Sink
 from wids.transport.spans import Span
 from wids.transport.stores import open_source
@@ -25,7 +27,6 @@ from wids.transport.stores import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.events import Hook
     from wids.transport.source import ByteSource, Stat
 
 # A file that is read into memory is no longer than this: an index of `MAX_SHARDS` takes 256 bytes for each of them.
@@ -45,9 +46,7 @@ def download_to(
     is_ahead: bool = False,
     has_checksum: bool = False,
     max_bytes: int | None = None,
-    storage_options: dict[str, Any] | None = None,
-    allow_pipe: bool = False,
-    hooks: Sequence[Hook] = (),
+    session: Session = PLAIN,
 ) -> int:
     """Write the bytes behind ``url`` to the file ``path`` (which exists, and is ours), with retries.
 
@@ -61,9 +60,7 @@ def download_to(
         is_ahead: no reader waits for it; downloads with one come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
         max_bytes: the longest it may be, as it is unpacked; None: as long as there is space.
-        storage_options: for the fsspec file system.
-        allow_pipe: let ``pipe:`` run its command (without a shell).
-        hooks: called for each retry.
+        session: what opens URLs; its hooks are called for each retry.
 
     Returns:
         How many requests it took.
@@ -75,14 +72,14 @@ def download_to(
         WidsError: what ``check`` or ``reserve`` raised last.
         CancelledTransferError: it was cancelled.
     """
-    if urls.scheme_of(url) == "pipe" and not allow_pipe:
+    if Place(url).scheme == "pipe" and not session.allow_pipe:
         raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
     seconds = retrying.LIMITS.total_seconds + (size or 0) / retrying.LIMITS.slowest_bytes
     transfer = Transfer(
         url,
         path,
         size=size,
-        storage_options=storage_options,
+        session=session,
         reserve=reserve,
         is_cancelled=is_cancelled,
         is_ahead=is_ahead,
@@ -103,7 +100,7 @@ def download_to(
         once,
         url=url,
         path=path,
-        hooks=hooks,
+        hooks=session.hooks,
         seconds=seconds,
         kept=lambda: transfer.kept_bytes,
         is_cancelled=is_cancelled or (lambda: False),
@@ -114,7 +111,7 @@ def download_to(
 def read_bytes(
     url: str,
     *,
-    storage_options: dict[str, Any] | None = None,
+    session: Session = PLAIN,
     max_bytes: int | None = None,
     seconds: float = retrying.LIMITS.total_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
@@ -123,7 +120,7 @@ def read_bytes(
 
     Args:
         url: any URL that fsspec knows, or a local path.
-        storage_options: for the fsspec file system.
+        session: what opens URLs.
         max_bytes: the longest that a remote one may be, as it is unpacked; None: `MAX_READ_BYTES`. No more is read.
         seconds: for all tries together; `retrying.LIMITS.first_seconds` for what can be done without.
         is_cancelled: asked now and then; once it says True, a transfer ends. For remote ones.
@@ -137,14 +134,14 @@ def read_bytes(
         if is_cancelled():
             raise CancelledTransferError
 
-    most = MAX_READ_BYTES if max_bytes is None else max_bytes
+    place, most = Place(url), MAX_READ_BYTES if max_bytes is None else max_bytes
 
     def once() -> bytes:
-        if urls.is_local(url):  # of any kind: a shell's <(...) is a FIFO
-            with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
+        if place.is_local:  # of any kind: a shell's <(...) is a FIFO
+            with open(place.path, "rb") as file:
                 return file.read()
         parts, size, size_said = [], 0, None
-        with open_source(url, storage_options, go_on=go_on) as source:
+        with open_source(url, session, go_on=go_on) as source:
             if source.answers_have_stat:  # by the same request
                 size_said = source.stat(None).size
                 if size_said is not None and size_said > most:
@@ -158,7 +155,9 @@ def read_bytes(
             raise StalledTransferError(f"{url}: {size} of {size_said} bytes came")
         return b"".join(parts)
 
-    return retrying.try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds, is_cancelled=is_cancelled)
+    return retrying.try_repeatedly(
+        once, url=url, path=None, hooks=session.hooks, seconds=seconds, is_cancelled=is_cancelled
+    )
 
 
 def _too_long(url: str, max_bytes: int) -> TooLongError:
@@ -177,7 +176,7 @@ class Transfer:
         url: any URL that fsspec knows, or a local path.
         path: the file to fill; it exists.
         size: bytes expected, or None.
-        storage_options: for the fsspec file system.
+        session: what opens URLs.
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: asked now and then; True ends the transfer.
         is_ahead, has_checksum, max_bytes: see `download_to`.
@@ -193,7 +192,7 @@ class Transfer:
         path: str,
         *,
         size: int | None = None,
-        storage_options: dict[str, Any] | None = None,
+        session: Session = PLAIN,
         reserve: Callable[[int], None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
         is_ahead: bool = False,
@@ -201,8 +200,8 @@ class Transfer:
         max_bytes: int | None = None,
         deadline: float = math.inf,
     ) -> None:
-        self.url, self.path = url, path
-        self._expected, self._storage_options = size, storage_options
+        self.url, self.path, self._host = url, path, Place(url).host
+        self._expected, self._session = size, session
         self._reserve, self._max_bytes = reserve or self._check_free, max_bytes
         self._is_cancelled = is_cancelled or (lambda: False)
         self._deadline, self._is_ahead, self._has_checksum = deadline, is_ahead, has_checksum
@@ -238,7 +237,7 @@ class Transfer:
         precedence = filesystems.Precedence(self._is_ahead)  # after a failure, that of a later one
         try:
             with open_source(
-                self.url, self._storage_options, go_on=self._go_on, path=self.path, precedence=precedence
+                self.url, self._session, go_on=self._go_on, path=self.path, precedence=precedence
             ) as source:
                 self._fill(source)
         except InterruptedTransferError:
@@ -290,10 +289,10 @@ class Transfer:
         """Whether to ask for one stream at once: answers with ranges would be of no use."""
         if self._has_checksum or not source.answers_have_stat:
             return False
-        return urls.host_of(self.url) in filesystems.connections().weak_hosts
+        return self._host in filesystems.connections().weak_hosts
 
     def _note_weak(self) -> None:
-        filesystems.connections().weak_hosts.add(urls.host_of(self.url))
+        filesystems.connections().weak_hosts.add(self._host)
 
     def _may_combine(self, stat: Stat) -> bool:
         """Whether bytes of several requests can be put together."""

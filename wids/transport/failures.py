@@ -29,7 +29,7 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
-from wids.transport import urls
+from wids.transport.place import Place
 
 # Damage that persists is the server's or the index's, not the wire's: one more try, then say so.
 DAMAGE = (
@@ -147,7 +147,8 @@ def _likely_cause(url: str, status: int | None) -> str:
     """What in a URL may be why there is nothing."""
     if status is not None and "#" in url:
         return " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
-    if urls.scheme_of(url) in ("http", "https") and "*" in urls.without_query(url):
+    place = Place(url)
+    if place.scheme in ("http", "https") and "*" in place.without_query:
         return " (HTTP knows no globs; name a directory, with / at its end, or a brace pattern)"
     return ""
 
@@ -195,7 +196,7 @@ def missing_advice(error: ImportError, url: str) -> str:
     module = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if module in sys.stdlib_module_names:
         return f"This Python was built without its own module {module}; install one that has it"
-    package = _PACKAGES.get(urls.scheme_of(url)) or module
+    package = _PACKAGES.get(Place(url).scheme) or module
     return f"This scheme needs a package: pip install {package}" if package else "Install the package that it names"
 
 

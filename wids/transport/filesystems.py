@@ -2,7 +2,7 @@
 
 Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
 before a fork cannot be used after it. The module's globals are there for forks alone: a fork copies the module.
-Options go to the servers that they hold for (`wids.transport.urls.options_for`), and no credential follows a redirect
+Options go to the servers that they hold for (`wids.transport.session`), and no credential follows a redirect
 to another one.
 """
 
@@ -24,8 +24,9 @@ from urllib.parse import quote
 
 from wids.files import forks
 from wids.policy import prefetching
-from wids.transport import urls
 from wids.transport.failures import StalledTransferError
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.source import parse_tag
 
 if TYPE_CHECKING:
@@ -83,21 +84,19 @@ forks.call_in_child(_start_child)
 _pinned: set[Any] = set()
 
 
-def open_filesystem(
-    url: str, storage_options: dict[str, Any] | None = None, *, tries_once: bool = False
-) -> tuple[Any, str]:
+def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = False) -> tuple[Any, str]:
     """The fsspec file system of ``url`` and the name in it.
 
     Args:
         url: of the object.
-        storage_options: of the store.
+        session: what opens URLs.
         tries_once: the client makes each request once, for the caller has the patience (`wids.transport.retrying`).
 
     Raises:
         ImportError: the scheme needs a package that is not installed.
         ValueError: no such scheme, or options that are none.
     """
-    scheme, options = urls.scheme_of(url), urls.options_for(url, storage_options)
+    scheme, options = Place(url).scheme, session.options_for(url)
     _import_for(url)
     import fsspec
 
@@ -411,5 +410,5 @@ def _import_for(url: str) -> None:
             import fsspec.implementations.chained  # url_to_fs imports it
         for part in url.split("::"):
             with contextlib.suppress(ValueError, ImportError):  # not a chain, or it fails again where it is explained
-                fsspec.get_filesystem_class(urls.scheme_of(part) or part)
+                fsspec.get_filesystem_class(Place(part).scheme or part)
         fsspec.asyn.get_loop()  # likewise: it starts under a lock

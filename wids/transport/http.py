@@ -15,8 +15,9 @@ import zlib
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from wids.transport import filesystems, urls
+from wids.transport import filesystems
 from wids.transport.failures import InterruptedTransferError, StalledTransferError
+from wids.transport.place import Place
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat, parse_tag
 from wids.transport.spans import Span
 
@@ -51,7 +52,7 @@ class HttpSource(ByteSource):
     ) -> None:
         self.url, self.go_on = url, go_on
         self._filesystem, self._name, self.precedence = filesystem, name, precedence
-        self._host, self._connections = urls.host_of(url), filesystems.connections()
+        self._host, self._connections = Place(url).host, filesystems.connections()
         self._opened: _Answer | None = None
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:

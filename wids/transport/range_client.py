@@ -13,9 +13,11 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from wids.errors import ChangedShardError, FetchError, NoRangesError
-from wids.transport import filesystems, retrying, spans, urls
+from wids.transport import filesystems, retrying, spans
 from wids.transport.failures import CancelledTransferError
+from wids.transport.place import Place
 from wids.transport.scheduler import read_spans
+from wids.transport.session import PLAIN, Session
 from wids.transport.source import Sink
 from wids.transport.spans import Gather, Span
 from wids.transport.stores import open_source
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.events import Hook
     from wids.transport.source import Stat
 
 # Close pieces are one request up to here: the bytes between them are held until the request is done, and one connection
@@ -38,8 +39,7 @@ class ShardBytes:
 
     Args:
         url: any URL that fsspec knows, or a local path.
-        storage_options: for the fsspec file system.
-        hooks: called for each retry.
+        session: what opens URLs; its hooks are called for each retry.
         size: what the index says of it, if it does; the object is then asked for nothing before the first read.
         stat: what the store has said of it before, likewise; another version is then an error.
         seconds: for all tries of one read.
@@ -59,8 +59,7 @@ class ShardBytes:
         self,
         url: str,
         *,
-        storage_options: dict[str, Any] | None = None,
-        hooks: Sequence[Hook] = (),
+        session: Session = PLAIN,
         size: int | None = None,
         stat: Stat | None = None,
         seconds: float = retrying.LIMITS.total_seconds,
@@ -68,14 +67,16 @@ class ShardBytes:
         needs_version: bool = False,
         needs_strong: bool = False,
     ) -> None:
-        self.url, self._storage_options, self._hooks, self._seconds = url, storage_options, hooks, seconds
+        self.url, self._session, self._seconds = url, session, seconds
         self.requests = self.read_bytes = 0
         self._size, self._is_cancelled = size, is_cancelled
         self._needs_version, self._needs_strong = needs_version, needs_strong
         self._stat = stat
         if stat is not None:
             self._size = stat.size
-        if urls.scheme_of(url) == "pipe":
+        place = Place(url)
+        self._host = place.host
+        if place.scheme == "pipe":
             raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
 
     def __enter__(self) -> Self:
@@ -102,7 +103,7 @@ class ShardBytes:
         return math.inf if nsamples is None else 2 * nsamples * self._request_bytes()
 
     def _request_bytes(self) -> int:
-        return filesystems.connections().request_bytes(urls.host_of(self.url))
+        return filesystems.connections().request_bytes(self._host)
 
     @property
     def size(self) -> int:
@@ -137,7 +138,7 @@ class ShardBytes:
             FetchError: they cannot be had. ChangedShardError: the object is another one now.
         """
         whole = spans.clip((offset, offset + size), self.size)
-        pieces = spans.cut([whole], filesystems.connections().range_bytes(urls.host_of(self.url), size))
+        pieces = spans.cut([whole], filesystems.connections().range_bytes(self._host, size))
         done = self._get({piece: [piece] for piece in pieces})
         return b"".join(done[piece] for piece in pieces)
 
@@ -151,13 +152,13 @@ class ShardBytes:
             lambda: self._read_first_once(size),
             url=self.url,
             path=None,
-            hooks=self._hooks,
+            hooks=self._session.hooks,
             seconds=self._seconds,
             is_cancelled=self._is_cancelled,
         )
 
     def _read_first_once(self, size: int) -> bytes:
-        with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
+        with open_source(self.url, self._session, go_on=self._go_on) as source:
             self.requests += 1 if source.answers_have_stat else 3  # and asked before and after the read
             stat = source.stat(Span(0, size))
             if not stat.has_ranges and (stat.size is None or stat.size > size):  # all of it is a range, too
@@ -179,7 +180,7 @@ class ShardBytes:
         """
         end = self.size
         wanted = [spans.clip(piece, end) for piece in pieces]
-        gap = filesystems.connections().gap_bytes(urls.host_of(self.url))
+        gap = filesystems.connections().gap_bytes(self._host)
         done = self._get(spans.coalesce(wanted, gap=gap, max_bytes=_MAX_REQUEST_BYTES))
         return [done.get(piece, b"") for piece in wanted]
 
@@ -193,7 +194,7 @@ class ShardBytes:
                 lambda: self._read_missing(gather),
                 url=self.url,
                 path=None,
-                hooks=self._hooks,
+                hooks=self._session.hooks,
                 seconds=self._seconds,
                 kept=lambda: len(gather.pieces),
                 is_cancelled=self._is_cancelled,
@@ -205,7 +206,7 @@ class ShardBytes:
         gather.restart()
         missing, before = gather.missing, gather.arrived_bytes
         try:
-            with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
+            with open_source(self.url, self._session, go_on=self._go_on) as source:
                 self.requests += not source.answers_have_stat
                 if self._stat is None and not source.answers_have_stat:
                     self.requests += 1  # asked before as well as after the reads, or two versions could be mixed
@@ -222,12 +223,14 @@ class ShardBytes:
     def _look(self) -> Stat:
         """What the store says of the object; it is asked if it has not said anything yet."""
         if self._stat is None:
-            retrying.try_repeatedly(self._look_once, url=self.url, path=None, hooks=self._hooks, seconds=self._seconds)
+            retrying.try_repeatedly(
+                self._look_once, url=self.url, path=None, hooks=self._session.hooks, seconds=self._seconds
+            )
         return cast("Stat", self._stat)
 
     def _look_once(self) -> None:
         self.requests += 1
-        with open_source(self.url, self._storage_options) as source:
+        with open_source(self.url, self._session) as source:
             self._learn(source.stat())
 
     def _learn(self, stat: Stat) -> None:

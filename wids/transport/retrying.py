@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import WidsError
 from wids.events import Retried, emit
-from wids.transport import urls
 from wids.transport.failures import (
     DAMAGE,
     CancelledTransferError,
@@ -27,6 +26,7 @@ from wids.transport.failures import (
     public_cause,
     words_of,
 )
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,7 @@ def try_repeatedly(
         kept: how many bytes another try need not fetch; a try that brought more of them was not in vain.
         is_cancelled: asked before each try, and while the next one is waited for.
     """
-    tries = _Tries(urls.origin_of(url), path, seconds, kept)
+    tries = _Tries(Place(url).origin, path, seconds, kept)
     while True:
         if is_cancelled():
             raise CancelledTransferError

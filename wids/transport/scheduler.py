@@ -9,8 +9,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wids.transport import filesystems, urls
+from wids.transport import filesystems
 from wids.transport.failures import InterruptedTransferError, StalledTransferError, is_transient
+from wids.transport.place import Place
 from wids.transport.source import Sink
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ async def _work(source: ByteSource, waiting: deque[Span], sink: Sink, *, gives_w
 
 async def _request_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
     connections = filesystems.connections()
-    count = connections.requests_at_a_time(urls.host_of(source.url))
+    count = connections.requests_at_a_time(Place(source.url).host)
     with connections.requesting():
         await _together(_work(source, waiting, sink) for _ in range(min(len(waiting), count)))
 

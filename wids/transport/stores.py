@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import NotAllowedError
 from wids.files import atomic, system
-from wids.transport import filesystems, urls
+from wids.transport import filesystems
 from wids.transport.http import HttpSource
 from wids.transport.pipe import PipeSource
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _MAX_RANGE_BYTES = 16 << 20
 
 def open_source(
     url: str,
-    storage_options: dict[str, Any] | None = None,
+    session: Session = PLAIN,
     *,
     go_on: Callable[[], None] = lambda: None,
     path: str | None = None,
@@ -37,7 +39,7 @@ def open_source(
 
     Args:
         url: any URL that fsspec knows, ``pipe:command``, or a local path.
-        storage_options: for the fsspec file system.
+        session: what opens URLs.
         go_on: see `ByteSource`.
         path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
         precedence: of a download, which only silence ends; None: requests for samples, each with a time limit in all.
@@ -46,15 +48,15 @@ def open_source(
         NotAllowedError: a program that may not be run.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
     """
-    scheme = urls.scheme_of(url)
-    if scheme == "pipe":
+    place = Place(url)
+    if place.scheme == "pipe":
         if path is None:
             raise NotAllowedError(f"{url}: runs a program, whose output can only be fetched as a whole")
         return PipeSource(url, path, go_on=go_on)
-    if urls.is_local(url):
+    if place.is_local:
         return LocalSource(url, go_on=go_on)
-    filesystem, name = filesystems.open_filesystem(url, storage_options, tries_once=True)
-    if scheme in ("http", "https"):
+    filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
+    if place.scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):
         return AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
@@ -68,7 +70,7 @@ class LocalSource(ByteSource):
 
     def __init__(self, url: str, *, go_on: Callable[[], None]) -> None:
         self.url, self.go_on = url, go_on
-        self._fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
+        self._fd, _ = atomic.open_file(Place(url).path)
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """Those of the file that was opened, which may be written to."""
@@ -104,7 +106,7 @@ class _FilesystemSource(ByteSource):
     answers_have_stat = False
 
     def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None]) -> None:
-        self.url, self.go_on = url, go_on
+        self.url, self.go_on, self._host = url, go_on, Place(url).host
         self._filesystem, self._name = filesystem, name
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
@@ -171,7 +173,7 @@ class AsyncSource(_FilesystemSource):
 
     def range_bytes(self, size: int | None) -> int:
         """See `ByteSource`."""
-        return min(filesystems.connections().range_bytes(urls.host_of(self.url), size), _MAX_RANGE_BYTES)
+        return min(filesystems.connections().range_bytes(self._host, size), _MAX_RANGE_BYTES)
 
 
 class SyncSource(_FilesystemSource):

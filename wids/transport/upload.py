@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
 from wids.files import atomic
-from wids.transport import filesystems, urls
+from wids.transport import filesystems
 from wids.transport.download import read_bytes
 from wids.transport.failures import missing_advice, public_cause
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,11 +33,11 @@ class Target:
     """Files by URL or path, to be written.
 
     Args:
-        storage_options: for fsspec.
+        session: what opens URLs.
     """
 
-    def __init__(self, storage_options: dict[str, Any] | None = None) -> None:
-        self.storage_options = storage_options
+    def __init__(self, session: Session = PLAIN) -> None:
+        self.session = session
 
     def make_directory(self, url: str) -> None:
         """Make the directory in which ``url`` will be; a store makes its own.
@@ -43,9 +45,9 @@ class Target:
         Raises:
             OutputError: it cannot be made.
         """
-        if urls.is_local(url):
+        if (place := Place(url)).is_local:
             with explained(url):
-                os.makedirs(os.path.dirname(local_path(url)), exist_ok=True)
+                os.makedirs(os.path.dirname(place.absolute.path), exist_ok=True)
 
     def put_file(self, part: str, url: str) -> None:
         """Move a local file to a URL, under its name once it is whole.
@@ -53,9 +55,9 @@ class Target:
         Raises:
             OutputError: it cannot be put there.
         """
-        if urls.is_local(url):
+        if (place := Place(url)).is_local:
             with explained(url):
-                os.replace(part, local_path(url))
+                os.replace(part, place.absolute.path)
             return
         size = os.stat(part).st_size
         with self._written(url) as (filesystem, name):
@@ -73,9 +75,9 @@ class Target:
         Raises:
             OutputError: it cannot be written.
         """
-        if urls.is_local(url):
+        if (place := Place(url)).is_local:
             with explained(url):
-                atomic.write_atomically(local_path(url), data)
+                atomic.write_atomically(place.absolute.path, data)
             return
         with self._written(url) as (filesystem, name):
             filesystem.pipe_file(name, data)
@@ -87,7 +89,7 @@ class Target:
             FetchError: it cannot be read.
         """
         try:
-            return read_bytes(url, storage_options=self.storage_options)
+            return read_bytes(url, session=self.session)
         except ShardNotFoundError:
             return None
 
@@ -98,10 +100,10 @@ class Target:
             OutputError: the store does not answer.
         """
         with explained(url), contextlib.suppress(FileNotFoundError):
-            if urls.is_local(url):
-                status = os.stat(local_path(url))
+            if (place := Place(url)).is_local:
+                status = os.stat(place.absolute.path)
                 return status.st_size, status.st_mtime_ns
-            filesystem, name = filesystems.open_filesystem(url, self.storage_options)
+            filesystem, name = filesystems.open_filesystem(url, self.session)
             return int(filesystem.info(name)["size"]), 0
         return None
 
@@ -112,8 +114,8 @@ class Target:
             OutputError: the store does not answer.
         """
         with explained(url), contextlib.suppress(FileNotFoundError):
-            if urls.is_local(url):
-                return os.listdir(os.path.dirname(local_path(url)))
+            if (place := Place(url)).is_local:
+                return os.listdir(os.path.dirname(place.absolute.path))
             filesystem, name = self._fresh(url)
             found = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
             return [posixpath.basename(path.rstrip("/")) for path in found]
@@ -126,8 +128,8 @@ class Target:
             OutputError: it cannot be removed.
         """
         with explained(url), contextlib.suppress(FileNotFoundError):
-            if urls.is_local(url):
-                os.unlink(local_path(url))
+            if (place := Place(url)).is_local:
+                os.unlink(place.absolute.path)
             else:
                 filesystem, name = self._fresh(url)
                 if filesystem.exists(name):
@@ -135,7 +137,7 @@ class Target:
 
     def _fresh(self, url: str) -> tuple[Any, str]:
         """The file system, which forgets what it knows of the store, and the name in it."""
-        filesystem, name = filesystems.open_filesystem(url, self.storage_options)
+        filesystem, name = filesystems.open_filesystem(url, self.session)
         filesystem.invalidate_cache()
         return filesystem, name
 
@@ -143,8 +145,8 @@ class Target:
     def _written(self, url: str) -> Iterator[tuple[Any, str]]:
         """(file system, the name to write to): in the end, the file has its own name, or there is none."""
         with explained(url):
-            filesystem, final = filesystems.open_filesystem(url, self.storage_options)
-            if urls.scheme_of(url) in _WHOLE:
+            filesystem, final = filesystems.open_filesystem(url, self.session)
+            if Place(url).scheme in _WHOLE:
                 yield filesystem, final
                 return
             name = f"{final}.{secrets.token_hex(4)}.part"
@@ -155,11 +157,6 @@ class Target:
                 with contextlib.suppress(Exception):
                     filesystem.rm_file(name)
                 raise
-
-
-def local_path(url: str) -> str:
-    """The absolute path behind a local URL or path."""
-    return os.path.abspath(os.path.expanduser(urls.local_path(url)))
 
 
 def check_place(output: str, what: str, name: str) -> str:
@@ -173,9 +170,10 @@ def check_place(output: str, what: str, name: str) -> str:
     Raises:
         OutputError: it is a URL, a directory, or in a directory that does not exist.
     """
-    if not urls.is_local(output):
+    place = Place(output)
+    if not place.is_local:
         raise OutputError(f"{output}: {what} is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    path = place.absolute.path
     if os.path.isdir(path):
         raise OutputError(f"{output}: is a directory; give a file, like {os.path.join(output, name)}", path=path)
     if not os.path.isdir(os.path.dirname(path)):
@@ -233,12 +231,11 @@ def check_replaceable(
         raise OutputExistsError(f"{path}: exists, and is no {what}; write elsewhere{words}", path=path, hint=hint)
 
 
-def _is_file(place: str, status: os.stat_result) -> bool:
+def _is_file(url: str, status: os.stat_result) -> bool:
     """Whether a URL or path leads to a file, also by links."""
-    if not urls.is_local(place):
-        return False
+    place = Place(url)
     try:
-        return os.path.samestat(os.stat(os.path.expanduser(urls.local_path(place))), status)
+        return place.is_local and os.path.samestat(os.stat(place.path), status)
     except (OSError, ValueError):  # it is not there, or no name of a file
         return False
 
@@ -262,5 +259,5 @@ def _explain(url: str, error: Exception) -> WidsError:
     cause = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ImportError):
         return DependencyError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
-    advice = "check the path and its permissions" if urls.is_local(url) else "check the URL, credentials and options"
+    advice = "check the path and its permissions" if Place(url).is_local else "check the URL, credentials and options"
     return OutputError(f"{url}: cannot be written ({cause}); {advice}", url=url)

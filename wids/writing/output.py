@@ -18,8 +18,8 @@ from wids.errors import OutputExistsError, SpecError
 from wids.files import atomic, system
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.table import SUFFIX
-from wids.transport import urls
-from wids.transport.upload import Target, explained, local_path
+from wids.transport.place import Place, relative_name
+from wids.transport.upload import Target, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,28 +48,28 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def directory(self) -> str:
         """Where they lie; "" is the working directory."""
-        return urls.directory_of(self.head + self.tail)
+        return str(Place(self.head + self.tail).directory)
 
     @property
     def name(self) -> str:
         """Of the dataset: ``train`` for ``out/train-%06d.tar``, ``index`` where only the number is left."""
-        stem = urls.basename_of(self.head + "0")[:-1].rstrip("-_.") + self.tail.removesuffix(".tar")
+        stem = Place(self.head + "0").name[:-1].rstrip("-_.") + self.tail.removesuffix(".tar")
         return stem.strip("-_.") or "index"
 
     @property
     def index_url(self) -> str:
         """Of the index, beside the shards."""
-        start = len(self.head) - len(urls.basename_of(self.head + "0")[:-1])
+        start = len(self.head) - len(Place(self.head + "0").name[:-1])
         return f"{self.head[:start]}{self.name}.json"
 
     def number_of(self, basename: str) -> int | None:
         """Which shard a file beside them is; None if it is none of this pattern."""
-        head = urls.basename_of(self.head + "0")[:-1]
+        head = Place(self.head + "0").name[:-1]
         digits = basename[len(head) : len(basename) - len(self.tail)]
         if not (digits.isascii() and digits.isdigit()):
             return None
         number = int(digits)
-        return number if basename == urls.basename_of(self.url(number)) else None
+        return number if basename == Place(self.url(number)).name else None
 
 
 def parse_pattern(text: str) -> ShardPattern:
@@ -93,7 +93,7 @@ def parse_pattern(text: str) -> ShardPattern:
 def index_json(shardlist: Sequence[dict[str, Any]], *, name: str, info: Any = None) -> str:
     """The text of an index: one line for each value, so that two of them can be compared."""
     facts = {} if info is None else {"info": info}
-    rows = [{**row, "url": urls.relative_name(row["url"])} for row in shardlist]
+    rows = [{**row, "url": relative_name(row["url"])} for row in shardlist]
     return json.dumps({"wids_version": 1, "name": name, **facts, "shardlist": rows}, indent=1)
 
 
@@ -108,8 +108,8 @@ class ShardTarget(Target):
         Raises:
             OutputError: it cannot be put there. OutputExistsError: in the place of its table is another file.
         """
-        if urls.is_local(url):
-            path = local_path(url) + SUFFIX
+        if (place := Place(url)).is_local:
+            path = place.absolute.path + SUFFIX
             check_table_replaceable(path)
             if table is None:  # that of an earlier shard
                 self.remove(url + SUFFIX)
@@ -160,8 +160,8 @@ class ShardTarget(Target):
         others = [url for k, url in self.find_shards(pattern).items() if k not in kept]
         for url in others:
             with contextlib.suppress(OutputExistsError):  # another file
-                if urls.is_local(url):
-                    check_table_replaceable(local_path(url) + SUFFIX)
+                if (place := Place(url)).is_local:
+                    check_table_replaceable(place.absolute.path + SUFFIX)
                 self.remove(url + SUFFIX)
             self.remove(url)
         return len(others)
@@ -169,10 +169,11 @@ class ShardTarget(Target):
 
 def sweep(pattern: ShardPattern) -> None:
     """Remove part files of a local pattern that no process is writing: of runs that were killed."""
-    if not urls.is_local(pattern.url(0)):
+    first = Place(pattern.url(0))
+    if not first.is_local:
         return
-    directory = os.path.dirname(local_path(pattern.url(0)))
-    index = urls.basename_of(pattern.index_url) + "."
+    directory = os.path.dirname(first.absolute.path)
+    index = Place(pattern.index_url).name + "."
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             stem, _, rest = name.partition(".tar.")

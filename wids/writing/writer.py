@@ -20,8 +20,8 @@ from wids.files import tempdirs
 from wids.order.validation import suggest_names
 from wids.tables import headers
 from wids.tables.keys import encode_name, first_dot
-from wids.transport import urls
-from wids.transport.upload import local_path
+from wids.transport.place import Place
+from wids.transport.session import Session
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.shard_file import ShardFile
 
@@ -173,7 +173,7 @@ class ShardWriter:
             encode_field(".json", info)  # now, and not when all samples are written
         except SampleError as error:
             raise InputError(f"info cannot be in an index: {error}") from error
-        self._target = ShardTarget(storage_options)
+        self._target = ShardTarget(Session(storage_options))
         self._keys: set[str] = set()
         self._place: str | None = None  # where shards are written before they go away
         self._at_end = contextlib.ExitStack()
@@ -183,7 +183,7 @@ class ShardWriter:
         self._target.make_directory(self.index)
         self._target.check_free(self._pattern, overwrite=overwrite)
         sweep(self._pattern)
-        if not urls.is_local(self.index):
+        if not Place(self.index).is_local:
             self._place = self._at_end.enter_context(tempdirs.directory("writer"))
         self._pid = os.getpid()
         self._is_closed = False
@@ -251,7 +251,7 @@ class ShardWriter:
         except BaseException:
             self.discard()
             raise
-        self.shards.append({"url": urls.basename_of(url), **facts})
+        self.shards.append({"url": Place(url).name, **facts})
         self._shard = None
         self._keys.clear()
 
@@ -303,7 +303,8 @@ class ShardWriter:
 
     def _begin(self) -> ShardFile:
         url = self._pattern.url(len(self.shards))
-        path = local_path(url) if self._place is None else os.path.join(self._place, urls.basename_of(url))
+        place = Place(url)
+        path = place.absolute.path if self._place is None else os.path.join(self._place, place.name)
         return ShardFile(path, url=url, has_md5=self._has_md5)
 
     def __enter__(self) -> Self:

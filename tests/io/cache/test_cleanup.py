@@ -33,6 +33,7 @@ from tests.support.shards import digests, serve, survey_shard, write_index, writ
 from wids.cache import cleanup, limits, usage_hints
 from wids.files import atomic, locks
 from wids.files.holders import Holder
+from wids.transport.session import Session
 
 ROOT = str(Path(wids.__file__).parents[1])
 
@@ -640,7 +641,7 @@ def test_survey_of_a_shard(tmp_path):
     assert survey_shard(path, group="key", checksums=())["nsamples"] == 3
     with serve(tmp_path) as server:
         assert survey_shard(f"{server.url}/s.tar")["md5sum"] == md5
-    assert survey_shard(f"pipe:cat {path}", allow_pipe=True)["md5sum"] == md5
+    assert survey_shard(f"pipe:cat {path}", session=Session(allow_pipe=True))["md5sum"] == md5
     assert os.listdir(tmp_path) == ["s.tar"]
 
 

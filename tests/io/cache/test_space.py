@@ -40,6 +40,7 @@ from wids.policy.eviction import Entry
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
+from wids.transport.session import Session
 
 A, B = shards.shard("a"), shards.shard("b")
 
@@ -234,7 +235,9 @@ def test_a_table_for_which_a_shard_must_go(tmp_path, home, events):
     limit = len(data) + os.path.getsize(table_of(reader.path))
     paths = fill(home, "a", limit - len(data) - table_allowance(len(data), 3))
     events.clear()
-    reader = AutoProvider(cache_dir=home, cache_local=True, cache_size=limit, hooks=[events]).open(described(url, data))
+    reader = AutoProvider(cache_dir=home, cache_local=True, cache_size=limit, session=Session(hooks=[events])).open(
+        described(url, data)
+    )
     assert names_in(home) == [os.path.basename(reader.path)]
     assert events[0] == Evicted(path=paths[0], size_bytes=limit - len(data) - table_allowance(len(data), 3))
 

@@ -45,6 +45,7 @@ from wids.index.spec import Shard
 from wids.readers import memo
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -63,7 +64,9 @@ def opened(cache, events):
 
     def open_and_read(shard, **options):
         events.clear()
-        return texts(AutoProvider(**{"cache_dir": str(cache), "hooks": [events], **options}).open(shard))
+        return texts(
+            AutoProvider(**{"cache_dir": str(cache), "session": Session(hooks=[events]), **options}).open(shard)
+        )
 
     return open_and_read
 
@@ -93,7 +96,7 @@ def test_local_shards_are_read_in_place(tmp_path, cache, opened, events):
     path = shards.write(tmp_path / "data" / "ä b.tar", A)
     before = os.stat(path)
     for url in (path, f"file://{path}", f"file://localhost{path}".replace(" ", "%20")):
-        reader = AutoProvider(cache_dir=str(cache), hooks=[events]).open(described(url, A))
+        reader = AutoProvider(cache_dir=str(cache), session=Session(hooks=[events])).open(described(url, A))
         assert (texts(reader), reader.path, reader.url) == (texts_of(), path, url)
     assert os.listdir(tmp_path / "data") == ["ä b.tar"]
     assert os.stat(path) == before
@@ -227,7 +230,7 @@ def test_grouping_and_key_rules(tmp_path, opened, events):
     atomic.write_atomically(path + ".widx", member_tables.scan_table(fd, path, facts).to_bytes())
     os.close(fd)
     shard = Shard(url=path, nsamples=3)
-    opener = AutoProvider(cache_dir=None, hooks=[events])
+    opener = AutoProvider(cache_dir=None, session=Session(hooks=[events]))
     assert [s["__key__"] for s in opener.open(shard)] == ["a", "b", "a"]
     assert events == [RepeatedKeys(url=path, count=1), events[1]]
     merged = AutoProvider(cache_dir=None, group="key").open(shard)
@@ -323,7 +326,7 @@ def test_localname(tmp_path, server, form, events):
     }[form]
     shard = described(server.add("/a.tar", A), A)
     for _ in range(2):
-        reader = AutoProvider(cache_dir=None, localname=place, hooks=[events]).open(shard)
+        reader = AutoProvider(cache_dir=None, localname=place, session=Session(hooks=[events])).open(shard)
         assert (texts(reader), reader.path) == (texts_of(), f"{tmp_path}/a.tar")
     assert len(server.requests) == 1
     assert events.names() == ["Fetched", "Opened", "Hit", "Opened"]
@@ -332,7 +335,7 @@ def test_localname(tmp_path, server, form, events):
 def test_localname_in_place(tmp_path, server, events):
     """A file that is there already is read as it is, never fetched, replaced or provided with a table."""
     path = shards.write(tmp_path / "a.tar", A)
-    opener = AutoProvider(cache_dir=None, localname=lambda url: path, hooks=[events])
+    opener = AutoProvider(cache_dir=None, localname=lambda url: path, session=Session(hooks=[events]))
     for _ in range(2):
         assert texts(opener.open(Shard(url=server.url + "/a.tar", nsamples=3))) == texts_of()
     with pytest.raises(ChangedShardError):
@@ -354,7 +357,7 @@ def test_localname_that_gives_the_url(tmp_path, monkeypatch, url):
 def test_localname_never_overwrites_what_the_user_put_there(tmp_path, server, events):
     """A file put where a fetch failed before, or beside a table that was published with it, is the user's."""
     path = str(tmp_path / "a.tar")
-    opener = AutoProvider(cache_dir=None, localname=lambda url: path, hooks=[events])
+    opener = AutoProvider(cache_dir=None, localname=lambda url: path, session=Session(hooks=[events]))
     shard = Shard(url=server.url + "/a.tar", nsamples=4)
     with pytest.raises(ShardNotFoundError):
         opener.open(shard)
@@ -515,16 +518,18 @@ def test_other_sources(opened, tmp_path, events):
     path = shards.write(tmp_path / "b.tar", B)
     with pytest.raises(NotAllowedError):
         opened(described(f"pipe:cat {path}", B))
-    assert opened(described(f"pipe:cat {path}", B), allow_pipe=True) == texts_of("b")
+    assert opened(described(f"pipe:cat {path}", B), session=Session(hooks=[events], allow_pipe=True)) == texts_of("b")
     # A program that makes a new file of its own and moves it in place, as many downloaders do.
     script = f"cp {path} $1.own; mv $1.own $1"
-    assert opened(described(f"pipe:sh -c '{script}' x {{local}}", B), allow_pipe=True) == texts_of("b")
+    assert opened(
+        described(f"pipe:sh -c '{script}' x {{local}}", B), session=Session(hooks=[events], allow_pipe=True)
+    ) == texts_of("b")
     assert events.names() == ["Fetched", "Opened"]
 
 
 def test_storage_options_reach_the_file_system(server, cache, opened):
     """Headers given for the file system are sent."""
-    opened(described(server.add("/a.tar", A), A), storage_options={"headers": {"X-Token": "t"}})
+    opened(described(server.add("/a.tar", A), A), session=Session({"headers": {"X-Token": "t"}}))
     assert server.headers[0]["x-token"] == "t"
 
 
@@ -640,7 +645,7 @@ def test_a_new_index_with_an_old_server(server, cache, opened):
 def test_an_index_with_a_wrong_count_costs_one_fetch(server, cache, events):
     """A shard that holds another count than the index says is handed out for its reader to refuse, fetched once."""
     url = server.add("/a.tar", A)
-    opener = AutoProvider(cache_dir=str(cache), hooks=[events])
+    opener = AutoProvider(cache_dir=str(cache), session=Session(hooks=[events]))
     for _ in range(3):
         assert len(opener.open(described(url, A, nsamples=4))) == 3
     assert len(server.requests) == 1
@@ -662,7 +667,7 @@ def test_checksums_that_the_index_learns_are_proved(server, cache, events, has_l
     Also where one index has the md5 and another one the CRC-32: neither forgets what the other found out.
     """
     place = {"localname": lambda url: str(cache / "a.tar")} if has_localname else {}
-    opener = AutoProvider(cache_dir=str(cache), hooks=[events], **place)
+    opener = AutoProvider(cache_dir=str(cache), session=Session(hooks=[events]), **place)
     url = server.add("/a.tar", A)
     none, md5 = described(url, A, md5sum=None), described(url, A)
     crc32 = described(url, A, md5sum=None, crc32=crc32_of(A))
@@ -886,7 +891,7 @@ def test_other_groupings_of_cached_shards(server, opened, events, cache):
     counts = []
     for options in itertools.islice(rules, 8):
         standard = {"nsamples": 3} if not options else {"nsamples": 2}
-        opener = AutoProvider(cache_dir=str(cache), hooks=[events], **options)
+        opener = AutoProvider(cache_dir=str(cache), session=Session(hooks=[events]), **options)
         counts.append(len(opener.open(described(url, data, **standard))))
         opener.open(described(url, data, **standard))
     assert counts == [2, 3, 1, 3] * 2
@@ -1032,7 +1037,7 @@ def test_hooks_that_fail_change_nothing(server, opened, caplog):
 
     shard = described(server.add("/a.tar", A, status(500), whole), A)
     for _ in range(2):
-        assert opened(shard, hooks=[broken]) == texts_of()
+        assert opened(shard, session=Session(hooks=[broken])) == texts_of()
     assert len(server.requests) == 2
     assert caplog.text.count("RuntimeError: mine") == 5
 
@@ -1047,7 +1052,7 @@ def test_hooks_may_open_what_they_are_told_of(server, cache):
             seen.append(type(event).__name__)
             seen.extend(texts(opener.open(described(url, A))))
 
-    opener = AutoProvider(cache_dir=str(cache), hooks=[curious])
+    opener = AutoProvider(cache_dir=str(cache), session=Session(hooks=[curious]))
     opener.open(described(url, A))
     assert seen == ["Fetched", *texts_of()]
 
@@ -1060,7 +1065,7 @@ def test_a_hook_that_would_wait_for_itself(server, cache, caplog):
         if event.__class__.__name__ == "Retried":
             AutoProvider(cache_dir=str(cache)).open(described(url, A))
 
-    reader = AutoProvider(cache_dir=str(cache), hooks=[hasty]).open(described(url, A))
+    reader = AutoProvider(cache_dir=str(cache), session=Session(hooks=[hasty])).open(described(url, A))
     assert texts(reader) == texts_of()
     assert "does a hook open shards?" in caplog.text
 
@@ -1073,7 +1078,7 @@ def test_a_hook_that_stops_the_program(server, cache):
 
     shard = described(server.add("/a.tar", A), A)
     with pytest.raises(KeyboardInterrupt):
-        AutoProvider(cache_dir=str(cache), hooks=[stop]).open(shard)
+        AutoProvider(cache_dir=str(cache), session=Session(hooks=[stop])).open(shard)
     assert shards.files_open_in(cache) == []
     assert texts(AutoProvider(cache_dir=str(cache)).open(shard)) == texts_of()
     assert cached_files(cache) == [".wids/tables/a.tar.widx", "a.tar"]
@@ -1107,7 +1112,7 @@ def test_nothing_stays_open(server, tmp_path, cache, opened):
 def test_one_key_on_two_servers_has_two_places(tmp_path, options):
     """Where the URL does not say which server holds a bucket, the options do, and the cache keeps the shards apart."""
     stores = [
-        AutoProvider(cache_dir=str(tmp_path), storage_options=given) for given in (None, {}, {"anon": True}, options)
+        AutoProvider(cache_dir=str(tmp_path), session=Session(given)) for given in (None, {}, {"anon": True}, options)
     ]
     *same, other = [store.cache.place("s3://bucket/a.tar")[0] for store in stores]
     assert len(set(same)) == 1

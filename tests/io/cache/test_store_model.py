@@ -36,6 +36,7 @@ from wids.files.identity import Identity
 from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
+from wids.transport.session import Session
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
 # Later than any file is really written, so that the order of use is the model's, to the step.
@@ -309,7 +310,11 @@ class Directory(RuleBasedStateMachine):
     def start(self, limit, is_keeping, knows):
         """A program with an index of what is served now."""
         store = AutoProvider(
-            cache_dir=self.cache, cache_local=True, cache_size=limit, keep=is_keeping, hooks=[self.events]
+            cache_dir=self.cache,
+            cache_local=True,
+            cache_size=limit,
+            keep=is_keeping,
+            session=Session(hooks=[self.events]),
         )
         self.users.append(User(store, limit, is_keeping, knows, dict(self.server)))
 

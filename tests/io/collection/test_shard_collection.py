@@ -5,6 +5,7 @@ import os
 from tests.support.shards import serve, write_shards
 from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.readers.provider import AutoProvider
+from wids.transport.session import PLAIN
 from wids.writing.pack.datasets import list_dataset
 
 
@@ -35,7 +36,7 @@ def test_remote_tars_are_packed_without_an_index(tmp_path):
             f"{server.url}/s{{0..1}}.tar",
             cache_dir=str(tmp_path / "cache"),
             keep_fields=None,
-            storage_options=None,
+            session=PLAIN,
             tell=told.append,
         )
         assert (listing.items, told) == (range(5), [3, 5])

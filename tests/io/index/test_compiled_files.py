@@ -27,6 +27,7 @@ from wids.index.spec import list_shards
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
 from wids.order.layout import inside_of
 from wids.testing import Server
+from wids.transport.session import Session
 
 COUNTS = (3, 4, 2, 5)
 
@@ -373,12 +374,12 @@ def test_options_go_to_the_same_servers(tmp_path, cache, set_limits):
         raw = {"wids_version": 1, "shardlist": shards, "datasets": parts}
         place = write_json(tmp_path / "whole.json", raw)
         given = {"headers": {"X": "1"}}
-        found = [load_shards(place, storage_options=given, cache_dir=cache) for _ in range(2)]
+        found = [load_shards(place, session=Session(given), cache_dir=cache) for _ in range(2)]
         assert [shards.origin is not None for _, shards, _ in found] == [True, True]
         set_limits(compiled_files, min_shards=1 << 30)
-        _, _, expected = load_shards(place, storage_options=given, cache_dir=cache)
+        _, _, expected = load_shards(place, session=Session(given), cache_dir=cache)
         assert [options for _, _, options in found] == [expected] * 2
-        assert "https://mine.invalid" in expected
+        assert "https://mine.invalid" in expected.storage_options
 
 
 # --- compiled indexes that are opened themselves

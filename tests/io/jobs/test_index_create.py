@@ -37,6 +37,7 @@ from wids.readers.header_reader import Window
 from wids.tables import table as tables
 from wids.tables import tar
 from wids.transport import urls
+from wids.transport.session import Session
 
 
 def read(path):
@@ -582,7 +583,7 @@ def test_a_bucket(tmp_path, no_waits, store):
         place = buckets.place()
         found = [place.add(f"d/s{k}.tar", pack([(f"{j}.txt", b"x") for j in range(k + 1)])) for k in (10, 2)]
         place.add("d/notes.txt", b"x")
-        wanted = IndexSettings(has_tables=True, storage_options=place.options)
+        wanted = IndexSettings(has_tables=True, session=Session(place.options))
         told = create_index([f"{place.url}/d/"], output, settings=wanted)
         assert (told.samples, told.surveyed, told.tables) == (14, 2, {})
         assert urls_in(output) == [found[1], found[0]]

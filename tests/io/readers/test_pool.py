@@ -28,6 +28,7 @@ from wids.index.spec import Shard
 from wids.readers import lru as lru_module
 from wids.readers.pool import LRUCache, OpenShards, default_capacity
 from wids.readers.provider import AutoProvider
+from wids.transport.session import Session
 
 TAGS = "abcdef"
 
@@ -55,7 +56,7 @@ def make_pool(paths, *, capacity=3, hooks=()):
     """A pool for local shards."""
     known = {path: Shard(url=path, nsamples=3) for path in paths}
     return OpenShards(
-        AutoProvider(cache_dir=None, hooks=hooks),
+        AutoProvider(cache_dir=None, session=Session(hooks=hooks)),
         capacity=capacity,
         find=functools.partial(operator.getitem, known),
         hooks=hooks,

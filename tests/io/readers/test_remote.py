@@ -44,6 +44,7 @@ from wids.tables import table as tables
 from wids.tables.table import MemberTable
 from wids.transport import filesystems, range_client
 from wids.transport.range_client import ShardBytes
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("own_cache", "no_waits")
 
@@ -344,7 +345,7 @@ def test_headers_of_two_versions(web, far, place):
     faults = [*[whole] * place, replaced(new), whole]
     url = web.add("/a.tar", old, *(said(fault, **WEAK["time"]) for fault in faults))
     source = ShardBytes(url)
-    provider = RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
+    provider = RangeProvider(is_final=True, session=Session(), rule="first-dot", group="adjacent")
 
     def scan():
         try:
@@ -728,7 +729,7 @@ def test_threads_that_find_at_once_that_it_is_over():
 
 def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
     """Summing them up meets others that come and go."""
-    store = RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
+    store = RangeProvider(is_final=True, session=Session(), rule="first-dot", group="adjacent")
     table = table_of(shards.shard("a", 3))
     count = iter(range(50))
 

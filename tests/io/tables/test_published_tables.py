@@ -20,8 +20,9 @@ from wids.readers.provider import AutoProvider
 from wids.tables import published_tables
 from wids.tables import table as tables
 from wids.tables.published_tables import ENOUGH, MissingTables, PublishedTables
-from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
+from wids.transport.place import Place
+from wids.transport.session import Session
 
 TAGS = "abcdefgh"
 
@@ -150,7 +151,7 @@ def test_another_directory_is_another_question(web, home):
     web.add("/x/a.tar", shards.shard("a"))
     assert not read(process(home), described(f"{web.url}/x/a.tar", web.files["/x/a.tar"]))
     assert [path for path in web.requests if path.endswith(tables.SUFFIX)][3:] == [f"/x/a.tar{tables.SUFFIX}"]
-    missing = MissingTables(cache_dir=home, storage_options={"endpoint_url": "http://other"})
+    missing = MissingTables(cache_dir=home, session=Session({"endpoint_url": "http://other"}))
     with missing.asking(f"{web.url}/d.tar", bool):
         pass
 
@@ -168,9 +169,9 @@ def test_trouble_is_no_answer(web, home):
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"shards": 5}', b'{"found": "x"}', b"\xff" * 100])
 def test_a_damaged_note_is_none(web, home, data):
     """Whatever it holds, the shards are asked about again, and it is replaced."""
-    missing = MissingTables(cache_dir=home, storage_options=None)
+    missing = MissingTables(cache_dir=home, session=Session())
     kept = SharedFiles(home, published_tables.UNTABLED_SUFFIX)
-    name = missing._name(urls.directory_of(f"{web.url}/a.tar"))
+    name = missing._name(str(Place(f"{web.url}/a.tar").directory))
     kept.publish(name, lambda path, fd: os.write(fd, data))
     assert not read(process(home), shard_of(web, "a"))
     assert asked(web) == "a"
@@ -183,20 +184,20 @@ def test_notes_of_another_time_do_not_count(web, home, clock):
         assert not read(process(home), shard_of(web, tag))
     for moved in (-10.0, -1e6, 1e6):
         clock[0] = 1_000_000.0 + moved
-        assert process(home)._missing._look(urls.directory_of(f"{web.url}/a.tar")).shards == {}
+        assert process(home)._missing._look(str(Place(f"{web.url}/a.tar").directory)).shards == {}
 
 
 def test_a_note_has_an_end(home, monkeypatch):
     """Of a large directory in which some shards have tables, the newest missing ones are remembered."""
     monkeypatch.setattr(published_tables, "_MAX_SHARDS", 5)
-    missing = MissingTables(cache_dir=home, storage_options=None)
+    missing = MissingTables(cache_dir=home, session=Session())
     with missing.asking("http://h/d/t.tar", bool):
         pass
     for number in range(9):
         with pytest.raises(ShardNotFoundError), missing.asking(f"http://h/d/{number}.tar", bool):
             raise ShardNotFoundError("none")
-    other = MissingTables(cache_dir=home, storage_options=None)
-    assert len(other._look(urls.directory_of("http://h/d/t.tar")).shards) == 5
+    other = MissingTables(cache_dir=home, session=Session())
+    assert len(other._look(str(Place("http://h/d/t.tar").directory)).shards) == 5
     with pytest.raises(ShardNotFoundError), other.asking("http://h/d/8.tar", bool):
         raise AssertionError("asked")
     with other.asking("http://h/d/0.tar", bool):
@@ -224,9 +225,9 @@ def test_nothing_is_made_where_nothing_is_missing(web, tmp_path):
 
 def test_who_waits_for_another_process_may_give_up(web, home):
     """While one process asks, another waits for its answer, but not for longer than it would for its own."""
-    first, second = (MissingTables(cache_dir=home, storage_options=None) for _ in range(2))
+    first, second = (MissingTables(cache_dir=home, session=Session()) for _ in range(2))
     url, asks = f"{web.url}/a.tar", []
-    note = first._kept.path(first._name(urls.directory_of(url)))
+    note = first._kept.path(first._name(str(Place(url).directory)))
     with first.asking(url, bool):
         with first.asking(f"{web.url}/b.tar", bool):  # a batch of this process waits once
             pass

@@ -57,6 +57,7 @@ from wids.events import Retried
 from wids.files import system
 from wids.index.spec import Shard
 from wids.transport import download, filesystems, retrying
+from wids.transport.session import Session
 from wids.transport.upload import Target
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -89,7 +90,7 @@ def fetch_body(url, target, *, expected=BODY, **options):
 
 def test_http(server, target, events):
     """A body arrives byte for byte, in one request, without an event."""
-    assert fetch_body(server.add("/a.tar", BODY), target, hooks=[events]) == BODY
+    assert fetch_body(server.add("/a.tar", BODY), target, session=Session(hooks=[events])) == BODY
     assert server.requests == ["/a.tar"]
     assert events == []
 
@@ -118,7 +119,7 @@ TRANSIENT = {
 def test_what_passes_is_tried_again(server, target, events, fault):
     """After one transient fault the second try brings the whole body, and says so in one event."""
     url = server.add("/a.tar", BODY, fault, whole)
-    assert fetch_body(url, target, hooks=[events]) == BODY
+    assert fetch_body(url, target, session=Session(hooks=[events])) == BODY
     assert server.requests == ["/a.tar"] * 2
     [event] = events
     assert (type(event), event.url, event.attempt) == (Retried, url, 1)
@@ -129,7 +130,7 @@ def test_what_passes_is_tried_again(server, target, events, fault):
 def test_a_stall_ends(server, target, events, set_limits, fault):
     """A connection that says nothing more is given up after the read time-out, and the transfer tried again."""
     set_limits(filesystems, read_seconds=0.2)
-    assert fetch_body(server.add("/a.tar", BODY, fault, whole), target, hooks=[events]) == BODY
+    assert fetch_body(server.add("/a.tar", BODY, fault, whole), target, session=Session(hooks=[events])) == BODY
     assert len(server.requests) == 2
     assert len(events) == 1
 
@@ -137,7 +138,7 @@ def test_a_stall_ends(server, target, events, set_limits, fault):
 def test_the_time_out_can_be_chosen(server, target):
     """A time-out in storage_options replaces ours."""
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.2)}}
-    assert fetch_body(server.add("/a.tar", BODY, stall, whole), target, storage_options=options) == BODY
+    assert fetch_body(server.add("/a.tar", BODY, stall, whole), target, session=Session(options)) == BODY
 
 
 def test_a_longer_try_leaves_nothing_behind(server, target):
@@ -189,7 +190,7 @@ def test_other_encodings(server, target):
 def test_headers_can_be_added(server, target):
     """Headers in storage_options are sent, besides ours."""
     options = {"client_kwargs": {"headers": {"X-Mine": "1"}}, "headers": {"X-Other": "2"}}
-    fetch_body(server.add("/a.tar", BODY), target, storage_options=options)
+    fetch_body(server.add("/a.tar", BODY), target, session=Session(options))
     sent = server.headers[0]
     assert (sent["x-mine"], sent["x-other"], sent["accept-encoding"]) == ("1", "2", "identity")
 
@@ -224,7 +225,7 @@ def test_a_redirect_that_is_not_followed_is_final(server, target, events, place)
     retrying.note_answered([server.url])
     url = server.add("/a.tar", b"", redirect(place))
     with pytest.raises(FetchError, match=f"the server leads to {place}, and only http") as caught:
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert (caught.value.url, events, server.requests) == (url, [], ["/a.tar"])
 
 
@@ -259,7 +260,7 @@ def test_other_file_systems(target, tmp_path):
         assert fetch_body(f"file://{path}".replace(" ", "%20"), target) == BODY
         chained = "simplecache::memory://bucket/a b?.tar"
         options = {"simplecache": {"cache_storage": str(tmp_path / "simple")}}
-        assert fetch_body(chained, target, storage_options=options) == BODY
+        assert fetch_body(chained, target, session=Session(options)) == BODY
     finally:
         fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
@@ -290,7 +291,7 @@ def test_a_final_answer_is_final(server, target, events, code, kind, advice):
     fault = status(code) if code not in (204, 304) else lambda reply, _: reply.start(code)  # these have no body
     url = server.add("/a.tar", BODY, fault)
     with pytest.raises(kind, match=advice) as caught:
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert type(caught.value) is kind
     assert url in str(caught.value)
     assert caught.value.url == url
@@ -302,7 +303,7 @@ def test_tries_are_bounded(server, target, events, fault):
     """A fault that stays, of a server that never was better, is reported after ten seconds, with what it was."""
     url = server.add("/a.tar", BODY, fault)
     with pytest.raises(FetchError, match="tries: 6") as caught:
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert type(caught.value) is FetchError
     assert caught.value.__cause__ is not None
     assert len(server.requests) == 6
@@ -313,7 +314,7 @@ def test_tries_are_bounded(server, target, events, fault):
 def test_damage_that_stays_is_tried_twice(server, target, events, fault):
     """A body that is wrong the same way twice gets no third try; the error is the check's own."""
     with pytest.raises(SizeMismatchError):
-        fetch_body(server.add("/a.tar", BODY, fault), target, hooks=[events])
+        fetch_body(server.add("/a.tar", BODY, fault), target, session=Session(hooks=[events]))
     assert (len(server.requests), len(events)) == (2, 1)
 
 
@@ -348,7 +349,7 @@ def test_nobody_listens(target):
 def test_urls_that_are_none(target, events, url):
     """A URL that cannot be read is final and says what to check."""
     with pytest.raises(FetchError, match="check the URL"):
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert events == []
 
 
@@ -621,7 +622,7 @@ def test_a_fork_fetches(server, target, events, set_limits):
     assert fetch_body(url, target) == BODY
     assert call_in_child(fetch_and_collect, url, shards.write(target + "-child", b"")) == BODY
     # The parent's connection was idle during the fork; broken by the child, it would stall until the read time-out.
-    assert fetch_body(url, target, hooks=[events]) == BODY
+    assert fetch_body(url, target, session=Session(hooks=[events])) == BODY
     assert events == []
     assert server.requests == ["/a.tar"] * 3
 

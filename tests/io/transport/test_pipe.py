@@ -17,6 +17,7 @@ from wids.readers.provider import AutoProvider
 from wids.transport import download, retrying
 from wids.transport.download import Transfer
 from wids.transport.failures import CancelledTransferError
+from wids.transport.session import Session
 
 BODY = random.Random(0).randbytes(3 << 20)
 WAYS = pytest.mark.parametrize("way", ["output", "file"])
@@ -148,7 +149,7 @@ def test_a_cancelled_program_is_ended(tmp_path, pids, way):
     def work():
         shard = shards.described(shell(script, way), b"", filesize=None)
         try:
-            AutoProvider(cache_dir=cache, allow_pipe=True).cache.download_ahead(
+            AutoProvider(cache_dir=cache, session=Session(allow_pipe=True)).cache.download_ahead(
                 shard, after=0.0, is_cancelled=cancelled.is_set
             )
         except BaseException as error:
@@ -209,20 +210,20 @@ def test_pipe_is_refused_by_default(target, tmp_path):
 def test_pipe_output_is_the_shard(target, tmp_path):
     """With leave, what the program writes is the shard."""
     path = shards.write(tmp_path / "a b.tar", BODY)
-    assert fetch_body(f"pipe:cat '{path}'", target, allow_pipe=True) == BODY
+    assert fetch_body(f"pipe:cat '{path}'", target, session=Session(allow_pipe=True)) == BODY
 
 
 def test_pipe_local(target, tmp_path):
     """``{local}`` stands for the file to write; then output is not the shard."""
     path = shards.write(tmp_path / "a.tar", BODY)
-    assert fetch_body(f"pipe:cp -v {path} {{local}}", target, allow_pipe=True) == BODY
+    assert fetch_body(f"pipe:cp -v {path} {{local}}", target, session=Session(allow_pipe=True)) == BODY
 
 
 def test_pipe_is_no_shell(target, tmp_path):
     """No letter means anything to a shell: the words reach the program as they are."""
     words = "$(touch {ran}) `touch {ran}` ; touch {ran} | tee {ran} && x > {ran} * ~".format(ran=tmp_path / "ran")
     expected = f"{words}\n".encode()
-    assert fetch_body(f"pipe:echo {words}", target, allow_pipe=True, expected=expected) == expected
+    assert fetch_body(f"pipe:echo {words}", target, session=Session(allow_pipe=True), expected=expected) == expected
     assert os.listdir(tmp_path) == ["target"]
 
 
@@ -230,7 +231,7 @@ def test_pipe_is_no_shell(target, tmp_path):
 def test_pipe_that_fails(target, events):
     """A program that fails is tried again, and its last words are in the error."""
     with pytest.raises(FetchError, match=r"exit code 3; it said: .*no luck"):
-        fetch_body("pipe:sh -c 'echo no luck >&2; exit 3'", target, allow_pipe=True, hooks=[events])
+        fetch_body("pipe:sh -c 'echo no luck >&2; exit 3'", target, session=Session(hooks=[events], allow_pipe=True))
     assert len(events) == 5
 
 
@@ -239,7 +240,7 @@ def test_pipe_that_fails_once(target, tmp_path):
     """What a failed try wrote is gone at the next one."""
     path = shards.write(tmp_path / "a.tar", BODY)
     script = f"cat {path}; if test -e {tmp_path}/ran; then exit 0; fi; touch {tmp_path}/ran; exit 1"
-    assert fetch_body(f'pipe:sh -c "{script}"', target, allow_pipe=True) == BODY
+    assert fetch_body(f'pipe:sh -c "{script}"', target, session=Session(allow_pipe=True)) == BODY
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,6 @@ def test_pipe_that_fails_once(target, tmp_path):
 def test_pipe_without_a_program(target, events, url, says):
     """A command that cannot be run is final, and not mistaken for a shard that is not there."""
     with pytest.raises(FetchError, match=says) as caught:
-        fetch_body(url, target, allow_pipe=True, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events], allow_pipe=True))
     assert not isinstance(caught.value, ShardNotFoundError)
     assert events == []

@@ -12,6 +12,7 @@ from wids.errors import ChangedShardError, FetchError, ShardNotFoundError
 from wids.policy import prefetching
 from wids.transport import filesystems
 from wids.transport.range_client import ShardBytes
+from wids.transport.session import Session
 
 DATA = bytes(i * i % 251 for i in range(50_000))
 
@@ -137,7 +138,7 @@ def test_a_server_without_ranges_is_refused(server):
 def test_faults_are_tried_again(web, events, close_gaps):
     """Only what failed is asked for again; what fails for good says so."""
     url = web.add("/a.tar", DATA, status(503), reset, whole)
-    source = ShardBytes(url, size=len(DATA), hooks=[events])
+    source = ShardBytes(url, size=len(DATA), session=Session(hooks=[events]))
     assert source.read_many([(20, 30_020)]) == [DATA[20:30_020]]
     assert events.names() == ["Retried"] * 2
     web.faults["/a.tar"] = [whole, status(503), whole]

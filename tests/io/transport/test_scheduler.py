@@ -50,6 +50,7 @@ from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
 from wids.transport import download, filesystems, retrying, stores
 from wids.transport.failures import CancelledTransferError
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits", "small_ranges", "nothing_left")
 
@@ -136,7 +137,12 @@ def test_every_byte_once(ranges, target, events, size, is_known):
     body = make(size)
     reserved = []
     url = ranges.add(PATH, body)
-    assert fetch_body(url, target, size=size if is_known else None, reserve=reserved.append, hooks=[events]) == body
+    assert (
+        fetch_body(
+            url, target, size=size if is_known else None, reserve=reserved.append, session=Session(hooks=[events])
+        )
+        == body
+    )
     assert asked_bytes(ranges) == size
     assert all(hi - lo <= RANGE for _, lo, hi in ranges.ranges)
     assert reserved == [size]
@@ -214,7 +220,7 @@ BREAKS = {"reset": reset, "cut": cut, "short": short, "503": status(503), "429":
 def test_only_what_is_missing_is_asked_for_again(ranges, target, events, fault, place):
     """After a break, in whichever range, the next try asks for what that range did not bring, and for nothing else."""
     url = ranges.add(PATH, BODY, *[whole] * place, fault, whole)
-    assert fetch_body(url, target, size=len(BODY), hooks=[events]) == BODY
+    assert fetch_body(url, target, size=len(BODY), session=Session(hooks=[events])) == BODY
     assert [type(event) for event in events] == [Retried]
     assert asked_bytes(ranges) <= len(BODY) + RANGE
     assert len(ranges.ranges) <= len(range(0, len(BODY), RANGE)) + 1
@@ -232,7 +238,7 @@ def test_many_breaks(ranges, target):
 def test_a_transfer_that_gets_on_is_not_given_up(ranges, target, events):
     """Each try brings a little: there may be any number of them."""
     body = make(RANGE)
-    assert fetch_body(ranges.add(PATH, body, part(10)), target, hooks=[events]) == body
+    assert fetch_body(ranges.add(PATH, body, part(10)), target, session=Session(hooks=[events])) == body
     assert len(events) > 12
     assert [lo for _, lo, _ in ranges.ranges] == sorted({lo for _, lo, _ in ranges.ranges})
 
@@ -241,7 +247,7 @@ def test_a_transfer_that_does_not_get_on_is_given_up(ranges, target, events, no_
     """Five minutes of tries that brought nothing are the end, after one that did."""
     url = ranges.add(PATH, BODY, whole, status(503))
     with pytest.raises(FetchError, match=r"503.*tries: 2\d\b"):
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert 285 <= sum(no_waits) <= 300
 
 
@@ -249,7 +255,7 @@ def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, set_limit
     """When the time for all tries is over, there is not another one, however well they go."""
     set_limits(retrying, total_seconds=0.0)
     with pytest.raises(FetchError, match="tries: 1"):
-        fetch_body(ranges.add(PATH, BODY, part(10)), target, hooks=[events])
+        fetch_body(ranges.add(PATH, BODY, part(10)), target, session=Session(hooks=[events]))
     assert events == []
 
 
@@ -259,7 +265,7 @@ def test_a_stall_ends(ranges, target, events, set_limits, fault, place):
     """A range that stops coming ends by the read time-out, and is asked for again from where it stopped."""
     set_limits(filesystems, read_seconds=0.3)
     url = ranges.add(PATH, BODY, *[whole] * place, fault, whole)
-    assert fetch_body(url, target, hooks=[events]) == BODY
+    assert fetch_body(url, target, session=Session(hooks=[events])) == BODY
     assert len(events) == 1
     assert asked_bytes(ranges) <= len(BODY) + RANGE
     if fault is stall:
@@ -432,7 +438,7 @@ def test_index_and_server_disagree(ranges, target, events):
     for has_ranges in (True, False):
         ranges.has_ranges = has_ranges
         with pytest.raises(SizeMismatchError, match=f"{len(BODY)} bytes are there.*filesize 77") as caught:
-            fetch_body(ranges.url + PATH, target, size=77, hooks=[events])
+            fetch_body(ranges.url + PATH, target, size=77, session=Session(hooks=[events]))
         assert (caught.value.expected, caught.value.found) == (77, len(BODY))
     assert len(events) == 2
     assert os.path.getsize(target) == 0
@@ -663,7 +669,7 @@ def test_final_answers(ranges, target, events, code, kind, place):
     """A status that is final ends all ranges, at the first one or later."""
     url = ranges.add(PATH, BODY, *[whole] * place, status(code))
     with pytest.raises(kind) as caught:
-        fetch_body(url, target, hooks=[events])
+        fetch_body(url, target, session=Session(hooks=[events]))
     assert type(caught.value) is kind
     assert caught.value.url == url
     assert events == []
@@ -698,10 +704,10 @@ def test_a_certificate_that_does_not_hold(tmp_path, target, events):
         secure.has_ranges = True
         url = secure.add(PATH, BODY)
         with pytest.raises(UnreachableError, match="certificate or TLS was not accepted"):
-            fetch_body(url, target, hooks=[events])
+            fetch_body(url, target, session=Session(hooks=[events]))
         assert (secure.requests, events) == ([], [])
         trusting = ssl.create_default_context(cafile=file)
-        assert fetch_body(url, target, storage_options={"ssl": trusting}) == BODY
+        assert fetch_body(url, target, session=Session({"ssl": trusting})) == BODY
     finally:
         secure.close()
 
@@ -816,7 +822,7 @@ def test_a_bucket_that_fails_at_times(bucket, target, events, monkeypatch, fault
     """What did not come is asked for again, and nothing else."""
     monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.2)
     bucket.faults = [None, fault, None, fault]
-    assert fetch_body(URL, target, hooks=[events]) == BODY
+    assert fetch_body(URL, target, session=Session(hooks=[events])) == BODY
     assert len(bucket.asked) == len(range(0, len(BODY), RANGE)) + 2
     assert len(events) == 1
 

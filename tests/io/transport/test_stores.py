@@ -40,6 +40,7 @@ from wids.index.discovery import find_shards
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.policy import prefetching
 from wids.transport import download, filesystems, retrying
+from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -398,7 +399,7 @@ def test_no_server_that_lists(endpoint, no_waits, connects, name):
     """Likewise where shards are looked for."""
     own = {"token": "anon"} if name.startswith("gs") else {"key": "me", "secret": "sesame"}
     with pytest.raises(UnreachableError, match="connection refused"):
-        find_shards([name], storage_options={"endpoint_url": endpoint, **own})
+        find_shards([name], session=Session({"endpoint_url": endpoint, **own}))
     assert sum(no_waits) <= retrying.LIMITS.first_seconds
     assert len(connects) <= 2 * (len(no_waits) + 1)  # to look for one name may be two requests
 
@@ -406,11 +407,11 @@ def test_no_server_that_lists(endpoint, no_waits, connects, name):
 def test_a_program_s_own_client_keeps_its_retries(s3):
     """What wids takes from a client it takes from its own one, and not where a program has set how many there are."""
     options = dict(s3.options)
-    ours, _ = filesystems.open_filesystem("s3://bucket/a.tar", options, tries_once=True)
+    ours, _ = filesystems.open_filesystem("s3://bucket/a.tar", Session(options), tries_once=True)
     theirs = S3FileSystem(**options)
     assert (ours.retries, theirs.retries) == (1, S3FileSystem.retries)
     options["config_kwargs"] = {"retries": {"max_attempts": 7}}
-    chosen, _ = filesystems.open_filesystem("s3://bucket/a.tar", options, tries_once=True)
+    chosen, _ = filesystems.open_filesystem("s3://bucket/a.tar", Session(options), tries_once=True)
     assert chosen.config_kwargs == options["config_kwargs"]
 
 
@@ -515,9 +516,9 @@ def test_a_name_in_s3_that_looks_like_a_pattern(s3, load, tmp_path):
     """It is the object's; an index is made of it, and read; where there is no such object, it is a pattern."""
     place = s3.place()
     url, _ = place.add("a[1].tar", shard()), place.add("a1.tar", shard("b"))
-    settings = IndexSettings(storage_options=place.options)
+    settings = IndexSettings(session=Session(place.options))
     with pytest.raises(SpecError, match=r"no \.tar files"):
-        find_shards([f"{place.url}/a[2-3]*.tar"], storage_options=place.options)
+        find_shards([f"{place.url}/a[2-3]*.tar"], session=Session(place.options))
     for source, tags in ((url, "a"), (f"{place.url}/?[[]1].tar", "a"), (f"{place.url}/a?.tar", "b")):
         create_index([source], str(tmp_path / "train.json"), settings=settings)
         assert samples_of(load(place, str(tmp_path / "train.json"))) == packed(tags)

@@ -12,7 +12,7 @@ from tests.support.shards import write_shards
 from wids import errors
 from wids.collection.shard_collection import load_shards
 from wids.index.discovery import find_shards
-from wids.transport import urls
+from wids.transport.session import Session
 
 CREDENTIALS = {"x-api-key": "s3cret-key", "authorization": "Basic bWU6czNjcmV0", "cookie": "id=s3cret"}
 ALL, NONE = set(CREDENTIALS), set()
@@ -114,9 +114,9 @@ def test_options_hold_for_buckets_that_an_https_index_names(server):
     """Where the URL names no server, options go with the scheme: the endpoint is the caller's."""
     place = put_index(server, ["s3://bucket/a.tar", "https://elsewhere/a.tar"])
     given = {"headers": {"X-Api-Key": "s3cret"}}
-    _, _, narrowed = load_shards(place, storage_options=given)
-    assert urls.options_for("s3://bucket/a.tar", narrowed) == given
-    assert urls.options_for("https://elsewhere/a.tar", narrowed) == {}
+    _, _, narrowed = load_shards(place, session=Session(given))
+    assert narrowed.options_for("s3://bucket/a.tar") == given
+    assert narrowed.options_for("https://elsewhere/a.tar") == {}
 
 
 @pytest.mark.parametrize("way", ["fetch", "range", "index", "listing"])
@@ -131,9 +131,9 @@ def test_no_credential_follows_a_redirect_to_another_server(server, other, tmp_p
     for suffix in (".tar", ".json", "/"):
         server.add(f"/here{suffix}", b"", redirect(target.url + f"/moved{suffix}"))
     if way == "index":
-        load_shards(server.url + "/here.json", storage_options=options())
+        load_shards(server.url + "/here.json", session=Session(options()))
     elif way == "listing":
-        find_shards([server.url + "/here/"], storage_options=options())
+        find_shards([server.url + "/here/"], session=Session(options()))
     else:
         shards = [(server.url + "/here.tar", 3)]
         dataset = wids.ShardListDataset(shards, cache_dir=tmp_path, storage_options=options(), access=way)

@@ -34,6 +34,7 @@ from wids.readers.provider import AutoProvider
 from wids.tables import headers
 from wids.tables.table import build_table
 from wids.tables.tar import scan
+from wids.transport.session import Session
 from wids.writing.output import parse_pattern
 
 json_values = st.recursive(
@@ -447,7 +448,7 @@ def test_tables_are_used(tmp_path, events):
     """A shard is opened by the member table that was written with it, which is what its headers say."""
     write(tmp_path, texts(5))
     path = str(tmp_path / "t-000.tar")
-    reader = AutoProvider(cache_dir=None, hooks=[events]).open(Shard(url=path, nsamples=None))
+    reader = AutoProvider(cache_dir=None, session=Session(hooks=[events])).open(Shard(url=path, nsamples=None))
     assert [event.has_saved_table for event in events if isinstance(event, Opened)] == [True]
     data = (tmp_path / "t-000.tar").read_bytes()
     built = build_table(

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from wids.cli.format import parse_range, parse_size
-from wids.cli.options import CacheDir, Index, Json, RunFlags, Shards, StorageOptions, with_option_groups
+from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shards, with_option_groups
 from wids.cli.plain_help import App
+from wids.transport.session import PLAIN
 
 cache_app = App(help="List, clean, fill and limit cache directories.")
 
@@ -105,7 +106,7 @@ def warm_cache(
             "--exclude-node", metavar="NODE", help="Of a Ray cluster: an address, a host or an id; repeatable."
         ),
     ] = None,
-    storage_options: StorageOptions = None,
+    session: SessionFlag = PLAIN,
     is_json: Json = False,
 ) -> None:
     """Download the shards of an index into the cache, before a job needs them.
@@ -123,7 +124,7 @@ def warm_cache(
         selected=selected,
         options=run.options(),
         excluded=excluded or (),
-        storage_options=storage_options,
+        session=session,
         is_json=is_json,
     )
 

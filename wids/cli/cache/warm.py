@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from wids.jobs.runner import RunOptions
     from wids.jobs.warm import WarmOutcome
+    from wids.transport.session import Session
 
 
 def warm(
@@ -27,7 +28,7 @@ def warm(
     selected: slice,
     options: RunOptions,
     excluded: Sequence[str],
-    storage_options: dict[str, Any] | None,
+    session: Session,
     is_json: bool,
 ) -> None:
     """Fetch shards into a cache directory, and print what became of them.
@@ -39,15 +40,15 @@ def warm(
         selected: which shards of the index.
         options: what runs it.
         excluded: nodes of a Ray cluster to leave out.
-        storage_options: for fsspec.
+        session: what opens URLs.
         is_json: print JSON, and no progress.
 
     Raises:
         WidsError: the index cannot be read, the shards do not fit, or some did not come.
     """
-    listed, numbers, storage_options, _ = load_selected(index, selected, storage_options)
+    listed, numbers, session, _ = load_selected(index, selected, session)
     chosen = {shard.url: shard for _, shard in listed}
-    settings = WarmSettings(directory=directory, cache_size=cache_size, storage_options=storage_options)
+    settings = WarmSettings(directory=directory, cache_size=cache_size, session=session)
     try:
         with job_bar("fetching", "bytes", is_shown=not is_json) as show:
             outcome = warm_cache([*chosen.values()], settings, options=options, excluded=excluded, show=show)

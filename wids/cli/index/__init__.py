@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from wids.cli.options import Json, Overwrite, RunFlags, StorageOptions, with_option_groups
+from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag, with_option_groups
 from wids.cli.plain_help import App
+from wids.transport.session import PLAIN
 
 index_app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
@@ -59,7 +60,7 @@ class ScanFlags:
             "not read. A wrong one is an error when the shard is opened. Repeatable.",
         ),
     ] = None
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TablesFlags:
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file of this name that is not the index's own pack.")
     ] = False
-    storage_options: StorageOptions = None
+    session: SessionFlag = PLAIN
 
 
 _Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]

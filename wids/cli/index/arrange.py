@@ -29,9 +29,7 @@ def pack(index: str, output: str | None, *, flags: TablesFlags, options: RunOpti
     Raises:
         WidsError: see `wids.jobs.index_tables.pack_tables`.
     """
-    settings = TablesSettings(
-        is_skipping=flags.is_skipping, overwrite=flags.overwrite, storage_options=flags.storage_options
-    )
+    settings = TablesSettings(is_skipping=flags.is_skipping, overwrite=flags.overwrite, session=flags.session)
     with job_bar("packing", is_shown=not is_json) as show:
         outcome = pack_tables(index, output, settings=settings, options=options, show=show)
     print_errors([f"left out: {why}" for why in outcome.failed.values()])

@@ -16,7 +16,7 @@ from wids.errors import OutputExistsError
 from wids.index.writing import stem_of
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import update_index
-from wids.transport.urls import local_path
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,7 @@ def _text_of(info: str | None, output: str) -> str | None:
         OutputExistsError: it is the file that is to be written.
     """
     if info and os.path.isfile(info):
-        path = os.path.expanduser(local_path(output))
+        path = Place(output).path
         if os.path.exists(path) and os.path.samefile(info, path):
             raise OutputExistsError(
                 f"{output}: is the text of the dataset (--info); give the output another name", path=output
@@ -142,7 +142,7 @@ def _settings(flags: ScanFlags, *, is_dropping_missing: bool = False) -> IndexSe
         is_skipping=flags.is_skipping,
         is_dropping_missing=is_dropping_missing,
         counts=tuple(flags.counts or ()),
-        storage_options=flags.storage_options,
+        session=flags.session,
     )
 
 

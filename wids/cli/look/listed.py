@@ -23,7 +23,7 @@ from wids.files.own_folder import default_cache_dir
 from wids.jobs.warm import part_bytes
 from wids.readers.provider import AutoProvider
 from wids.tables.published_tables import PublishedTables
-from wids.transport import urls
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ def download_bar(shard: Shard, directory: str, *, is_shown: bool) -> Iterator[No
             yield
             return
         is_over = threading.Event()
-        words = f"fetching {printable(urls.basename_of(shard.url))}"
+        words = f"fetching {printable(Place(shard.url).name)}"
 
         def watch() -> None:
             while not is_over.wait(_UPDATE_SECONDS):
@@ -86,9 +86,9 @@ class Listed:
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
         self._directory = directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
-        _, shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
-        self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)
-        self._tables = PublishedTables(cache_dir=directory, storage_options=storage_options)
+        _, shards, session = load_shards(index, session=flags.session, cache_dir=directory)
+        self._provider = AutoProvider(cache_dir=directory, access="auto", session=session)
+        self._tables = PublishedTables(cache_dir=directory, session=session)
         self.collection = ShardCollection(shards, self._provider, capacity=1)
         self._fetches_left = len(shards) if flags.may_fetch else 1
         self._begun: set[int] = set()
@@ -247,7 +247,7 @@ class Listed:
     def is_absent(self, k: int) -> bool:
         """Whether a shard is remote and not in the cache."""
         url = self.shards.urls[k]
-        return not urls.is_local(url) and not self._provider.cache.has(url)
+        return not Place(url).is_local and not self._provider.cache.has(url)
 
     def has_table(self, k: int) -> bool:
         """Whether a shard's table can be had without fetching the shard."""

@@ -21,13 +21,14 @@ from wids.readers.provider import AutoProvider
 from wids.tables import headers
 from wids.tables.fields import Alternatives
 from wids.tables.keys import encode_name
-from wids.transport import urls
+from wids.transport.place import Place
 from wids.writing.pack.listing import SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.collection.shard_collection import Shards
+    from wids.transport.session import Session
     from wids.writing.pack.listing import Fields
 
 
@@ -104,7 +105,7 @@ def list_dataset(
     *,
     cache_dir: str,
     keep_fields: Sequence[str] | None,
-    storage_options: dict[str, Any] | None,
+    session: Session,
     tell: Callable[[int], None],
 ) -> SourceListing:
     """The samples of an index, of tars, or of a brace pattern of them, in order.
@@ -113,14 +114,14 @@ def list_dataset(
         source: as `wids.ShardListDataset` takes it.
         cache_dir: where remote shards are kept.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
-        storage_options: for fsspec.
+        session: what opens URLs.
         tell: called with the number of samples that were counted, now and then.
 
     Raises:
         WidsError: it cannot be read.
     """
-    _, shards, storage_options = load_shards(source, storage_options=storage_options)
-    provider = AutoProvider(cache_dir=cache_dir, storage_options=storage_options)
+    _, shards, session = load_shards(source, session=session)
+    provider = AutoProvider(cache_dir=cache_dir, session=session)
     collection = ShardCollection(shards, provider, capacity=min(64, default_capacity()))
     counted = 0
 
@@ -144,4 +145,4 @@ def list_dataset(
 
 def is_dataset(source: str) -> bool:
     """Whether a name is that of an index, of a tar, or of a pattern of tars."""
-    return is_archive(source) or urls.basename_of(source).endswith((".json", compiled.SUFFIX))
+    return is_archive(source) or Place(source).name.endswith((".json", compiled.SUFFIX))

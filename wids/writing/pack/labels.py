@@ -18,6 +18,7 @@ import msgspec
 from wids.errors import InputError, SampleError, shorten, shown
 from wids.tables.keys import encode_name
 from wids.transport.download import read_bytes
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -187,19 +188,19 @@ def _spell(name: str) -> str:
     return shorten(ascii(name))
 
 
-def read_classes(source: str, *, storage_options: dict[str, Any] | None = None) -> list[str]:
+def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
     """Names of classes, by number: of a text with a name a line, of a JSON list, or of an index that has them.
 
     Args:
         source: path or URL.
-        storage_options: for fsspec.
+        session: what opens URLs.
 
     Raises:
         InputError: it has no classes, or a name twice. FetchError: it cannot be read.
     """
     if source.lower().endswith((".csv", ".tsv", ".parquet")):
         raise InputError(f"{source}: is a table; a list of classes is a text with a name a line, or JSON", url=source)
-    data = read_bytes(source, storage_options=storage_options)
+    data = read_bytes(source, session=session)
     try:
         text = data.decode("utf-8-sig")
         is_json = text.lstrip()[:1] in ("[", "{")

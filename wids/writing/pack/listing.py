@@ -18,8 +18,9 @@ from wids.errors import InputError, SampleError, shorten, shown
 from wids.files import atomic
 from wids.tables import headers
 from wids.tables.keys import encode_name
-from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     Fields: TypeAlias = list[tuple[str, bytes]]
@@ -148,7 +149,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
 class FileReader(msgspec.Struct, frozen=True, kw_only=True):
     """Reads `Sample` items."""
 
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
     def read(self, item: Sample) -> tuple[str, Fields]:
         """(key, fields) of a sample.
@@ -165,7 +166,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
             return self._read_file(field)
         from wids.writing.pack.parquet import read_content
 
-        data = read_content(field, self.storage_options)
+        data = read_content(field, self.session)
         place = f"{field.manifest}: column {shown(field.column)}, row {field.row} of row group {field.group}"
         check_not_empty(field.extension, place, len(data))
         return data
@@ -181,8 +182,8 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         return item.key, frozenset(field.extension for field in item.fields), dict(fields)
 
     def _read_file(self, field: InFile) -> bytes:
-        if not urls.is_local(field.path):
-            return read_bytes(field.path, storage_options=self.storage_options, max_bytes=_MAX_REMOTE_BYTES)
+        if not Place(field.path).is_local:
+            return read_bytes(field.path, session=self.session, max_bytes=_MAX_REMOTE_BYTES)
         try:
             fd, _ = atomic.open_file(field.path)
             with open(fd, "rb") as file:
@@ -232,7 +233,7 @@ def describe_file(extension: str, path: str) -> InFile:
     Raises:
         SampleError: there is no such file, or it is none.
     """
-    if not urls.is_local(path):
+    if not Place(path).is_local:
         return InFile(extension, path, UNKNOWN, UNKNOWN)
     name = shorten(path, most=500)  # of a manifest, where anything may stand
     try:

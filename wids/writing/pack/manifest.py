@@ -23,8 +23,9 @@ import msgspec
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, SampleError, SpecError, WidsError, shorten, shown
 from wids.index.discovery import find_shards
-from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (
     IMAGES,
@@ -84,10 +85,10 @@ class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
         return self.extension.rpartition(".")[2].lower()
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class _ManifestHome(msgspec.Struct, frozen=True, kw_only=True):
     """What relative paths are relative to, and whether local files are out of bounds, for the manifest is remote."""
 
-    base: str
+    base: Place
     is_guarded: bool
 
 
@@ -131,7 +132,7 @@ def parse_field(text: str) -> FieldRule:
     return FieldRule(extension=extension, columns=columns, is_file=is_file)
 
 
-def expand_sources(sources: Iterable[str], storage_options: dict[str, Any] | None = None) -> list[str]:
+def expand_sources(sources: Iterable[str], session: Session = PLAIN) -> list[str]:
     """The files that globs and brace patterns stand for, in natural order, and other names as they are.
 
     Raises:
@@ -142,11 +143,11 @@ def expand_sources(sources: Iterable[str], storage_options: dict[str, Any] | Non
         names = [source]
         if not os.path.lexists(os.path.expanduser(source)) and (glob.has_magic(source) or "{" in source):
             try:
-                names = [shard.url for shard in find_shards([source], storage_options=storage_options)]
+                names = [shard.url for shard in find_shards([source], session=session)]
             except SpecError as error:
                 raise InputError(f"{source}: there are no files with such names", url=source) from error
         for name in names:
-            path = os.path.realpath(os.path.expanduser(urls.local_path(name))) if urls.is_local(name) else name
+            path = os.path.realpath(place.path) if (place := Place(name)).is_local else name
             if path in found:
                 raise InputError(f"{name}: is named twice; give each source once", url=name)
             found[path] = name
@@ -160,7 +161,7 @@ def list_rows(
     key: str | None,
     base: str | None,
     numbers_keys: bool,
-    storage_options: dict[str, Any] | None,
+    session: Session,
     tell: Callable[[int], None],
     classes: Sequence[str] | None = None,
 ) -> SourceListing:
@@ -172,7 +173,7 @@ def list_rows(
         key: the column of keys; None: samples are numbered by row, from 000000000.
         base: what relative paths are relative to; None: each manifest's own place.
         numbers_keys: keys do not matter, for samples are numbered.
-        storage_options: for fsspec.
+        session: what opens URLs.
         tell: called with the number of rows now and then.
         classes: names by number, for the labels of the only ``.cls`` field; None: words are numbered in sorted order.
 
@@ -180,12 +181,12 @@ def list_rows(
         InputError: one cannot be read, lacks a column or has others than the first one; or labels differ in case alone.
     """
     places = [manifest] if isinstance(manifest, str) else list(manifest)
-    narrowed = _narrow(places, base, storage_options)
-    listing = SourceListing(items=[], reader=FileReader(storage_options=narrowed), places=places)
+    narrowed = _narrow(places, base, session)
+    listing = SourceListing(items=[], reader=FileReader(session=narrowed), places=places)
     names = {name for rule in fields for name in rule.columns} | ({key} if key else set())
     contents = {rule.columns[0] for rule in fields if rule.is_file}
     values = {name for rule in fields if not rule.is_file for name in rule.columns} | ({key} if key else set())
-    manifests = [_open(place, values, contents, storage_options) for place in places]
+    manifests = [_open(place, values, contents, session) for place in places]
     for each in manifests:
         _check_columns(each, names, manifests[0])
         listing.notes += [f"{each.place}: {note}" for note in each.notes]
@@ -212,9 +213,10 @@ def _fill(listing: SourceListing, manifests: list[_Manifest], filling: _Filling,
     items, seen, files = [], dict[str, str](), dict[tuple[str, str], str]()
     again, first_again, count = 0, "", 0
     for each in manifests:
-        home = _Place(
-            base=urls.directory_of(each.place) if filling.base is None else filling.base,
-            is_guarded=filling.base is None and not urls.reaches_local(each.place),
+        own = Place(each.place)
+        home = _ManifestHome(
+            base=own.directory if filling.base is None else Place(filling.base),
+            is_guarded=filling.base is None and not own.reaches_local,
         )
         for row in each.rows:
             if count % 1000 == 0:
@@ -275,7 +277,9 @@ def _check_new(key: str, seen: dict[str, str]) -> None:
         )
 
 
-def _make_field(rule: FieldRule, row: _ManifestRow, home: _Place, labels: dict[str, Labels]) -> InFile | Given | InRow:
+def _make_field(
+    rule: FieldRule, row: _ManifestRow, home: _ManifestHome, labels: dict[str, Labels]
+) -> InFile | Given | InRow:
     name = rule.columns[0]
     for column in rule.columns:
         if column not in row.values and column not in row.contents:
@@ -294,7 +298,7 @@ def _make_field(rule: FieldRule, row: _ManifestRow, home: _Place, labels: dict[s
     return Given(rule.extension, encode_field(rule.extension, value))
 
 
-def _make_file(rule: FieldRule, row: _ManifestRow, home: _Place) -> InFile | InRow:
+def _make_file(rule: FieldRule, row: _ManifestRow, home: _ManifestHome) -> InFile | InRow:
     name = rule.columns[0]
     if name in row.contents:
         found = row.contents[name]
@@ -303,14 +307,14 @@ def _make_file(rule: FieldRule, row: _ManifestRow, home: _Place) -> InFile | InR
         text = _text({name: found}, name)
     else:
         text = _text(row.values, name)
-    path = urls.join(home.base, text)
-    if home.is_guarded and urls.reaches_local(path):
+    path = home.base.join(text)
+    if home.is_guarded and path.reaches_local:
         raise SampleError(
-            f"{shorten(path)}: a manifest from a remote place may not name local files, unless a base says where they "
-            "are"
+            f"{shorten(str(path))}: a manifest from a remote place may not name local files, unless a base says where "
+            "they are"
         )
     try:
-        return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
+        return describe_file(rule.extension, path.path if path.is_local else str(path))
     except SampleError as error:
         odd = "; it has backslashes, as paths of Windows have" if "\\" in text else ""
         raise SampleError(f"column {shown(name)} names a file, {error}{odd}") from error
@@ -395,24 +399,22 @@ def _check_columns(each: _Manifest, names: Collection[str], first: _Manifest) ->
         )
 
 
-def _narrow(places: list[str], base: str | None, storage_options: dict[str, Any] | None) -> dict[str, Any] | None:
+def _narrow(places: list[str], base: str | None, session: Session) -> Session:
     """What the files that manifests name are read with: nothing goes to servers of a remote one's choice."""
-    remote = [place for place in places if not urls.is_local(place)]
+    remote = [place for place in places if not Place(place).is_local]
     if not remote:
-        return storage_options
-    origins = [origin for place in remote for origin in urls.origins_of(place)]
-    return urls.narrow_options(storage_options, [*origins, *urls.origins_of(base or "")])
+        return session
+    origins = [origin for place in remote for origin in Place(place).origins]
+    return session.narrowed([*origins, *Place(base or "").origins])
 
 
-def _open(
-    place: str, values: Collection[str], contents: Collection[str], storage_options: dict[str, Any] | None
-) -> _Manifest:
-    suffix = posixpath.splitext(urls.basename_of(place))[1].lower()
+def _open(place: str, values: Collection[str], contents: Collection[str], session: Session) -> _Manifest:
+    suffix = posixpath.splitext(Place(place).name)[1].lower()
     notes: list[str] = []
     if suffix == ".parquet":
         from wids.writing.pack.parquet import ParquetRows
 
-        parquet = ParquetRows(place, storage_options)
+        parquet = ParquetRows(place, session)
         _check_names(parquet.columns, place)
         if not {*values, *contents} <= set(parquet.columns):  # which is told with the columns that there are
             return _Manifest(place, parquet.columns, [_ManifestRow("row 0", {}, {}, "")], notes)
@@ -423,7 +425,7 @@ def _open(
             [_ManifestRow(f"row {row.number}", row.values, row.contents, "") for row in found],
             notes,
         )
-    data = read_bytes(place, storage_options=storage_options)
+    data = read_bytes(place, session=session)
     if kind := next((kind for magic, kind in _PACKED.items() if data.startswith(magic)), ""):
         raise InputError(f"{place}: is {kind}; unpack it, or store its content as text", url=place)
     try:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.columns.packages import import_arrow
 from wids.errors import DependencyError, FetchError, InputError, SampleError
-from wids.transport import urls
 from wids.transport.download import read_bytes
+from wids.transport.place import Place
 from wids.writing.pack.listing import InRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from wids.transport.session import Session
 
 _BATCH = 10_000
 _BYTES, _PATH = "bytes", "path"
@@ -38,7 +40,7 @@ class ParquetRows:
 
     Args:
         place: path or URL.
-        storage_options: for fsspec.
+        session: what opens URLs.
 
     Attributes:
         columns: their names.
@@ -48,9 +50,9 @@ class ParquetRows:
         FetchError: it cannot be read.
     """
 
-    def __init__(self, place: str, storage_options: dict[str, Any] | None) -> None:
+    def __init__(self, place: str, session: Session) -> None:
         self._place = place
-        self._file, self._mark = _open(place, storage_options)
+        self._file, self._mark = _open(place, session)
         self.columns: list[str] = list(self._file.schema_arrow.names)
 
     def read(self, values: Collection[str], contents: Collection[str]) -> Iterator[ParquetRow]:
@@ -131,7 +133,7 @@ def _is_binary(kind: Any) -> bool:
     )
 
 
-def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+def _open(place: str, session: Session) -> tuple[Any, str]:
     """(the open file, what tells its versions apart)."""
     try:
         import pyarrow as pa
@@ -143,7 +145,7 @@ def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]
         if mark is not None:
             source: Any = pa.OSFile(_local(place), "rb")
         else:
-            data = read_bytes(place, storage_options=storage_options)
+            data = read_bytes(place, session=session)
             source, mark = io.BytesIO(data), hashlib.sha256(data).hexdigest()
         file = pq.ParquetFile(source, page_checksum_verification=True)
     except pa.ArrowException as error:
@@ -156,12 +158,12 @@ def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]
 
 
 def _local(place: str) -> str:
-    return os.path.expanduser(urls.local_path(place))
+    return Place(place).path
 
 
 def _mark(place: str) -> str | None:
     """What tells versions of a local file apart; None: it is remote, or no regular file."""
-    if not urls.is_local(place) or not os.path.isfile(_local(place)):
+    if not Place(place).is_local or not os.path.isfile(_local(place)):
         return None
     status = os.stat(_local(place))
     return f"{status.st_size} {status.st_mtime_ns}"
@@ -201,7 +203,7 @@ class _OpenFiles(threading.local):
 _opened = _OpenFiles()
 
 
-def read_content(field: InRow, storage_options: dict[str, Any] | None) -> bytes:
+def read_content(field: InRow, session: Session) -> bytes:
     """What a row has in a column of bytes; the row's whole group is read, and kept for the next row.
 
     Raises:
@@ -211,17 +213,17 @@ def read_content(field: InRow, storage_options: dict[str, Any] | None) -> bytes:
     group = _opened.group
     if group is None or group[0] != place:
         _opened.group = None  # before the next one is there
-        group = _opened.group = (place, _read_group(field, storage_options))
+        group = _opened.group = (place, _read_group(field, session))
     data: bytes | None = group[1][field.row]
     if data is None:  # statistics said otherwise
         raise SampleError(f"{field.manifest}: column {field.column!r} is empty in a row", path=field.manifest)
     return data
 
 
-def _read_group(field: InRow, storage_options: dict[str, Any] | None) -> Any:
+def _read_group(field: InRow, session: Session) -> Any:
     kept = _opened.file
     if kept is None or kept[:2] != (field.manifest, field.mark):
-        file, mark = _open(field.manifest, storage_options)
+        file, mark = _open(field.manifest, session)
         kept = _opened.file = field.manifest, mark, file
     trouble: Exception | None = None
     try:

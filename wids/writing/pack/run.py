@@ -22,8 +22,7 @@ from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import PACKING, permutation
 from wids.tables.fields import Alternatives
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
-from wids.transport import urls
-from wids.transport.upload import local_path
+from wids.transport.place import Place
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
 from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, PackTask, cut, number_key, write_shard
@@ -98,7 +97,7 @@ def pack(
     if listing.problems and not settings.skips_errors:
         raise _of_problems(listing.problems)
     items = _select(listing, settings)
-    target = ShardTarget(settings.storage_options)
+    target = ShardTarget(settings.session)
     target.make_directory(pattern.index_url)
     journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer="wids pack", target=target, header=_HEADER)
     try:
@@ -125,11 +124,10 @@ def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
     """Refuse to write into a folder that is packed, or over shards and an index that are."""
     directory, index = _real(pattern.directory), _real(pattern.index_url)
     for place in places:
-        is_folder = urls.is_local(place) and os.path.isdir(local_path(place))
+        own = Place(place)
+        is_folder = own.is_local and os.path.isdir(own.absolute.path)
         is_within = is_folder and f"{directory}/".startswith(f"{_real(place)}/")
-        is_shard = (
-            pattern.number_of(urls.basename_of(place)) is not None and _real(urls.directory_of(place)) == directory
-        )
+        is_shard = pattern.number_of(own.name) is not None and _real(str(own.directory)) == directory
         if is_within or is_shard or _real(place) == index:
             raise OutputError(
                 f"{pattern.url(0)}: would be written into, or over, the files to be packed ({place}); write elsewhere",
@@ -138,12 +136,13 @@ def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
 
 
 def _real(url: str) -> str:
-    if not urls.is_local(url):
+    place = Place(url)
+    if not place.is_local:
         return url
     try:
-        return os.path.realpath(local_path(url))
+        return os.path.realpath(place.absolute.path)
     except ValueError:  # no file can have this name, as reading it will say
-        return local_path(url)
+        return place.absolute.path
 
 
 def _of_problems(problems: Sequence[SampleProblem]) -> SampleError:
@@ -327,7 +326,7 @@ class _Packing:
 
     def resolve(self, options: RunOptions) -> RunOptions:
         """What runs it: a remote place that is this process's own memory is written by this process."""
-        if urls.scheme_of(self.pattern.url(0)) == "memory":
+        if Place(self.pattern.url(0)).scheme == "memory":
             return RunOptions().resolve("here", 1)
         jobs = min(options.jobs or (_RAY_JOBS if options.is_ray else _default_jobs()), len(self.cuts))
         return msgspec.structs.replace(options, jobs=jobs).resolve("processes" if jobs > 1 else "here", jobs)

@@ -16,9 +16,9 @@ import msgspec
 from wids.errors import SampleError, WidsError, shown
 from wids.files import tempdirs
 from wids.tables import headers
-from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
-from wids.transport.upload import local_path
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
 from wids.writing.output import ShardTarget
 from wids.writing.pack.listing import SampleProblem, SourceReader
 from wids.writing.shard_file import ShardFile
@@ -89,7 +89,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
         seed: shuffle with it; None: the listing's order.
         numbers_keys: call samples by their number.
         skips_errors: leave out what cannot be read.
-        md5, tables, name, overwrite, storage_options: as for `wids.writing.writer.ShardWriter`.
+        md5, tables, name, overwrite, session: as for `wids.writing.writer.ShardWriter`.
     """
 
     output: str
@@ -103,7 +103,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     tables: bool = True
     name: str | None = None
     overwrite: bool = False
-    storage_options: dict[str, Any] | None = None
+    session: Session = PLAIN
 
 
 class PackJob(NamedTuple):
@@ -154,12 +154,13 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
         CancelledTransferError: it was cancelled.
     """
     url = job.pattern.url(task.k)
-    name = urls.basename_of(url)
-    target = ShardTarget(job.settings.storage_options)
+    place = Place(url)
+    name = place.name
+    target = ShardTarget(job.settings.session)
     packed = PackedShard(k=task.k, inputs=task.inputs, entry=None)
     with contextlib.ExitStack() as stack:
-        path = local_path(url)
-        if not urls.is_local(url):
+        path = place.absolute.path
+        if not place.is_local:
             path = os.path.join(stack.enter_context(tempdirs.directory("pack")), name)
         shard = ShardFile(path, url=url, has_md5=job.settings.md5)
         stack.callback(shard.discard)

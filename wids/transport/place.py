@@ -1,0 +1,312 @@
+"""A URL or path of a shard or of another file, parsed once: its parts, what lies beside it, how it is shown.
+
+Pure. Only http(s) and ftp have a query part: in a local or bucket name, ``?``, ``#`` and ``%`` are letters. A signed
+URL is never quoted again.
+Relative URLs are names of files, also where the index lies below an http(s) URL: ``#``, and a ``%`` that quotes
+nothing, are quoted there, as is ``?`` where no query follows. ``%20`` is left as it is, a quoted letter, and what
+follows ``name.ext?`` or looks like ``?key=`` is a query; but what begins with ``./`` is a name letter by letter, all
+quoted. Below a ``file:`` URL each ``%`` is a letter, as below a path.
+fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
+is a path with a slash before its first ``::``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
+_WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
+_QUERY = re.compile(r"[?#]")
+_PARAMETER = re.compile(r"[^/?#=]*=")
+# Of a name: what ends a URL's path, or quotes nothing; what could be meant in two ways; what stands for the first.
+_UNQUOTED, _AMBIGUOUS = re.compile(r"[#?]|%(?![0-9A-Fa-f]{2})"), re.compile(r"\?|%[0-9A-Fa-f]{2}")
+# Of a relative path: what would be read as a home directory, a program, a chain or a URL.
+_MISREAD = re.compile(r"~|pipe:|[^/]*::|[A-Za-z][A-Za-z0-9+.-]+://")
+_SPECIAL, _QUOTED = re.compile(r"[#%?]"), re.compile(r"%(?:23|25|3[Ff])")
+_LOCAL = frozenset({"", "file", "local"})
+# Through these, fsspec reads local files, or files that the text behind the URL names.
+_REACHES_LOCAL = _LOCAL | {"pipe", "asynclocal", "dvc", "generic", "git", "reference"}
+# Their URLs name no server: that is the service's own, or one of the options.
+_SERVICES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "hf": "hf", "oss": "oss", "memory": "memory"}
+# Likewise, but for URLs that name the account (container@account.dfs.core.windows.net).
+_AZURE = frozenset({"az", "abfs", "abfss", "adl"})
+SERVICE_ORIGINS = frozenset({*(f"{name}://" for name in _SERVICES.values()), "az://"})
+# Stricter than what clients read: where they could differ about the host, there is none.
+_HOST = re.compile(r"(?:[^@/?#\\\s]*@)?(\[[0-9A-Fa-f:.]+\]|[^@/?#\\\s:\[\]]+)(?::([0-9]{0,5}))?(?![^/?#])")
+_PORTS = {"http": 80, "https": 443, "ftp": 21}
+_PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_USER, _PASSWORD = re.compile(r"(?<=://)[^/]*@"), re.compile(r"(?<=://)([^/:@]*):[^/]*@")
+_NAME_TAIL = 80
+_ERRORS = "surrogateescape"
+
+
+class Place:
+    """Where a file is: a value that does not change, the same as another one with the same text, which `str` gives.
+
+    Args:
+        given: any URL that fsspec knows, ``pipe:command``, a path, or another place.
+    """
+
+    __slots__ = ("_is_chain", "_parts", "_scheme", "_text")
+
+    def __init__(self, given: str | PathLike[str] | Place) -> None:
+        text = given if isinstance(given, str) else str(given) if isinstance(given, Place) else given.__fspath__()
+        self._text, self._scheme, self._is_chain = text, "", False
+        self._parts: tuple[str, str, str, str] | None = None
+        if ":" in text:
+            self._scheme = _scheme_of(text)
+            self._is_chain = "::" in text and self._scheme not in ("http", "https") and _starts_chain(text)
+
+    @classmethod
+    def of_path(cls, path: str) -> Place:
+        """The place of a file of this machine, letter by letter, also where its name looks like a URL or a chain."""
+        if path.startswith("/"):
+            return cls("file://" + quote(path, errors="surrogateescape") if "::" in path else path)
+        return cls(f"./{path}" if _MISREAD.match(path) else path)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Place({self.public!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == str(other) if isinstance(other, Place) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @property
+    def scheme(self) -> str:
+        """In lower case; ``""`` for a plain path, ``"pipe"`` for ``pipe:command``."""
+        return self._scheme
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a plain path or a ``file:`` URL on this machine."""
+        return self._scheme in _LOCAL and not self._is_chain
+
+    @property
+    def is_web(self) -> bool:
+        """Whether letters of names are quoted in it, as in http(s) URLs."""
+        return _scheme_of(self._file) in _WITH_QUERY
+
+    @property
+    def reaches_local(self) -> bool:
+        """Whether opening it could touch local files or run a program, also anywhere in an ``a::b`` chain."""
+        if self._scheme == "pipe":
+            return True
+        if self._scheme in ("http", "https"):  # "::" is an IPv6 address, or text in a path or query
+            return False
+        *outer, last = self._text.split("::")
+        # Before the last one, a part without a scheme is one: `simplecache::` is `simplecache://::`.
+        schemes = [_scheme_of(part) or part.lower() for part in outer]
+        return not _REACHES_LOCAL.isdisjoint([*schemes, _scheme_of(last)])
+
+    @property
+    def path(self) -> str:
+        """The path of a local file, ``~`` expanded, as it was given or absolute; a ``file:`` URL is unquoted."""
+        path = self._text
+        if self._scheme:
+            path = path[len(self._scheme) + 3 :]
+            path = unquote(path.removeprefix("localhost") if path.startswith("localhost/") else path, errors=_ERRORS)
+        try:
+            return posixpath.expanduser(path) if path.startswith("~") else path
+        except ValueError:  # no name of a user, and none of a file
+            return path
+
+    @property
+    def absolute(self) -> Place:
+        """A local path as an absolute one, by the working directory; any other place as it is."""
+        return Place.of_path(posixpath.abspath(self.path)) if self.is_local else self
+
+    @property
+    def without_query(self) -> str:
+        """Its text up to the query."""
+        head, path, *_ = self._split()
+        return head + path
+
+    @property
+    def public(self) -> str:
+        """Its text without what may give access: ``user:password@``, and a query, as those that are signed.
+
+        A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it; and
+        a user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
+        """
+        head, path, query, scheme = self._split()
+        is_token = scheme in _WITH_QUERY or scheme in _SERVICES
+        head = _USER.sub("", head) if is_token else _PASSWORD.sub(r"\1@", head)
+        return head + path + ("" if "." in posixpath.basename(path) else query)
+
+    @property
+    def host(self) -> str:
+        """Host and port, or the bucket; "" where there is none."""
+        return self._text.partition("://")[2].partition("/")[0].rpartition("@")[2]
+
+    @property
+    def origin(self) -> str:
+        """Whom a request for it goes to: scheme, host and port; ``s3://`` and the like where the URL names no server.
+
+        Of a chain, the last part's; "" for a local path, a program, or a host that clients could read in several ways.
+        """
+        if self._is_chain:
+            return Place(self._file).origin
+        if self._scheme == "pipe" or self.is_local:
+            return ""
+        rest = self._text[len(self._scheme) + 3 :]
+        if self._scheme in _SERVICES or not rest or rest[0] == "/":
+            return f"{_SERVICES.get(self._scheme, self._scheme)}://"
+        found = _HOST.match(rest)
+        if found is None:
+            return ""
+        host, port = found[1].lower(), found[2]
+        if self._scheme in _AZURE:
+            return f"az://{host}" if "." in host else "az://"
+        is_usual = not port or int(port) == _PORTS.get(self._scheme)
+        return f"{self._scheme}://{host}" if is_usual else f"{self._scheme}://{host}:{int(port)}"
+
+    @property
+    def origins(self) -> list[str]:
+        """The `origin` of a URL that has one, or those of all parts of a chain."""
+        parts = [Place(part) for part in self._text.split("::") if "://" in part] if self._is_chain else [self]
+        return [origin for origin in (part.origin for part in parts) if origin]
+
+    @property
+    def directory(self) -> Place:
+        """What relative URLs in a file here are relative to: its directory, without query."""
+        head, path, *_ = self._split()
+        return Place(head + posixpath.dirname(path))
+
+    @property
+    def name(self) -> str:
+        """The last component of the path, without query."""
+        return posixpath.basename(self._split()[1].rstrip("/"))
+
+    def join(self, name: str) -> Place:
+        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded.
+
+        ``/x`` against a URL keeps its scheme and host, as a browser has it.
+        """
+        given = Place(name)
+        if not self._text or given.scheme or not given.is_local or name.startswith("~"):
+            return given
+        head, path, _, scheme = self._split()
+        if not head:
+            is_spelt = name.startswith("./") or (self._text.startswith("./") and not name.startswith("../"))
+            path = name if name.startswith("/") else posixpath.normpath(posixpath.join(path, name))
+            return Place(f"./{path}" if is_spelt and _MISREAD.match(path) else path)
+        has_query = scheme in _WITH_QUERY
+        if has_query and name.startswith("//"):
+            return Place(head.partition("//")[0] + name)
+        query, is_root = "", name.startswith("/")
+        if has_query and _SPECIAL.search(name):
+            name, query = _quote_name(name)
+        elif scheme in _LOCAL:  # whose path is unquoted
+            name = name.replace("%", "%25").replace("::", "%3A%3A")
+        if is_root:
+            return Place(head + name + query)
+        path = f"{path}{'' if path.endswith('/') else '/'}{name}"
+        return Place(head + (_fold(path) if "/." in path else path) + query)
+
+    def below(self, home: str | None) -> str:
+        """The rest of its text behind the directory ``home``; "" where it does not lie below it."""
+        if not home:
+            return ""
+        full = self.path if self._text.startswith("file:///") and home.startswith("/") else self._text
+        name = full.removeprefix(home if home.endswith("/") else home + "/")
+        return "" if name == full else name
+
+    def cache_name(self, *, endpoint: str = "") -> str:
+        """A file name for the shard here: a digest of the whole text, then as much of its `name` as fits.
+
+        Two URLs never share one, even of one basename, nor do two ``endpoint`` (servers for one scheme, where the URL
+        does not say). It is ASCII, of at most 120 bytes.
+        """
+        text = f"{endpoint}\n{self._text}" if endpoint else self._text
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        if self._scheme == "pipe":
+            return f"{digest}-pipe.tar"
+        tail = _UNSAFE.sub("_", self.name)[-_NAME_TAIL:]
+        return f"{digest}-{tail or 'shard.tar'}"
+
+    @property
+    def _file(self) -> str:
+        """Of a chain the last part, which names the file; else the text."""
+        return self._text.rpartition("::")[2] if self._is_chain else self._text
+
+    def _split(self) -> tuple[str, str, str, str]:
+        """(scheme and host with what separates them, path, query, scheme of the file): the first three are the text."""
+        if self._parts is None:
+            file = self._file if not self._scheme else self._text
+            head, path, query = _split(file)
+            head = self._text.removesuffix(file) + head
+            self._parts = head, path, query, _scheme_of(head.rpartition("::")[2] if self._is_chain else head)
+        return self._parts
+
+
+def _scheme_of(text: str) -> str:
+    if text.startswith("pipe:"):
+        return "pipe"
+    found = _SCHEME.match(text) if "://" in text else None
+    return found[0].lower() if found else ""
+
+
+def _starts_chain(text: str) -> bool:
+    first = text.partition("::")[0]
+    return "://" in first or _PROTOCOL.fullmatch(first) is not None
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    scheme = _scheme_of(url)
+    if scheme == "pipe" or not scheme:
+        return "", url, ""
+    body, cut = len(scheme) + 3, len(url)
+    if scheme in _WITH_QUERY and (mark_at := _QUERY.search(url, body)):
+        cut = mark_at.start()
+    slash = url.find("/", body, cut)
+    slash = cut if slash < 0 else slash
+    return url[:slash], url[slash:cut], url[cut:]
+
+
+def _quote_name(name: str) -> tuple[str, str]:
+    """(path, query) of a relative URL below an http(s) one; see above."""
+    if name.startswith("./"):
+        return _SPECIAL.sub(_percent, name), ""
+    cut = name.find("?")
+    while cut >= 0 and "." not in name[name.rfind("/", 0, cut) + 1 : cut] and not _PARAMETER.match(name, cut + 1):
+        cut = name.find("?", cut + 1)
+    cut = len(name) if cut < 0 else cut
+    return _UNQUOTED.sub(_percent, name[:cut]), name[cut:]
+
+
+def _percent(found: re.Match[str]) -> str:
+    return f"%{ord(found[0]):02X}"
+
+
+def _fold(path: str) -> str:
+    """Fold ``.`` and ``..`` in an absolute path. Unlike in a file system, ``a//b`` in a URL is not ``a/b``."""
+    kept: list[str] = []
+    for part in path.split("/"):
+        if part != "..":
+            kept += [part] if part != "." else []
+        elif len(kept) > 1:
+            kept.pop()
+    return "/".join(kept)
+
+
+def relative_name(name: str) -> str:
+    """The name of a file below an index, as the index holds it: the same file on a disk and below an http(s) URL."""
+    return f"./{name}" if _AMBIGUOUS.search(name) and not name.startswith("./") else name
+
+
+def plain_name(name: str) -> str:
+    """A part of an http(s) URL's path as it was before `Place.join` quoted it."""
+    return _QUOTED.sub(lambda found: unquote(found[0]), name) if "%" in name else name

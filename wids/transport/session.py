@@ -1,0 +1,93 @@
+"""What opens URLs: credentials by server, hooks that hear of it, leave to run programs. Made once, and handed down.
+
+Pure. Connections and measurements of hosts are the process's (`wids.transport.filesystems`): all sessions share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from wids.transport.place import SERVICE_ORIGINS, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wids.events import Hook
+
+
+@dataclass(frozen=True)
+class Session:
+    """How the URLs of a dataset, a job or a command are opened; it pickles if its hooks do.
+
+    Attributes:
+        storage_options: for fsspec, of one for whom they hold. A key that is a URL itself (``"https://cdn.example.com"``)
+            holds the options of that server, all of them; the other keys hold everywhere else.
+        hooks: called with events.
+        allow_pipe: let ``pipe:`` URLs run their program (without a shell).
+    """
+
+    storage_options: dict[str, Any] | None = field(default=None, repr=False)
+    hooks: Sequence[Hook] = ()
+    allow_pipe: bool = False
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.storage_options or ()))
+
+    @property
+    def has_options(self) -> bool:
+        """Whether there are any."""
+        return bool(self.storage_options)
+
+    def options_for(self, url: str) -> dict[str, Any]:
+        """Those options that hold for a URL.
+
+        Raises:
+            ValueError: the options of a server are no dict.
+        """
+        general, servers = self._split()
+        if not servers:
+            return general
+        found = [servers.get(origin) for origin in Place(url).origins]
+        if found and found[0] is not None and found.count(found[0]) == len(found):
+            return dict(found[0])
+        return general
+
+    def narrowed(self, origins: Iterable[str]) -> Session:
+        """The same, but its options hold for these servers, and for those they name, and nowhere else.
+
+        Whom a bucket's URL goes to is not for the URL to say, so there they hold as well.
+        """
+        general, servers = self._split()
+        if not general:
+            return self
+        here = {origin: general for origin in {*origins, *SERVICE_ORIGINS} if origin}
+        return replace(self, storage_options={**here, **servers})
+
+    def with_hooks(self, hooks: Sequence[Hook]) -> Session:
+        """The same, but these are called with events."""
+        return replace(self, hooks=hooks)
+
+    def endpoint_of(self, url: str) -> str:
+        """The server that options name: one bucket and key may stand for two shards on two of them."""
+        if not self.storage_options:
+            return ""
+        options = self.options_for(url)
+        client = options.get("client_kwargs") or {}
+        return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")
+
+    def _split(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        general: dict[str, Any] = {}
+        servers: dict[str, dict[str, Any]] = {}
+        for key, value in (self.storage_options or {}).items():
+            if "://" not in key:
+                general[key] = value
+            elif isinstance(value, dict):
+                servers[Place(key).origin] = value
+            else:
+                origin = Place(key).origin
+                raise ValueError(f"storage_options[{origin!r}] is no dict; it holds the options of that server")
+        return general, servers
+
+
+PLAIN = Session()
