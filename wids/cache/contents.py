@@ -180,7 +180,10 @@ class _Log:
 
     def __init__(self, directory: CacheDirectory, fd: int) -> None:
         self._directory, self._fd = directory, fd
-        data = system.pread(fd, _HEAD_BYTES, 0) if fd >= 0 else b""
+        data = b""
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                data = self._pread(_HEAD_BYTES, 0)
         self.generation = data if len(data) == _HEAD_BYTES and data.endswith(b"\n") else b""
         self.size = os.fstat(fd).st_size if self.generation else 0
 
@@ -193,8 +196,16 @@ class _Log:
         except (ValueError, OSError):
             return None
 
+    def _pread(self, count: int, offset: int) -> bytes:
+        try:
+            return system.pread(self._fd, count, offset)
+        except OSError:  # changes will be missing in it: nor is it current for a process that can read it
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            raise
+
     def _lines(self, offset: int) -> list[bytes]:
-        data = system.pread(self._fd, self.size - offset, offset)
+        data = self._pread(self.size - offset, offset)
         if data and not data.endswith(b"\n"):
             raise ValueError("the last line was cut short")
         return data.splitlines()

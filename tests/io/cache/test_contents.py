@@ -156,7 +156,7 @@ def test_the_log_stays_short(tmp_path, listed, set_limits):
     assert len(listed) < 20
 
 
-@pytest.mark.parametrize("trouble", ["killed", "disk full"])
+@pytest.mark.parametrize("trouble", ["killed", "disk full", "not readable", "its end not readable"])
 def test_a_change_without_a_line_is_found_under_a_clock_that_stands_still(tmp_path, listed, monkeypatch, trouble):
     """Where the directory's time shows no change, either: the log itself says that a line is missing."""
     contents = refreshed(tmp_path)
@@ -166,6 +166,9 @@ def test_a_change_without_a_line_is_found_under_a_clock_that_stands_still(tmp_pa
     with contextlib.suppress(KeyboardInterrupt), monkeypatch.context() as patched:
         if trouble == "disk full":
             patched.setattr(system, "pwrite", refuse)
+        if "readable" in trouble:
+            whole = system.pread if "end" in trouble else refuse
+            patched.setattr(system, "pread", lambda *args: whole(*args) if args[2] == 0 else refuse())
         with contents.changing() as note:
             put_shard(tmp_path, "b.tar")
             os.utime(tmp_path, ns=(before, before))
