@@ -1,0 +1,668 @@
+"""A world in which the real code of the cache runs, in one thread, by a schedule that follows from one integer.
+
+Some simulated processes read samples through one small cache directory, in orders of their own; a cleaner bounds it, an
+owner replaces shards at the server, processes are killed at any call, and writes, reads and requests fail. At each call
+the bytes of the directory are within the limit, and each sample is right; at the end everybody has samples or a typed
+error, the user's own files are there, and a new process finds all shards and nothing left behind.
+
+    python -m tests.support.simulated_world --seeds 0..100000      in as many processes as there are processors
+    python -m tests.support.simulated_world --seeds 4711 --trace   one, and each call that was made in it
+"""
+
+import argparse
+import contextlib
+import errno
+import functools
+import gc
+import hashlib
+import itertools
+import multiprocessing
+import os
+import random
+import sys
+import time
+
+from tests.support.cache_shards import md5, pack
+from tests.support.simulated_os import Disk, Killed, Machine, Process, SimulationError
+from wids.files.identity import Identity
+from wids.tables import table as tables
+from wids.tables import tar
+
+CACHE = "/data/cache"
+ROWS = 3
+_SECOND = 1_000_000_000
+# Modules that a process needs, and all that these import.
+MODULES = (
+    *("wids.readers.provider", "wids.readers.pool", "wids.cache.cleanup", "wids.cache.prefetch"),
+    *("wids.transport.source", "wids.collection.shard_collection", "wids.index.shardlist"),
+)
+# Everybody has ended by then, in simulated time.
+MOST_SECONDS = 600
+_MOST_PROCESSES = 6
+# Files of the user, in the directory of the cache.
+FOREIGN = {"notes.txt": b"mine", "own.tar": b"also mine", "b.tar.lock": b"", "x.1-01234567.part": b"mine"}
+
+
+# Calls that fail now and then, and how.
+_FAILING = [
+    *((call, errno.EIO) for call in ("pwrite", "pread", "fsync", "unlink", "open", "replace", "ftruncate", "utime")),
+    *(("pwrite", errno.ENOSPC), ("ftruncate", errno.ENOSPC), ("open", errno.EMFILE), ("replace", errno.EACCES)),
+]
+
+
+# --- the shards
+
+LETTERS = "abcd"
+# Bytes of the members ``.txt`` and ``.bin`` of each sample, by version. The first two make files of one size.
+_SIZES = [[(700, 90), (20, 1100), (512, 512)], [(90, 700), (1100, 20), (500, 500)], [(900, 1500), (30, 600), (7, 2000)]]
+VERSIONS = range(len(_SIZES))
+
+
+def _text(letter, version, row, extension, size):
+    word = f"{letter}{version}{row}{extension}|".encode()
+    return (word * (size // len(word) + 1))[:size]
+
+
+@functools.cache
+def sample_of(letter, version, row):
+    """The members of a sample."""
+    sizes = _SIZES[version][row]
+    return {name: _text(letter, version, row, name, size) for name, size in zip((".txt", ".bin"), sizes, strict=True)}
+
+
+@functools.cache
+def shard_bytes(letter, version):
+    """A shard: three samples of two members."""
+    members = [
+        (f"{letter}{row}{name}", data) for row in range(ROWS) for name, data in sample_of(letter, version, row).items()
+    ]
+    data = pack(members).rstrip(b"\0")
+    return data + bytes(-len(data) % 512 + 1024)
+
+
+@functools.cache
+def table_bytes(letter, version):
+    """Its member table, as it lies beside it on a server."""
+    data, url = shard_bytes(letter, version), url_of(letter)
+    members = tar.scan(lambda offset, count: data[offset : offset + count], len(data), shard=url)
+    return tables.build_table(members, identity=Identity(size=len(data), md5=md5(data)), shard=url).to_bytes()
+
+
+def url_of(letter):
+    """Where it is."""
+    return f"https://store.example/train/{letter}.tar"
+
+
+LARGEST = max(len(shard_bytes(letter, version)) for letter in LETTERS for version in VERSIONS)
+# A shard with the space that is kept free for its table.
+NEED = LARGEST + 1024 + LARGEST // 8
+
+
+# --- the server
+
+_STEP = 2500
+
+
+class Server:
+    """The objects, their versions, and how well it answers.
+
+    Args:
+        machine: whose clock its answers take.
+        has_tables: member tables lie beside the shards.
+        answers_have_stat: each answer says which version it is of, as HTTP's; else that is asked for by itself.
+        latency: seconds to the first byte.
+        fault_rate: at how many of all requests something goes wrong.
+
+    Attributes:
+        current: letter -> version that is there. seen: letter -> those that ever were.
+        requests: how many came. asked: the letters that they were for.
+        downloads: url -> (process, source) of each download that is under way. may_meet: two of them may do so at once.
+        is_well: nothing goes wrong.
+    """
+
+    def __init__(self, machine, *, has_tables, answers_have_stat, latency, fault_rate):
+        self.machine, self.has_tables, self.answers_have_stat = machine, has_tables, answers_have_stat
+        self._latency, self.fault_rate = latency, fault_rate
+        self.current = dict.fromkeys(LETTERS, 0)
+        self.seen = {letter: {0} for letter in LETTERS}
+        self.downloads, self.requests, self.asked, self.is_well, self.may_meet = {}, 0, [], False, False
+
+    def replace(self, letter, version):
+        """Another version of a shard is there."""
+        self.machine.note("REPLACED", f"{letter} by version {version}")
+        self.current[letter] = version
+        self.seen[letter].add(version)
+
+    def object(self, url):
+        """(bytes, entity tag) of what is there now.
+
+        Raises:
+            FileNotFoundError: nothing is.
+        """
+        letter, is_table = url.rpartition("/")[2][0], url.endswith(tables.SUFFIX)
+        version = self.current[letter]
+        if is_table and not self.has_tables:
+            raise FileNotFoundError(errno.ENOENT, "Not Found", url)
+        return (table_bytes if is_table else shard_bytes)(letter, version), f'"{letter}{version}{is_table:d}"'
+
+    def request(self, process, url, go_on):
+        """A request is made: the first byte comes, or an error."""
+        process.step("request", url)
+        self.requests += 1
+        self.asked.append(url.rpartition("/")[2][0])
+        self.wait(self._latency * (0.5 + self.machine.random.random()), go_on)
+        fault = self._draw_fault()
+        if fault == "reset":
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        if fault == "busy":
+            error = OSError("Service Unavailable")
+            error.status = 503
+            raise error
+        if fault == "late":
+            self.wait(2.0, go_on)
+        return fault
+
+    def wait(self, seconds, go_on):
+        """Nothing comes for so long; as in all clients, ``go_on()`` is called meanwhile."""
+        while seconds > 0:
+            go_on()
+            self.machine.sleep(min(seconds, 0.1))
+            seconds -= 0.1
+
+    def begin_download(self, url, process, source):
+        """A process downloads a whole shard; no other one may do so."""
+        others = [each for each, _ in self.downloads.get(url, ()) if each.is_alive]
+        if others and not self.may_meet:
+            self.machine.fail(f"{url} is downloaded by {process.name} and {others[0].name} at once")
+        self.downloads.setdefault(url, []).append((process, source))
+
+    def end_download(self, url, source):
+        """It has ended."""
+        self.downloads[url] = [each for each in self.downloads.get(url, ()) if each[1] is not source]
+
+    def _draw_fault(self):
+        choose = self.machine.random
+        if self.is_well or choose.random() >= self.fault_rate:
+            return ""
+        return choose.choice(("reset", "busy", "late", "cut", "slow"))
+
+
+class SimulatedSource:
+    """One object of the server, for a process; see `wids.transport.source.ByteSource`."""
+
+    is_blocking, fills_file, precedence = True, False, None
+
+    def __init__(self, process, server, url, path, go_on):
+        self._process, self._server, self.url, self._path, self.go_on = process, server, url, path, go_on
+        self.answers_have_stat = server.answers_have_stat
+        self._kept = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _ask(self):
+        """The object as it is while an answer begins, and what goes wrong with the rest of it."""
+        fault = self._server.request(self._process, self.url, self.go_on)
+        return *self._server.object(self.url), fault
+
+    def _stat_of(self, data, tag):
+        return self._process["wids.transport.source"].Stat(len(data), tag, has_ranges=True, is_strong=True)
+
+    def stat(self, first=None, *, is_fresh=True):
+        """See `ByteSource.stat`."""
+        asked = self._ask()
+        self._kept = asked if self.answers_have_stat else None
+        return self._stat_of(*asked[:2])
+
+    async def read(self, span, sink):
+        """See `ByteSource.read`."""
+        data, tag, fault = self._ask()
+        if self.answers_have_stat:
+            sink.learn(self._stat_of(data, tag))
+        part = data[span.lo : span.hi]
+        sink.write(span.lo, part[: len(part) // 2] if fault == "cut" else part)
+
+    def stream(self, end=None, *, in_one_request=False):
+        """See `ByteSource.stream`."""
+        server = self._server
+        data, _, fault = self._kept or self._ask()
+        self._kept = None
+        if self._path is not None:
+            server.begin_download(self.url, self._process, self)
+        end = len(data) if end is None else min(end, len(data))
+        for at in range(0, end, _STEP):
+            yield data[at : min(at + _STEP, end)]
+            if fault == "cut" and at + _STEP > end // 2:
+                raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+            server.wait(1.5 if fault == "slow" else 0.002, self.go_on)
+            self._process.step("receive", self.url)
+            if not self.answers_have_stat:  # a client that asks for block after block
+                data, _ = server.object(self.url)
+
+    def range_bytes(self, size):
+        """See `ByteSource.range_bytes`."""
+        return _STEP
+
+    def close(self):
+        """See `ByteSource.close`."""
+        self._server.end_download(self.url, self)
+
+
+# --- the world
+
+
+@functools.cache
+def process_number(number):
+    """A process that worlds use in turn: to import the library takes longer than most schedules."""
+    return Process(MODULES)
+
+
+class World:
+    """One schedule.
+
+    Args:
+        seed: what is drawn follows from it.
+        fault: called with each process, in which it may put a fault (`Process.patch`).
+        trace: a list that gets each call; None: no.
+
+    Attributes:
+        is_calm: nothing goes wrong, so that each read must give its sample.
+        machine, disk, server: see there. limit: of the cache directory, in bytes.
+        samples, errors: how many samples were read, and typed errors met.
+    """
+
+    def __init__(self, seed, *, fault=lambda process: None, trace=None):
+        self.seed, self._fault = seed, fault
+        choose = self.choose = random.Random(seed)
+        self.machine = Machine(
+            choose,
+            switch_rate=choose.choice((0.01, 0.05, 0.2, 0.5)),
+            jump_rate=choose.choice((0.0, 0.02, 0.2)),
+            short_rate=choose.choice((0.0, 0.0, 0.2)),
+            trace=trace,
+        )
+        self.samples = self.errors = 0
+        self._numbers = itertools.count()
+        self.has_trouble = False
+        # --- what this schedule is about
+        self.is_calm = choose.random() < 0.2
+        self.shards = LETTERS[: choose.choice((2, 3, 3, 4))]
+        self.limit = int(NEED * choose.choice((1.0, 1.0, 1.3, 2.0, 2.5, 3.5)))
+        self.index_says = choose.choice(("nothing", "sizes", "checksums"))
+        self.access = choose.choice(("fetch", "fetch", "fetch", "auto"))
+        self.early_reads = choose.random() < 0.5
+        self.server = Server(
+            self.machine,
+            has_tables=choose.random() < 0.5,
+            answers_have_stat=choose.random() < 0.6,
+            latency=choose.choice((0.005, 0.02, 0.2)),
+            fault_rate=0.0 if self.is_calm else choose.choice((0.0, 0.0, 0.05, 0.3)),
+        )
+        self.grain = choose.choice((1, 1, 4_000_000))
+        self.disk = Disk(
+            24 * 4096 if not self.is_calm and choose.random() < 0.3 else 1 << 30,
+            self._counts,
+            self._check_bound,
+            self._stamp,
+        )
+        self.machine.disk = self.disk
+        self.index = dict(self.server.current)
+        for name, data in FOREIGN.items():
+            self.disk.put(f"{CACHE}/{name}", data)
+        self.disk.put("/tmp/x", b"")
+
+    # --- what holds at any time
+
+    @staticmethod
+    def _counts(directory, name):
+        """Whether a file counts against the limit: all but the user's, and what is there at any time."""
+        if directory == CACHE:
+            return name not in FOREIGN
+        if not directory.startswith(CACHE + "/.wids") or directory.endswith("/indexes"):
+            return False
+        return directory != CACHE + "/.wids" or (name.endswith(".part") and ".tar." in name)
+
+    def _check_bound(self):
+        if self.disk.counted_bytes > self.limit and not self.server.may_meet:
+            self.machine.fail(f"{self.disk.counted_bytes} bytes are in the cache, and the limit is {self.limit}")
+
+    def _stamp(self):
+        return self.machine.now // self.grain * self.grain
+
+    def _check_sample(self, letter, row, sample, shard, *, is_proven=True):
+        """See that a sample is that of one version of its shard; ``is_proven``: of that which the index means."""
+        found = {name: data.read() for name, data in sample.items() if not name.startswith("__")}
+        versions = [version for version in VERSIONS if found == sample_of(letter, version, row)]
+        said = sample["__key__"]
+        if not versions or said != f"{letter}{row}":
+            self.machine.fail(f"sample {row} of {letter} is {shorten(found)} with the key {said}")
+        if (
+            is_proven
+            and shard.md5sum
+            and all(md5(shard_bytes(letter, version)) != shard.md5sum for version in versions)
+        ):
+            self.machine.fail(f"sample {row} of {letter} is of version {versions}, and the index says another one")
+        if not set(versions) & self.server.seen[letter]:
+            self.machine.fail(f"sample {row} of {letter} is of a version {versions} that never was there")
+        self.samples += 1
+
+    # --- who acts
+
+    def process(self, name):
+        """A new process."""
+        number = next(self._numbers)
+        process = process_number(number)
+        process.begin(self.machine, f"{name}{number}", 100 + number)
+        process["wids.transport.filesystems"].loop = lambda: process
+        open_source = functools.partial(self._open_source, process)
+        process.put_in_place_of(process["wids.transport.stores"].open_source, open_source)
+        limits = process["wids.cache.limits"]
+        limits.LIMITS = type(limits.LIMITS)(wait_seconds=6.0, stopped_seconds=4.0)
+        locks = process["wids.files.locks"]
+        locks.LIMITS = type(locks.LIMITS)(stopped_seconds=4.0, touch_seconds=0.5)
+        retrying = process["wids.transport.retrying"]
+        retrying.LIMITS = type(retrying.LIMITS)(first_seconds=2.0, patience_seconds=5.0, wait_max_seconds=1.0)
+        retrying.note_answered(["https://store.example"])
+        self._fault(process)
+        return process
+
+    def _open_source(self, process, url, *_, go_on=lambda: None, path=None, **__):
+        return SimulatedSource(process, self.server, url, path, go_on)
+
+    def shard(self, process, letter):
+        """A shard as the index describes it now."""
+        data = shard_bytes(letter, self.index[letter])
+        facts = {"nothing": {}, "sizes": {"filesize": len(data)}}.get(
+            self.index_says, {"filesize": len(data), "md5sum": md5(data)}
+        )
+        return process["wids.index.shardlist"].Shard(
+            url=url_of(letter), nsamples=ROWS if self.index_says != "nothing" else None, **facts
+        )
+
+    def provider(self, process, **options):
+        """What opens shards in a process."""
+        options = {"access": self.access, "early_reads": self.early_reads, **options}
+        return process["wids.readers.provider"].AutoProvider(cache_dir=CACHE, cache_size=self.limit, **options)
+
+    def open_dataset(self, process, capacity):
+        """The pool of a dataset with the index as it is now."""
+        shards = {url_of(letter): self.shard(process, letter) for letter in self.shards}
+        pool = process["wids.readers.pool"].OpenShards(
+            self.provider(process), capacity=capacity, find=shards.__getitem__, hooks=()
+        )
+        process.machine.note("opened")
+        return pool
+
+    def reader(self, process, dataset, choose, count):
+        """A thread that reads samples in an order of its own; after errors, perhaps with the index as it is then."""
+        errors, capacity = process["wids.errors"], dataset.lru.capacity
+        for _ in range(count):
+            letter, row = choose.choice(self.shards + self.shards[:2]), choose.randrange(ROWS)
+            stays, pause = choose.random() < 0.5, choose.choice((0.0, 0.001, 0.05))
+            for _ in range(3):
+                try:
+                    self.read(process, dataset, letter, [row, (row + 1) % ROWS] if stays else [row])
+                    break
+                except errors.WidsError as error:
+                    self.machine.note("error", f"{type(error).__name__}: {error}")
+                    self.errors += 1
+                    if not self.has_trouble:
+                        self.machine.fail(f"nothing went wrong, and yet: {type(error).__name__}: {error}")
+                process.machine.sleep(0.05)
+                if choose.random() < 0.5:
+                    dataset.clear()
+                    dataset = self.open_dataset(process, capacity)
+            process.machine.sleep(pause)
+        dataset.clear()
+
+    def read(self, process, dataset, letter, rows):
+        """Read some samples of a shard, which stays open meanwhile."""
+        found = dataset.get_shard(url_of(letter))
+        with found.pinned() as reader:
+            for row in rows:
+                try:
+                    sample, is_proven = reader.read(row), not reader.is_remote
+                except process["wids.errors"].ClosedReaderError:
+                    sample, is_proven = found.read(row), False
+                if is_proven and process.open[reader.fileno()].file.is_deleted:
+                    self.machine.fail(f"{letter} is being read, and was evicted")
+                self._check_sample(letter, row, sample, found.shard, is_proven=is_proven)
+                process.step("work")
+
+    def job(self):
+        """A process that reads, in one thread or two."""
+        process = self.process("job")
+        seed, nthreads = self.choose.random(), self.choose.choice((1, 1, 2))
+        capacity, count = self.choose.choice((1, 2, 10)), self.choose.choice((2, 3, 5))
+
+        begins, readers = self.choose.choice((0.05, 0.6)) * self.choose.random(), []
+
+        def act():
+            process.machine.sleep(begins)
+            dataset = self.open_dataset(process, capacity)
+            for number in range(nthreads):
+                choose = random.Random(f"{seed} {number}")
+                each = functools.partial(self.reader, process, dataset, choose, count)
+                readers.append(process.spawn(each, f"reader{number}"))
+            for each in readers:
+                self.machine.wait_for(each)
+
+        return process, process.spawn(act)
+
+    def cleaner(self):
+        """A process that bounds the directory, to less than its limit, now and again."""
+        process = self.process("cleaner")
+        most, every = self.choose.randrange(self.limit), 0.02 + self.choose.random() * 0.3
+
+        def act():
+            for _ in range(3):
+                process.machine.sleep(every)
+                with contextlib.suppress(process["wids.errors"].CacheError):
+                    process["wids.cache.cleanup"].clean(CACHE, most, 10)
+
+        return process, process.spawn(act)
+
+    def owner(self):
+        """Who replaces shards at the server, and writes the index anew, before or after."""
+        choose, server = self.choose, self.server
+        plan = [
+            (choose.randrange(12), choose.random()) for _ in range(0 if self.is_calm else choose.choice((0, 1, 2, 3)))
+        ]
+        delay, most = choose.choice((0.0, 0.0, 0.1)), choose.choice((2, 2, 3))
+        self.has_trouble |= bool(plan)
+
+        def act():
+            for count, at in sorted(plan):
+                for _ in range(50):  # after so many requests
+                    if server.requests >= count:
+                        break
+                    self.machine.sleep(0.01)
+                letter = server.asked[int(at * len(server.asked))] if server.asked else "a"
+                server.replace(letter, (server.current[letter] + 1) % most)
+                self.machine.sleep(delay)
+                self.index[letter] = server.current[letter]
+
+        return self.machine.spawn(None, "owner", act)
+
+    def plan_trouble(self, processes):
+        """Draw who is killed when, and which calls fail."""
+        choose, machine = self.choose, self.machine
+
+        def sometime(event):
+            machine.plan(1 + int(choose.expovariate(1 / 500)), event)
+
+        def at_next(call, event):
+            sometime(functools.partial(machine.faults.__setitem__, call, event))
+
+        for process in choose.sample(processes, choose.choice((0, 0, 1, 1, 2)) % (len(processes) + 1)):
+            if choose.random() < 0.5:
+                sometime(functools.partial(machine.doom, process))
+            else:  # whoever makes such a call next
+                at_next(
+                    choose.choice(("replace", "replace", "replace", "unlink", "pwrite", "flock")), machine.doom_current
+                )
+        for _ in range(choose.choice((0, 0, 0, 1, 3))):
+            call, number = choose.choice(_FAILING)
+            at_next(call, functools.partial(_fail, number))
+        if choose.random() < 0.05:
+            self.server.may_meet = True  # a lock is taken from who does not run
+            process, begin = choose.choice(processes), choose.random()
+
+            def act():
+                machine.sleep(begin)
+                machine.stop(process)
+                machine.sleep(1.0 + 8.0 * choose.random())
+                machine.go_on(process)
+
+            machine.spawn(None, "stopper", act)
+
+    # --- from beginning to end
+
+    def run(self):
+        """Play the schedule.
+
+        Raises:
+            SimulationError: something that must hold did not.
+        """
+        try:
+            jobs = [self.job() for _ in range(self.choose.choice((1, 2, 2, 3)))]
+            jobs += [self.cleaner() for _ in range(self.choose.choice((0, 0, 1)))]
+            owner = self.owner()
+            if not self.is_calm:
+                self.plan_trouble([process for process, _ in jobs])
+            self.has_trouble |= bool(self.machine.events or self.server.fault_rate) or self.disk.capacity < 1 << 20
+            self.machine.run([task for _, task in jobs], MOST_SECONDS)
+            self.machine.faults.clear()
+            self.machine.events.clear()
+            self.machine.run([owner], MOST_SECONDS)
+            for process, _ in jobs:
+                if process.is_alive:
+                    process.end()
+            self.server.is_well = True
+            self._check_next_run()
+        finally:
+            for process in self.machine.processes:
+                process.is_alive = False
+            self.machine.end_tasks(None)
+
+    def _check_next_run(self):
+        """A new process finds all shards; after it, nothing is left behind, and the user's files are there."""
+        process = self.process("next")
+        self.index = dict(self.server.current)
+
+        def act():
+            provider = self.provider(process, access="fetch", early_reads=False)
+            for letter in [letter for letter in self.choose.sample(self.shards, 2) for _ in range(2)]:
+                shard = self.shard(process, letter)
+                with contextlib.closing(provider.open(shard)) as reader:
+                    for row in range(ROWS):
+                        self._check_sample(letter, row, reader.read(row), shard)
+            process["wids.cache.space"].Space(CACHE, limit=None).sweep()
+
+        self.machine.run([process.spawn(act)], MOST_SECONDS)
+        process.end()
+        for name, data in FOREIGN.items():
+            file = self.disk.directories[CACHE].entries.get(name)
+            if file is None or file.data != data:
+                raise SimulationError(f"the user's file {name} is gone, or another one")
+        left = [path for path, _ in self.disk.files(CACHE + "/.wids") if path.endswith((".part", ".plan"))]
+        if left:
+            raise SimulationError(f"left behind: {left}")
+
+    def digest(self):
+        """What came of it: equal for equal seeds."""
+        facts = (self.machine.calls, self.machine.now, self.samples, self.errors, self.server.requests)
+        files = sorted((path, bytes(file.data)) for path, file in self.disk.files("/"))
+        return hashlib.sha256(repr((facts, files)).encode()).hexdigest()[:16]
+
+
+def shorten(sample):
+    """The members of a sample, for a message."""
+    return {name: data[:12] for name, data in sample.items()}
+
+
+def _fail(number):
+    raise OSError(number, os.strerror(number))
+
+
+# --- many schedules
+
+
+def play(seed, **options):
+    """Play a schedule; gives the world. For options see `World`.
+
+    Raises:
+        SimulationError: something that must hold did not; its message has the seed.
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()  # nobody knows when it comes
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None if unraisable.exc_type is Killed else before(unraisable)
+    try:
+        world = World(seed, **options)
+        try:
+            world.run()
+        except SimulationError as error:
+            raise SimulationError(f"schedule {seed}: {error}") from error.__cause__
+        return world
+    finally:
+        sys.unraisablehook = before
+        if is_collecting:
+            gc.enable()
+
+
+def play_all(seeds):
+    """Play schedules; gives (how many, calls, samples) and the errors by seed."""
+    calls = samples = errors = 0
+    failures = {}
+    for count, seed in enumerate(seeds):
+        try:
+            world = play(seed)
+        except SimulationError as error:
+            failures[seed] = str(error)
+        else:
+            calls, samples, errors = calls + world.machine.calls, samples + world.samples, errors + world.errors
+        if count % 200 == 0:
+            gc.collect()
+    return calls, samples, errors, failures
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description="Play schedules of the simulated world.")
+    parser.add_argument("--seeds", required=True, help="one, or A..B: from A on, and below B")
+    parser.add_argument("--trace", action="store_true", help="print each call that is made")
+    given = parser.parse_args()
+    first, _, last = given.seeds.partition("..")
+    seeds = range(int(first), int(last) if last else int(first) + 1)
+    if given.trace:
+        trace = []
+        try:
+            world = play(seeds[0], trace=trace)
+        finally:
+            print("\n".join(trace))
+        print(world.digest())
+        return 0
+    begin = time.perf_counter()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = [seeds[at : at + 500] for at in range(0, len(seeds), 500)]
+    totals, failures = [0, 0, 0], {}
+    with multiprocessing.get_context("spawn").Pool(min(cores, len(parts))) as pool:
+        for *counts, failed in pool.imap_unordered(play_all, parts):
+            totals = [total + count for total, count in zip(totals, counts, strict=True)]
+            for words in failed.values():
+                print(words, flush=True)
+            failures.update(failed)
+    seconds = time.perf_counter() - begin
+    print(
+        f"{len(seeds)} schedules: {totals[0]} calls, {totals[1]} samples, {totals[2]} typed errors, "
+        f"{len(failures)} failures, {seconds:.0f} s, {1000 * seconds / len(seeds):.2f} ms each"
+    )
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
