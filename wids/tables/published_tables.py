@@ -147,7 +147,7 @@ class MissingTables:
         return True
 
     def _name(self, directory: str) -> str:
-        return _digest(f"{directory}\0{self._session.endpoint_of(directory)}")
+        return _digest(f"{directory}\0{self._session.endpoint_of(Place(directory))}")
 
     def _look(self, directory: str) -> _Missing:
         """What all processes know of a directory."""

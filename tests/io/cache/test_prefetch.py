@@ -30,6 +30,7 @@ from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
+from wids.index.spec import Shard
 from wids.order import epoch
 from wids.order.layout import Shards
 from wids.policy import prefetching
@@ -550,7 +551,7 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
 
     def fetch(tag, **options):
         facts = {"url": f"{web.url}/{tag}.tar", "nsamples": ROWS, "filesize": SIZE}
-        AutoProvider(cache_dir=cache, **options).open(shards.Shard(**facts)).close()
+        AutoProvider(cache_dir=cache, **options).open(Shard(**facts)).close()
 
     def is_planned(*tags):
         names = [sorted(os.path.basename(own.cache.place(f"{web.url}/{tag}.tar")[0]) for tag in pair) for pair in tags]
@@ -589,9 +590,9 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
         wait_until(lambda: planned(cache) != [])
         kill(process)
     assert len(left(cache)) > 2 * prefetching.LIMITS.connections
-    AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
+    AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
-    AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
+    AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
     assert left(cache) == []
 
 
