@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from wids.order.layout import Visit
     from wids.policy.prefetch_window import AheadLimits
 
-_TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 _ENDED = "prefetching has ended; shards are downloaded as they are needed"
 
 
@@ -92,7 +91,7 @@ class Prefetcher:
         self._downloading: set[threading.Thread] = set()
         self._pace = RateEstimator(time.monotonic())
         self._window = PrefetchWindow(visits, sources, connections=prefetching.LIMITS.connections, mixed=mixed)
-        self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
+        self._planned, self._planned_at, self._passed = -math.inf, 0, 0
         self._read_before = self._reads()
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         self._start()
@@ -120,7 +119,7 @@ class Prefetcher:
             if any(source.cache_size is not None for source in self._sources):
                 self._window.advance(self._position(), rate=0.0, read_before=0, blocks=1)
                 self._write_plans()
-                self._planned = -_PLAN_SECONDS  # the thread sees more
+                self._planned = -math.inf  # the thread sees more
             self._thread.start()
         except Exception as error:  # noqa: BLE001 - reading goes on without it
             self._close_plans()
@@ -142,7 +141,7 @@ class Prefetcher:
                 self._write_plans()
                 if self._window.is_exhausted and not self._window.visits:
                     break
-                self._woken.wait(_TICK_SECONDS)
+                self._woken.wait(limits.LIMITS.tick_seconds)
                 self._woken.clear()
             self.join(limits.LIMITS.end_seconds if self._cancelled.is_set() else None)
         except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
@@ -190,7 +189,7 @@ class Prefetcher:
                 thread.start()
             except RuntimeError:  # no more threads
                 self._downloading.discard(thread)
-                self._ended.put((download, False, time.monotonic() + _AGAIN_SECONDS))
+                self._ended.put((download, False, time.monotonic() + limits.LIMITS.again_seconds))
                 return
 
     def _download(self, download: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
@@ -200,10 +199,10 @@ class Prefetcher:
         try:
             is_complete = download.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
             if not is_complete and not download.is_cached():  # another process downloads it
-                retry_at = time.monotonic() + _AGAIN_SECONDS
+                retry_at = time.monotonic() + limits.LIMITS.again_seconds
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
             now = time.monotonic()
-            retry_at = now + max(10 * (now - start), _TICK_SECONDS)
+            retry_at = now + max(10 * (now - start), limits.LIMITS.tick_seconds)
         except CancelledTransferError:
             retry_at = 0.0
         except WidsError as error:
@@ -241,14 +240,14 @@ class Prefetcher:
     def _is_plan_late(self) -> bool:
         """Whether the plan is old, or its times are off as the reader is farther than expected."""
         expected = self._seconds(self._position() - self._planned_at)
-        return max(time.monotonic() - self._planned, expected) > _TICK_SECONDS
+        return max(time.monotonic() - self._planned, expected) > limits.LIMITS.tick_seconds
 
     def _write_plans(self, *, is_due: bool = False) -> None:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
         now, position = time.monotonic(), self._position()
         burst = self._burst(position)
         passed = sum(visit.last < position for visit, _ in self._window.visits)
-        if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
+        if now - self._planned < limits.LIMITS.plan_seconds and passed == self._passed and not is_due:
             return
         self._planned, self._planned_at, self._passed = now, position, passed
         uses: dict[str, dict[str, float]] = {}
@@ -268,7 +267,7 @@ class Prefetcher:
             if directory in self._plans:
                 self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}), self._figures(directory))
             else:  # the first download makes it, perhaps that of a reader
-                self._planned = -_PLAN_SECONDS
+                self._planned = -math.inf
 
     def _figures(self, directory: str) -> dict[str, dict[str, float]]:
         """What the datasets whose shards go to a directory have done so far."""

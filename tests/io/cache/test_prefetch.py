@@ -621,9 +621,9 @@ def test_a_plan_is_there_before_the_first_index(make, tmp_path, set_limits):
     wait_until(lambda: planned(tmp_path / "cache") == [])
 
 
-def test_a_plan_follows_the_directory(make, tmp_path, monkeypatch):
+def test_a_plan_follows_the_directory(make, tmp_path, set_limits):
     """Where there is none when an epoch begins, the plan is written as soon as a reader has made it."""
-    monkeypatch.setattr(prefetch, "_PLAN_SECONDS", 1e9)  # it would not be renewed for a change
+    set_limits(limits, plan_seconds=1e9)  # nothing else would renew it
     dataset = make(prefetch=SIZE - 1)  # too little for a shard: none is downloaded ahead
     iteration = iter(ChunkedSampler(dataset, chunksize=ROWS, shuffle=False))
     index = next(iteration)

@@ -481,7 +481,13 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
     watch = Watch()
     with contextlib.closing(
         ShardListDataset(
-            listed, cache_dir=tmp_path / "two", cache_size=limit, transformations=[], prefetch=False, hooks=[watch]
+            listed,
+            cache_dir=tmp_path / "two",
+            cache_size=limit,
+            transformations=[],
+            prefetch=False,
+            early_reads=False,
+            hooks=[watch],
         )
     ) as dataset:
         sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order)
@@ -651,7 +657,7 @@ def fetch_for_real(server, listed, directory, limit):
     """How many shards a loader with workers fetches in an epoch, from an empty cache on; tiny ones take one request."""
     server.requests.clear()
     with contextlib.closing(
-        ShardListDataset(listed, cache_dir=directory, cache_size=limit, transformations=[])
+        ShardListDataset(listed, cache_dir=directory, cache_size=limit, transformations=[], early_reads=False)
     ) as dataset:
         sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=WINDOW)
         loader = DataLoader(
