@@ -691,6 +691,5 @@ def _no_shards(place: str, what: str) -> SpecError:
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:
     """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
-    home = str(Place(place).directory) if place is not None else None
-    own = header.get("base") or header.get("base_path")
-    return str(Place(home or "").join(own)) if own else home
+    own = header.get("base") or header.get("base_path") or ""
+    return None if place is None and not own else str(Place(place or "").directory.join(own))

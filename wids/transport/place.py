@@ -198,11 +198,13 @@ class Place:
         return posixpath.basename(self._split()[1].rstrip("/"))
 
     def join(self, name: str) -> Place:
-        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded.
+        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded, no name is no step.
 
         ``/x`` against a URL keeps its scheme and host, as a browser has it.
         """
         given = Place(name)
+        if not name:
+            return self
         if not self._text or given.scheme or not given.is_local or name.startswith("~"):
             return given
         head, path, _, scheme = self._split()

@@ -208,6 +208,9 @@ REPAIRED_JOINED = {
     ("simplecache::gs://b/d", "../x#1.tar"): "simplecache::gs://b/x#1.tar",
     ("simplecache::/d", "x.tar"): "simplecache::/d/x.tar",
     (None, "x.tar"): "x.tar",
+    ("https://h/d", ""): "https://h/d",
+    ("gs://b", ""): "gs://b",
+    ("/d", ""): "/d",
 }
 
 
