@@ -208,7 +208,7 @@ def _delete_matches(
         used = sum(entry.size_bytes for entry in matches)
         excess = Excess(bytes=used - limit, files=len(matches) - maximum)
         candidates = [entry for entry in matches if not entry.is_kept]
-        gone = excess.delete(candidates, lambda entry: entry.size_bytes if is_dry or _delete(entry) else None)
+        gone = excess.delete(candidates, lambda entry: is_dry or _delete(entry))
     if excess.is_exceeded and not is_dry:
         for space in caches:
             space.request_release()
@@ -251,7 +251,7 @@ def _delete(entry: Entry) -> bool:
     directory, name = directory_of(path)
     if locks.is_locked(directory.lock(name)) or locks.is_locked(path + LOCK_SUFFIX):
         return False
-    if Space(directory.path, limit=None).delete(msgspec.structs.replace(entry, name=name)) is None:
+    if not Space(directory.path, limit=None).delete(msgspec.structs.replace(entry, name=name)):
         return False
     with contextlib.suppress(OSError):
         os.unlink(path + tables.SUFFIX)

@@ -6,7 +6,7 @@ that any process has open has a lease and stays. A process that finds all shards
 file, releases its own idle shards, and waits; the other processes see the request and release their idle ones.
 
 The member table of an evicted shard is remembered: moved to another folder, counted, up to a share of the limit, those
-used longest ago first to go. Where shards leave too little space, they go too.
+used longest ago first to go. No shard goes for them, and none is refused: they have what shards leave.
 """
 
 from __future__ import annotations
@@ -53,13 +53,6 @@ def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
     """Bytes kept free for the member table of a shard that is still to come: more than nearly all of them have."""
     most = shard_bytes // 8
     return 1024 + (most if nsamples is None else min(512 * nsamples, most))
-
-
-def shard_bytes(needed: int, nsamples: int | None) -> int:
-    """The bytes of a shard that needs so many together with what is kept free for its table; about."""
-    size = max(needed - 1024, 0)
-    most = size // 9  # an eighth of the shard
-    return size - (most if nsamples is None else min(512 * nsamples, most))
 
 
 class Space:
@@ -160,7 +153,7 @@ class Space:
             if decision.is_blocked:
                 self.request_release()
             if is_over:
-                self._raise_full(url, sum(size for _, size in sizes), decision.missing)
+                self._raise_full(url, wanted, decision.missing)
             has_released = False
             go_on()
             time.sleep(pause)
@@ -209,63 +202,66 @@ class Space:
             self.remove_abandoned(found.transients)
             self.directory.remove_orphans(found)
 
-    def delete(self, entry: Entry, *, max_remembered: int = 0) -> int | None:
-        """Delete a shard, unless a process has it open, and remember its table, as far as that may be.
+    def delete(self, entry: Entry, *, max_remembered: int = 0) -> bool:
+        """Delete a shard, unless a process has it open; whether it is gone. Its table is remembered, if that may be.
 
         Args:
             entry: the shard.
             max_remembered: bytes of all remembered tables.
-
-        Returns:
-            The bytes that this has freed; None: it stays.
         """
         path = self.directory.shard(entry.name)
         try:
             fd = locks.open_to_lock(path)
         except FileNotFoundError:
-            return entry.size_bytes
+            return True
         except OSError:
-            return None
-        before = self._contents.remembered.bytes
+            return False
         try:
             if system.try_lock(fd, is_shared=False) is False:
-                return None
+                return False
+            size = self._size_of_table(entry.name)
+            may_stay = 0 < size <= max_remembered
+            # Before it comes: a process that is killed leaves no more than there may be.
+            self.forget(max_remembered - (size if may_stay else 0))
             with self._contents.changing() as note:
                 if not self._unlink(path):
-                    return None
+                    return False
                 # The table last: without its shard it is inert.
-                kept = self._remember(entry.name, max_remembered)
+                kept = size if may_stay and self._remember(entry.name) else 0
+                if not kept:
+                    with contextlib.suppress(OSError):
+                        os.unlink(self.directory.table(entry.name))
                 note(Change(entry.name, 0, kept))
                 self._contents.remembered.note(entry.name, kept)
         finally:
             os.close(fd)
         emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
-        self.forget(max_remembered)
-        return entry.size_bytes - (self._contents.remembered.bytes - before)
+        return True
 
-    def _remember(self, name: str, most: int) -> int:
-        """Remember the table of a shard that was deleted: its bytes, or 0 if it is deleted, too."""
-        path = self.directory.table(name)
-        with contextlib.suppress(OSError):  # there is none, or no space for a folder
-            size = os.lstat(path).st_size
-            if 0 < size <= most:
-                self.directory.make_folders(self.directory.remembered)
-                os.replace(path, self.directory.remembered_table(name))
-                return size
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        return 0
+    def _size_of_table(self, name: str) -> int:
+        try:
+            return os.lstat(self.directory.table(name)).st_size
+        except OSError:
+            return 0
+
+    def _remember(self, name: str) -> bool:
+        """Move the table of a shard that was deleted, whether it could be done."""
+        try:
+            self.directory.make_folders(self.directory.remembered)
+            os.replace(self.directory.table(name), self.directory.remembered_table(name))
+        except OSError:  # there is none, or no space for a folder
+            return False
+        return True
 
     def forget(self, most: int) -> int:
         """With the lock held: delete remembered tables, those used longest ago first, until they have so many bytes.
 
         Returns:
-            The bytes that this has freed.
+            The bytes that they have then.
         """
         remembered = self._contents.remembered
-        before = remembered.bytes
-        if before <= most:
-            return 0
+        if remembered.bytes <= most:
+            return remembered.bytes
         with contextlib.closing(remembered.oldest_first()) as oldest, self._contents.changing() as note:
             for entry in oldest:
                 if remembered.bytes <= most:
@@ -273,7 +269,7 @@ class Space:
                 if self._unlink(self.directory.remembered_table(entry.name)):
                     note(Change(entry.name, 0))
                     remembered.note(entry.name, 0)
-        return before - remembered.bytes
+        return remembered.bytes
 
     def remove_abandoned(self, found: Transients) -> bool:
         """With the lock held: delete part files, plans and lock files without an owner; whether any took space."""
@@ -320,7 +316,6 @@ class Space:
                 total = sum(size for _, size in sizes)
                 grace = prefetching.grace(total / self._bytes_per_second)
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found, wanted)) as snapshot:
-                    snapshot.forget_tables()
                     decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
                 self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
                 is_held = snapshot.denied_bytes or (snapshot.kept_bytes and snapshot.free - snapshot.promised >= wanted)
@@ -333,6 +328,7 @@ class Space:
                         if not may_exceed:
                             return decision
                         self._warn_once(total)
+                    snapshot.forget_tables()
                     _extend(self.directory.path, sizes)
                 return decision
 
@@ -364,7 +360,7 @@ class Space:
             words = "%s: %s, and a shard needs %s; it is admitted over the limit"
             logger.warning(words, self.directory.path, limit, format_size(total))
 
-    def _raise_full(self, url: str, needed: int, missing: int) -> None:
+    def _raise_full(self, url: str, wanted: int, missing: int) -> None:
         path = self.directory.path
         with using(path):
             used = self._contents.used_bytes + self.directory.transients().used_bytes
@@ -378,17 +374,20 @@ class Space:
             advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
         others = f", or other users' ({self._denied_bytes} bytes)" if self._denied_bytes else ""
         raise CacheFull(
-            f"{path}: {missing} bytes too few for {url}, which needs {needed}: the cache {bound} and has "
+            f"{path}: {missing} bytes too few for {url}, which needs {wanted}: the cache {bound} and has "
             f"{used}, all of it being read, downloaded or kept{others}, and the disk has {free} free. {advice}",
             url=url,
             path=path,
-            expected=needed,
-            found=max(needed - missing, 0),
+            expected=wanted,
+            found=max(wanted - missing, 0),
         )
 
 
 class _DirectorySnapshot:
-    """A cache directory as `wids.policy.reservation.Snapshot`, under its lock; listed only if that is needed."""
+    """A cache directory as `wids.policy.reservation.Snapshot`, under its lock; listed only if that is needed.
+
+    What remembered tables have counts as free: they go when it is granted.
+    """
 
     second = 1.0
 
@@ -400,12 +399,10 @@ class _DirectorySnapshot:
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
         self.denied_bytes = self.kept_bytes = 0
-
-    @functools.cached_property
-    def used(self) -> int:
-        """Bytes of shards, tables and part files."""
-        self._contents.refresh()
-        return self._contents.used_bytes + self._found.used_bytes
+        if self.limit is not None or wanted > self.free - self.promised - self.floor:
+            contents.refresh()
+        self.free += contents.remembered.bytes
+        self.used = contents.shards.bytes + found.used_bytes
 
     @functools.cached_property
     def uses(self) -> usage_hints.Uses:
@@ -419,7 +416,6 @@ class _DirectorySnapshot:
 
     def entries(self) -> Iterator[Entry]:
         """The cached shards, least recently used first."""
-        _ = self.used
         self.close()
         self._open.append(self._contents.shards.oldest_first())
         directory = self._space.directory
@@ -437,31 +433,27 @@ class _DirectorySnapshot:
         while self._open:
             self._open.pop().close()
 
-    def evict(self, entry: Entry) -> int | None:
-        """Delete a shard, unless a process has it open; the bytes that this has freed."""
+    def evict(self, entry: Entry) -> bool:
+        """Delete a shard that no process has open."""
         most = (self.disk if self.limit is None else self.limit) // _REMEMBERED_SHARE
-        freed = self._space.delete(entry, max_remembered=most)
-        if freed is None:
-            return None
-        self._note_freed(freed)
-        return freed + self.forget_tables()
+        is_evicted = self._space.delete(entry, max_remembered=most)
+        if is_evicted:
+            self.used -= entry.size_bytes
+            self.free += entry.size_bytes
+        return is_evicted
 
-    def forget_tables(self) -> int:
-        """Delete remembered tables if no more is missing than these have; the bytes that this has freed."""
-        used = 0 if self.limit is None else self.used
-        missing = missing_bytes(
-            used=used, wanted=self._wanted, limit=self.limit, free=self.free - self.promised, floor=self.floor
-        )
+    def forget_tables(self) -> None:
+        """Delete remembered tables that have what was granted."""
         remembered = self._contents.remembered.bytes
-        if not 0 < missing <= remembered:
-            return 0
-        freed = self._space.forget(remembered - missing)
-        self._note_freed(freed)
-        return freed
-
-    def _note_freed(self, size: int) -> None:
-        self.used -= size
-        self.free += size
+        missing = missing_bytes(
+            used=self.used + remembered,
+            wanted=self._wanted,
+            limit=self.limit,
+            free=self.free - remembered - self.promised,
+            floor=self.floor,
+        )
+        if missing > 0:
+            self._space.forget(max(remembered - missing, 0))
 
 
 class Excess:
@@ -482,18 +474,17 @@ class Excess:
         """Whether there is more than either limit."""
         return self.bytes > 0 or self.files > 0
 
-    def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], int | None]) -> list[tuple[str, int]]:
+    def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], bool]) -> list[tuple[str, int]]:
         """Have entries deleted, in this order, until neither limit is exceeded: (name, bytes) of those that went."""
         gone = []
         for entry in entries:
             if not self.is_exceeded:
                 break
-            freed = delete(entry)
-            if freed is None:
-                self.refused.append(entry.name)
-            else:
-                self.bytes, self.files = self.bytes - freed, self.files - 1
+            if delete(entry):
+                self.bytes, self.files = self.bytes - entry.size_bytes, self.files - 1
                 gone.append((entry.name, entry.size_bytes))
+            else:
+                self.refused.append(entry.name)
         return gone
 
 
@@ -527,7 +518,7 @@ def evict_from(
         uses: dict[str, float] = {}
         home: dict[str, Space] = {}
         used_spaces: list[Space] = []
-        used = count = 0
+        used = remembered = count = 0
         # In one order, or two cleaners wait for each other; and each once, or this one waits for itself.
         for _, space in sorted({os.path.realpath(space.directory.path): space for space in spaces}.items()):
             if not space.is_used():
@@ -550,20 +541,20 @@ def evict_from(
             count += len(found.entries)
             entries += here
             home.update((entry.name, space) for entry in here)
-            used += found.used_bytes
+            table_bytes = sum(table.size_bytes for table in found.remembered)
+            remembered, used = remembered + table_bytes, used + found.used_bytes - table_bytes
             planned = usage_hints.read(space.directory.own, found.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         entries.sort(key=lambda entry: entry.used_ns)
         excess = Excess(bytes=used - limit, files=count - maximum)
         excess.denied = count - len(entries)
         most = limit // _REMEMBERED_SHARE
-        if not is_dry:
-            excess.bytes -= _forget(used_spaces, most)
-        gone = excess.delete(
-            victims(entries, uses), lambda entry: entry.size_bytes if is_dry else _delete(home[entry.name], entry, most)
-        )
-        if excess.bytes > 0 and not is_dry:
-            excess.bytes -= _forget(used_spaces, most - excess.bytes)
+        gone = excess.delete(victims(entries, uses), lambda entry: is_dry or _delete(home[entry.name], entry, most))
+        most = max(min(most, -excess.bytes), 0)
+        if is_dry:
+            excess.bytes += min(remembered, most)
+        else:
+            excess.bytes += sum(space.forget(most // len(used_spaces)) for space in used_spaces)
     if excess.is_exceeded and not is_dry:
         for space in spaces:
             space.request_release()
@@ -578,11 +569,6 @@ def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
                 os.ftruncate(fd, size)
 
 
-def _delete(space: Space, entry: Entry, most: int) -> int | None:
+def _delete(space: Space, entry: Entry, most: int) -> bool:
     """Delete a shard that is named by its path; all remembered tables may have ``most`` bytes."""
     return space.delete(msgspec.structs.replace(entry, name=os.path.basename(entry.name)), max_remembered=most)
-
-
-def _forget(spaces: Sequence[Space], most: int) -> int:
-    """Delete remembered tables until those of all directories have so many bytes; the bytes that this has freed."""
-    return sum(space.forget(max(most, 0) // max(len(spaces), 1)) for space in spaces)

@@ -139,13 +139,13 @@ def reserve(cache: Snapshot, request: Request) -> Grant | Evict | MustWait | Ref
     return MustWait(missing, is_blocked)
 
 
-def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], int | None]) -> Grant | MustWait | Refuse:
+def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], bool]) -> Grant | MustWait | Refuse:
     """`reserve`, with its evictions.
 
     Args:
         cache: it follows the evictions.
         request: the space that is wanted.
-        evict: evicts one shard, unless it is being read; the bytes that this has freed, None if it did not.
+        evict: evicts one shard, unless it is being read; whether it did.
     """
     while True:
         decision = reserve(cache, request)
@@ -153,11 +153,10 @@ def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], int | Non
             return decision
         missing, is_blocked = decision.missing, False
         for entry in decision.candidates:
-            freed = evict(entry)
-            if freed is None:
-                is_blocked = True
+            if evict(entry):
+                missing -= entry.size_bytes
             else:
-                missing -= freed
+                is_blocked = True
             if missing <= 0:
                 break
         request = request._replace(tried=decision.after, is_blocked=request.is_blocked or is_blocked)

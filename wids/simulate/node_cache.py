@@ -221,10 +221,10 @@ class NodeCache:
         if shard in self.cached and shard not in self.plans:
             heapq.heappush(self._idle, (self.cached[shard], shard))
 
-    def _evict(self, entry: Entry) -> int | None:
+    def _evict(self, entry: Entry) -> bool:
         shard = int(entry.name)
         if self._has_leases and shard in self.open:
-            return None
+            return False
         del self.cached[shard]
         self.used -= self._footprints[shard]
         self.evicted += 1
@@ -232,4 +232,4 @@ class NodeCache:
         if shard in self.open:
             self.again.add(shard)
             self.missing.add(shard)
-        return self._footprints[shard]
+        return True

@@ -746,6 +746,13 @@ def remembered(home):
     )
 
 
+def put_remembered(home, name, size):
+    """The table of an evicted shard."""
+    directory = CacheDirectory(home)
+    os.makedirs(directory.remembered, exist_ok=True)
+    put_file(directory.path, directory.remembered_table(name), bytes(size))
+
+
 def fill_with_tables(home, names="abcd"):
     """Shards of 100 bytes with tables of 4, every one used later than the one before."""
     return [
@@ -781,6 +788,41 @@ def test_no_shard_goes_for_the_sake_of_tables(home):
     assert (left(home), remembered(home)) == ("efghi", "")
 
 
+@pytest.mark.parametrize("after", [None, 0.0], ids=["a reader", "a download ahead"])
+def test_no_shard_is_refused_for_the_sake_of_tables(home, after):
+    """Where one has the whole limit once all others have gone, tables go, too, and nobody waits."""
+    put_shard(home, "a.tar", 380, table_size=4, used=1_000_000)
+    put_remembered(home, "z.tar", 4)
+    assert reserve(Space(home, limit=400), 400, after=after) == 400
+    assert (left(home), remembered(home)) == ("", "")
+
+
+def test_a_process_that_is_killed_leaves_no_more_tables_than_may_be(home, monkeypatch):
+    """Old ones go before the new one comes: at each moment they have a hundredth at most."""
+    fill_with_tables(home, "abcdef")
+    space, most = Space(home, limit=600), []
+    replace = os.replace
+
+    def watched(source, target):
+        replace(source, target)
+        most.append(CacheDirectory(home).inventory())
+
+    monkeypatch.setattr("wids.cache.space.os.replace", watched)
+    reserve(space, 600)
+    assert [sum(table.size_bytes for table in found.remembered) for found in most] == [4] * 6
+
+
+def test_cleaners_evict_no_shard_for_the_sake_of_tables(home):
+    """Where the shards fit to the byte, the tables go."""
+    fill_with_tables(home, "abcde")
+    put_remembered(home, "z.tar", 4)
+    assert evict_from([Space(home, limit=None)], limit=5 * 104, maximum=100) == []
+    assert (left(home), remembered(home)) == ("abcde", "")
+    put_remembered(home, "z.tar", 4)
+    assert evict_from([Space(home, limit=None)], limit=5 * 104 + 4, maximum=100) == []
+    assert (left(home), remembered(home)) == ("abcde", "z")
+
+
 def test_a_shard_that_comes_again_has_one_table(home):
     """The remembered one goes when the shard is published; so does the one that an open shard had."""
     path = fill_with_tables(home, "ab")[0]
@@ -813,7 +855,7 @@ def test_a_table_that_cannot_be_remembered_goes(home, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CacheDirectory, "make", lambda _: None)
         with space.lock():
-            assert space.delete(entry_of(paths[0]), max_remembered=100) == 10
+            assert space.delete(entry_of(paths[0]), max_remembered=100)
     assert (left(home), remembered(home)) == ("b", "")
     assert not os.path.exists(table_of(paths[0]))
 
@@ -830,14 +872,14 @@ def test_deleting_says_whether_the_shard_is_gone(home, events):
     """Gone already: yes. Open anywhere, a directory by now: no, and nothing of it is touched."""
     paths = fill(home, "abc")
     space = Space(home, limit=None, hooks=[events])
-    assert space.delete(entry_of(paths[0])) == 10
-    assert space.delete(entry_of(paths[0])) == 10
+    assert space.delete(entry_of(paths[0]))
+    assert space.delete(entry_of(paths[0]))
     with leased(paths[1]):
-        assert space.delete(entry_of(paths[1])) is None
+        assert not space.delete(entry_of(paths[1]))
     assert os.path.exists(table_of(paths[1]))
     os.unlink(paths[2])
     os.mkdir(paths[2])
-    assert space.delete(entry_of(paths[2])) is None
+    assert not space.delete(entry_of(paths[2]))
     assert events == [Evicted(path=paths[0], size_bytes=10)]
     assert files_open_in(home) == []
 
@@ -1130,10 +1172,3 @@ def test_nothing_goes_ahead_for_what_does_not_fit(tmp_path):
     finally:
         os.close(fd)
     assert names_in(tmp_path) == ["a.tar", "b.tar", "c.tar"]
-
-
-@given(st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 20))
-def test_the_size_of_a_shard_by_what_it_needs(size, nsamples):
-    """What is kept free for its table is taken off again, but for a rounding."""
-    found = spaces.shard_bytes(size + table_allowance(size, nsamples), nsamples)
-    assert abs(found - size) <= 1

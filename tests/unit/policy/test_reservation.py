@@ -41,13 +41,13 @@ class Cache:
         return iter(list(self.found))
 
     def evict(self, entry):
-        """Evict a shard, unless it is leased; its bytes, then."""
+        """Evict a shard, unless it is leased."""
         if entry.name in self.leased:
-            return None
+            return False
         self.found.remove(entry)
         self.free += entry.size_bytes
         self.evicted.append(entry)
-        return entry.size_bytes
+        return True
 
     def fits(self, request):
         """Whether there is space."""
