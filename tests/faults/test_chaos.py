@@ -51,6 +51,7 @@ from tests.support.servers import (
     zipped,
 )
 from wids.cache import limits, space
+from wids.cache.directory import CacheDirectory
 from wids.errors import CacheError, CacheFull
 from wids.files import atomic, system
 from wids.readers.provider import AutoProvider
@@ -130,6 +131,7 @@ def check_next_run(cache, shards, versions=(2,)):
         with contextlib.closing(store.open(shard_of(entry))) as reader:
             check_shard(reader, int(entry["url"][-6:-4]), versions)
         assert used_bytes(cache)[0] <= LIMIT
+    assert CacheDirectory(cache).inventory().remembered
     assert left_behind(cache) == []
 
 

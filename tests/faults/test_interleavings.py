@@ -2,7 +2,7 @@
 
 The calls are those that change a file or a lock, so this is each order in which the second one's work can lie in the
 first one's. What holds at the end holds for all of them: whatever was read and whatever is there is whole, nothing is
-left behind, and everybody finds all shards.
+left behind, everybody finds all shards, and a remembered table is that of the shard it is taken for.
 """
 
 import contextlib
@@ -15,25 +15,31 @@ import pytest
 
 from tests.conftest import Events
 from tests.support import cache_shards as shards
+from tests.support import tars
 from tests.support.cache_dirs import table_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.examples import PROFILE, some
 from tests.support.interleave import Actor, arrive, doomed, play, watch_calls
+from wids.cache import space
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.files import atomic
 from wids.readers.provider import AutoProvider
+from wids.readers.remote import are_same
 from wids.tables import member_tables
 from wids.transport.session import Session
 
 pytestmark = pytest.mark.e2e  # processes that are killed, or stopped, by the hundred
 
 ROWS = 3
-# Letter of a shard -> tags of its versions, which are of one size. The first one of ``a`` is cached, and out of date.
-VERSIONS = {"a": "aA", "b": "b", "c": "c", "d": "d"}
-# One shard has room, and its table; two have not.
-LIMIT = 13_000
+# Letter of a shard -> tags of its versions, which are of one size. The first one of ``a`` is cached, and out of date;
+# ``e`` and ``f`` were evicted, and the table of the first one of ``e`` is out of date.
+VERSIONS = {"a": "aA", "b": "b", "c": "c", "d": "d", "e": "eE", "f": "f"}
+REMEMBERED = "ef"
+# One shard has room, with its table and two of others; two have not.
+LIMIT = 14_000
+TABLES = 1400
 # Of whoever does least: it takes a lease, opens the table, reads three samples, and notes the use.
 LEAST_CALLS = 6
 
@@ -62,8 +68,11 @@ class Place:
         self._crashed = {}
         for letter, tags in VERSIONS.items():
             shards.write(self.urls[letter], data_of(tags[0]))
-        self.store().open(self.shard("a")).close()
-        shards.write(self.urls["a"], data_of(VERSIONS["a"][-1]))
+        for letter in (*REMEMBERED, "a"):
+            self.store(LIMIT).open(self.shard(letter)).close()
+        assert self.remembered() == [f"{letter}.tar" for letter in REMEMBERED]
+        for letter in "ae":
+            shards.write(self.urls[letter], data_of(VERSIONS[letter][-1]))
         self.template = os.path.join(home, "template")
         os.rename(self.cache, self.template)
 
@@ -102,6 +111,10 @@ class Place:
         finally:
             reader.close()
 
+    def remembered(self):
+        """The shards that were evicted, whose tables are still there: how their names end."""
+        return sorted(entry.name.rpartition("-")[2] for entry in CacheDirectory(self.cache).inventory().remembered)
+
     # --- who acts; ``role`` is 0 for the first, 1 for the second
 
     def open(self, role):
@@ -125,6 +138,14 @@ class Place:
     def clean(self, role):
         """Clean all of the directory."""
         keep_most_recent_files(self.cache, maxsize=0)
+
+    def recall(self, role):
+        """Ask what is remembered of each shard, as who reads it early does: its own table, or nothing."""
+        cache = self.store(LIMIT).cache
+        for letter in VERSIONS:
+            shard = self.shard(letter)
+            table = cache.remembered_table(shard, cache.place(shard.url)[0])
+            assert table is None or are_same(table, tars.table_of(data_of(VERSIONS[letter][-1])))
 
     def act(self, name, role):
         """What an actor of this name does."""
@@ -159,6 +180,7 @@ class Place:
         assert has_crashed or self.left_behind() == []
         assert CacheDirectory(self.cache).inventory().strangers == 0
         self.check_files(has_crashed=has_crashed)
+        self.check_remembered()
         Space(self.cache, limit=None).sweep()
         assert self.left_behind() == []
         assert files_open_in(self.home) == []
@@ -166,7 +188,19 @@ class Place:
         for letter, tags in VERSIONS.items():
             self.read(fresh, self.shard(letter), tags[-1])
         self.check_files(has_crashed=False)
+        # Who is killed in the middle of publishing may leave the table that was remembered until then.
+        assert has_crashed or self.remembered() == []
         assert files_open_in(self.home) == []
+
+    def check_remembered(self):
+        """The tables of evicted shards are whole, and no more than may be."""
+        found = CacheDirectory(self.cache).inventory().remembered
+        assert sum(entry.size_bytes for entry in found) <= TABLES
+        for entry in found:
+            path = CacheDirectory(self.cache).remembered_table(entry.name)
+            letter = entry.name.rpartition("-")[2][0]
+            table = member_tables.load_table(path, path, shard_bytes=None)
+            assert any(are_same(table, tars.table_of(data_of(tag))) for tag in VERSIONS[letter])
 
     def left_behind(self):
         """Names of files that belong to processes that have ended."""
@@ -200,7 +234,7 @@ class Place:
             raise AssertionError(f"{words}: {error}; {self.events.names()}") from error
 
 
-ACTORS = ("open", "update", "publish", "evict", "clean")
+ACTORS = ("open", "update", "publish", "evict", "clean", "recall")
 BOUNDED = {("evict", "evict"), ("evict", "clean"), ("clean", "evict")}
 # Of where one is stopped and the other killed not all pairs are tried, but each place with some others. Outside of CI
 # it is some of the places, others for each pair.
@@ -216,7 +250,9 @@ def first_step(first, second):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """The place, and what crashes left in it."""
-    return Place(tmp_path_factory.mktemp("interleavings"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space, "_REMEMBERED_SHARE", LIMIT // TABLES)  # tables of such small shards are large
+        yield Place(tmp_path_factory.mktemp("interleavings"))
 
 
 @pytest.fixture

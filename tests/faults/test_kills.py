@@ -24,11 +24,13 @@ import wids
 from tests.support.chaos import program
 from tests.support.children import receive
 from tests.support.shards import write_index
+from wids.cache.directory import CacheDirectory
 
 N, BATCH, EPOCHS, EVERY = 384, 4, 4, 3
 WORLDS, WORKERS = (4, 1, 2), (0, 2)
+CACHE_BYTES = 900_000  # two of four shards, with space for the table of another one
 LENGTHS = np.random.default_rng(3).integers(1, 30, N)
-KINDS = ["plain", "buckets", "mixture", "by source", "shards"]
+KINDS = ["plain", "buckets", "mixture", "by source", "shards", "small cache"]
 LONG = pytest.param(20, id="many", marks=[pytest.mark.long, pytest.mark.timeout(3600)])
 
 
@@ -45,8 +47,9 @@ class Job:
         ranks = {"num_replicas": world, "rank": rank, "chunksize": 16, "window": 2, "lanes": 4}
         options = {"num_workers": workers, "collate_fn": list}
         data = list(range(N))
-        if self.kind == "shards":
-            data = wids.ShardListDataset(self.index, transformations=wids.seeded(draw))
+        if self.kind in ("shards", "small cache"):  # that of a job, whose lives read by ranges what was evicted
+            cache = {"cache_dir": self.checkpoint + ".cache", "cache_size": CACHE_BYTES}
+            data = wids.ShardListDataset(self.index, transformations=wids.seeded(draw), **cache)
             ranks["sample_seeds"] = True
         elif self.kind in ("mixture", "by source"):
             data = wids.mix({"a": (data[:100], 0.5), "b": (data[100:], 0.5)})
@@ -135,9 +138,14 @@ def live(job, world, workers, *, kill_at=None):
 @pytest.mark.e2e
 @pytest.mark.parametrize("kills", [pytest.param(4, id="few"), LONG])
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_around_checkpoints(tmp_path, kind, kills):
+def test_killed_around_checkpoints(tmp_path, server, kind, kills):
     """On other numbers of ranks and workers in each life, the last of which has trained on the same samples."""
-    index = write_index(tmp_path / "data", (96, 96, 96, 96)) if kind == "shards" else None
+    index = None
+    if kind in ("shards", "small cache"):
+        index = write_index(tmp_path / "data", (96, 96, 96, 96))
+    if kind == "small cache":
+        server.directory, server.has_ranges = tmp_path, True
+        index = f"{server.url}/data/{os.path.basename(index)}"
     _, expected = live(Job(kind, str(tmp_path / "unbroken.json"), index), 4, 0)
     job, choose = Job(kind, str(tmp_path / "killed.json"), index), random.Random(kind)
     points = []
@@ -146,3 +154,8 @@ def test_killed_around_checkpoints(tmp_path, kind, kills):
         points.append(point)
         assert digest is None, points
     assert live(job, choose.choice(WORLDS), choose.choice(WORKERS)) == ("done", expected), points
+    if kind == "small cache":
+        found = CacheDirectory(job.checkpoint + ".cache").inventory()
+        assert found.remembered
+        assert found.used_bytes <= CACHE_BYTES
+        assert server.ranges

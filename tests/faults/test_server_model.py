@@ -1,5 +1,7 @@
 """Servers that change their minds and fail, at random: a sample is of one version of its shard, or there is an error.
 
+Now and then the shard is evicted, and read early by the table that the cache remembers, whatever is served by then.
+
 What is random follows from a seed, which a failure shows; the test that is marked ``long`` is the same with more seeds:
 ``pytest -m long tests/faults/test_server_model.py``.
 """
@@ -35,6 +37,8 @@ from tests.support.range_faults import (
     zipped_range,
 )
 from tests.support.servers import cut, cut_chunked, instead, redirect, reset, status, whole, whole_unannounced, zipped
+from wids.cache.space import Space, evict_from
+from wids.cache.store import ShardCache
 from wids.errors import WidsError
 from wids.policy import prefetching
 from wids.transport import filesystems
@@ -144,6 +148,8 @@ def live(server, cache, seed):
     world = World(server, seed)
     choose, found = world.choose, Counter()
     for _ in range(3):
+        if choose.random() < 0.7 and os.path.isdir(cache):
+            evict_from([Space(cache, limit=None)], limit=10**9, maximum=0)  # with space for its table
         version = choose.choice((1, 1, 2, 3))
         options = {"access": choose.choice(("fetch", "fetch", "range", "auto")), "early_reads": choose.random() < 0.5}
         is_checked = world.promised in ("md5", "crc32", "both")
@@ -179,6 +185,13 @@ def live(server, cache, seed):
 )
 def test_servers_at_random(server, tmp_path, monkeypatch, set_limits, request, seeds):
     """No sample and no cached shard is made of two versions; what waits for checked shards gets no other version."""
+    recall, recalled = ShardCache.remembered_table, []
+
+    def remembered_table(*args):
+        recalled.append(recall(*args))
+        return recalled[-1]
+
+    monkeypatch.setattr(ShardCache, "remembered_table", remembered_table)
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
     set_limits(prefetching, min_range_bytes=4000, first_range_bytes=4000)
     found = Counter()
@@ -191,4 +204,6 @@ def test_servers_at_random(server, tmp_path, monkeypatch, set_limits, request, s
             request.node.add_report_section("call", "model", f"seed {seed}")
             raise
     assert all(name.isidentifier() for name in found)
+    assert None in recalled
+    assert len(recalled) - recalled.count(None) >= 10
     assert found["samples"] > sum(count for name, count in found.items() if name != "samples")

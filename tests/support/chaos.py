@@ -38,6 +38,8 @@ from wids.files.own_folder import LOCK_SUFFIX
 from wids.index import spec
 from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
+from wids.readers.remote import are_same
+from wids.tables import member_tables
 from wids.transport import filesystems
 
 ROWS = 6
@@ -115,11 +117,13 @@ def check_shard(reader, number, versions=(1,)):
 def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     """In a child: no pauses between tries, short patience, and ranges so small that each shard has several.
 
-    The disk is not waited for: these processes are killed, and the machine goes on.
+    Tables of such small shards are large: some are remembered all the same. The disk is not waited for: these processes
+    are killed, and the machine goes on.
     """
     os.fsync = lambda fd: None
     skip_waits()
     worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
+    space._REMEMBERED_SHARE = 40
     set_limits(filesystems, read_seconds=read_seconds)
     set_limits(limits, wait_seconds=wait_seconds)
     set_limits(prefetching, min_range_bytes=SIZE * 2, first_range_bytes=SIZE * 2)
@@ -140,7 +144,7 @@ def lose_locks(code):
 def list_files(directory):
     """Path -> (inode, size) of each file in a cache directory but the small ones that no limit counts."""
     home, found = CacheDirectory(directory), {}
-    for folder in (home.path, home.own, home.tables):
+    for folder in (home.path, home.own, home.tables, home.remembered):
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
             for item in items:
                 with contextlib.suppress(FileNotFoundError):
@@ -164,7 +168,7 @@ def used_bytes(directory):
 
 
 def check_directory(directory, versions=(1,)):
-    """See that each shard in a cache directory is whole; one that nobody has made yet has none."""
+    """See that each shard and each remembered table is whole; a directory that nobody has made yet has none."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     for name in names:
         if name.endswith(".tar"):
@@ -175,6 +179,13 @@ def check_directory(directory, versions=(1,)):
             except FileNotFoundError:  # a worker that outlived its loader evicted it just now
                 continue
             assert data in [shard_bytes(number, version) for version in versions], f"{name} is damaged"
+    remembered = CacheDirectory(directory).remembered
+    for name in os.listdir(remembered) if os.path.isdir(remembered) else []:
+        number = int(re.search(r"(\d\d)\.tar\.widx$", name)[1])
+        path = os.path.join(remembered, name)
+        table = member_tables.load_table(path, path, shard_bytes=None)
+        if table is not None or os.path.exists(path):  # a worker that outlived its loader may have deleted it just now
+            assert any(are_same(table, tars.table_of(shard_bytes(number, version))) for version in versions), name
 
 
 def left_behind(directory):
@@ -313,6 +324,8 @@ def live_to_call(count, directory, limit, old, new):
     plan.close()
     os.unlink(keep_mark_of(store.cache.place(new[1]["url"])[0]))
     store.open(shard_of(old[1])).close()
+    for entry in (*old, *new):  # some of them were evicted
+        store.cache.remembered_table(shard_of(entry), store.cache.place(entry["url"])[0])
     space.evict_from([space.Space(directory, limit=None)], limit=limit // 2, maximum=100)
     return len(calls)
 
