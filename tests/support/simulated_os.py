@@ -343,7 +343,7 @@ class Machine:
     # --- what happens when
 
     def _draw_switch(self):
-        return self.calls + 1 + int(self.random.expovariate(self._switch_rate))
+        return self.calls + 1 + int(self.random.random() * 2 / self._switch_rate)
 
     def plan(self, call, event):
         """Have ``event()`` happen at call number ``call``."""
@@ -440,17 +440,19 @@ class Machine:
         if waiting is None:
             self._leave()
             return False
-        waiting.append(task)
+        entry = task, token
+        waiting.append(entry)
         self._leave()
-        if task in waiting:
-            waiting.remove(task)
+        if entry in waiting:
+            waiting.remove(entry)
             return False
         return True
 
     def wake(self, waiting):
         """Let all who wait in a list go on."""
-        for task in waiting:
-            self._set_ready(task)
+        for task, token in waiting:
+            if task.token == token:  # it has not gone on by itself
+                self._set_ready(task)
         waiting.clear()
 
     def spawn(self, process, name, act):
@@ -561,7 +563,7 @@ class Process:
         self.machine, self.name, self.pid, self.is_alive, self.open = None, "", 0, False, {}
         self.stopped = None
         self.modules = _import_again(modules)
-        self._fakes, self._patched = self._make_fakes(), []
+        self._fakes, self._patched, self._places = self._make_fakes(), [], {}
         _replace(self.modules.values(), self._fakes)
         self._state = _state_of(self.modules.values())
 
@@ -585,9 +587,15 @@ class Process:
 
     def put_in_place_of(self, real, fake):
         """Put ``fake`` in the place of ``real`` wherever its copy of the library has it, until it begins anew."""
-        for name, module in self.modules.items():
-            for key in [key for key, value in vars(module).items() if value is real]:
-                self.patch(name, key, lambda before: fake)
+        if real not in self._places:
+            self._places[real] = [
+                (name, key)
+                for name, module in self.modules.items()
+                for key, value in vars(module).items()
+                if value is real
+            ]
+        for name, key in self._places[real]:
+            self.patch(name, key, lambda before: fake)
 
     def begin(self, machine, name, pid):
         """Begin to run, as a process that has just imported the library."""

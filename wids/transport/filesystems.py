@@ -96,8 +96,7 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
         ImportError: the scheme needs a package that is not installed.
         ValueError: no such scheme, or options that are none.
     """
-    place = Place(url)
-    scheme, options = place.scheme, session.options_for(place)
+    scheme, options = Place(url).scheme, session.options_for(url)
     _import_for(url)
     import fsspec
 
