@@ -179,6 +179,19 @@ def is_plain_call(node):
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
+def test_options_of_stores_travel_in_a_session():
+    """Users name ``storage_options`` to these; all else is handed a `wids.transport.session.Session`."""
+    named = set()
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            name = node.arg if isinstance(node, (ast.arg, ast.keyword)) else getattr(node, "attr", None)
+            if name == "storage_options" or (isinstance(node, ast.Name) and node.id == "storage_options"):
+                named.add(path.relative_to(ROOT).as_posix())
+    users = {"dataset.py", "collection/arguments.py", "writing/writer.py", "testing/sources.py", "transport/session.py"}
+    of_datasets = {"serve/__init__.py", "serve/served.py", "serve/marks.py", "cli/serve.py", "cli/view.py"}
+    assert named == users | of_datasets
+
+
 def test_torch_only_in_datasets_and_samplers():
     """Only these import torch at module level; elsewhere it loads where a user asks for what needs it."""
     at_top, anywhere = set(), set()

@@ -22,6 +22,9 @@ class CacheLimits:
         heard_seconds: idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them
             twice as long.
         start_seconds: code that only lists a sampler's indices is done before the first download ahead begins.
+        tick_seconds: how often a prefetcher looks how far its reader is.
+        plan_seconds: how often a plan is renewed of which no shard has been passed.
+        again_seconds: when a prefetcher looks again for a shard that another process downloads.
         failed_seconds: when a download ahead is tried again that failed because of the network: by then it had been
             retried for minutes.
         end_seconds: threads that download are waited for so long, at the end of an epoch or of the process.
@@ -37,6 +40,9 @@ class CacheLimits:
     watch_seconds: float = 2.0
     heard_seconds: float = 0.5
     start_seconds: float = 0.02
+    tick_seconds: float = 0.05
+    plan_seconds: float = 2.0
+    again_seconds: float = 0.25
     failed_seconds: float = 30.0
     end_seconds: float = 5.0
     full_seconds: float = 1.0

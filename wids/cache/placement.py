@@ -69,7 +69,7 @@ class Placement:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = self._session.endpoint_of(url) if own is None else ""
+        endpoint = self._session.endpoint_of(given) if own is None else ""
         name = (given if own is None else Place(own)).cache_name(endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 

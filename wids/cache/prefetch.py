@@ -9,7 +9,6 @@ the process that began it; a forked child has none of it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import queue
@@ -34,22 +33,23 @@ if TYPE_CHECKING:
     from wids.order.layout import Visit
     from wids.policy.prefetch_window import AheadLimits
 
-_TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
+_ENDED = "prefetching has ended; shards are downloaded as they are needed"
 
 
 class Source(Protocol):
     """One shard list whose shards are downloaded, or read into memory, ahead of their use.
 
     Attributes:
-        limits: how far ahead one rank of this node may be.
         directory: the cache directory; None: not known, or nothing goes there.
+        cache_size: bytes of the cache that its shards go into; None: no limit, or no cache.
     """
 
-    @property
-    def limits(self) -> AheadLimits: ...  # noqa: D102
+    directory: str | None
+    cache_size: int | None
 
     @property
-    def directory(self) -> str | None: ...  # noqa: D102
+    def limits(self) -> AheadLimits:
+        """How far ahead one rank of this node may be."""
 
     def plan(self, shard: int) -> UpcomingShard:
         """A new download of the shard of a number."""
@@ -91,12 +91,10 @@ class Prefetcher:
         self._downloading: set[threading.Thread] = set()
         self._pace = RateEstimator(time.monotonic())
         self._window = PrefetchWindow(visits, sources, connections=prefetching.LIMITS.connections, mixed=mixed)
-        self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
+        self._planned, self._planned_at, self._passed = -math.inf, 0, 0
         self._read_before = self._reads()
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
-        with contextlib.suppress(RuntimeError):  # no more threads: shards are downloaded as they are needed
-            self._thread.start()
-            end_at_exit(self)
+        self._start()
 
     def end(self, *, is_finished: bool, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """The reader has drawn its last index: finish the downloads under way; or it is gone: abandon them."""
@@ -115,6 +113,21 @@ class Prefetcher:
         threads, current = [self._thread, *self._downloading.copy()], threading.current_thread()
         join_threads([each for each in threads if each is not current and each.ident is not None], seconds)
 
+    def _start(self) -> None:
+        """Begin, with a plan of the first block: else readers would evict its shards before the thread has looked."""
+        try:
+            if any(source.cache_size is not None for source in self._sources):
+                self._window.advance(self._position(), rate=0.0, read_before=0, blocks=1)
+                self._write_plans()
+                self._planned = -math.inf  # the thread sees more
+            self._thread.start()
+        except Exception as error:  # noqa: BLE001 - reading goes on without it
+            self._close_plans()
+            if not isinstance(error, RuntimeError):  # no more threads
+                logger.exception(_ENDED)
+        else:
+            end_at_exit(self)
+
     # --- the thread
 
     def _run(self) -> None:
@@ -128,14 +141,17 @@ class Prefetcher:
                 self._write_plans()
                 if self._window.is_exhausted and not self._window.visits:
                     break
-                self._woken.wait(_TICK_SECONDS)
+                self._woken.wait(limits.LIMITS.tick_seconds)
                 self._woken.clear()
             self.join(limits.LIMITS.end_seconds if self._cancelled.is_set() else None)
         except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
-            logger.exception("prefetching has ended; shards are downloaded as they are needed")
+            logger.exception(_ENDED)
         finally:
-            for plan in self._plans.values():
-                plan.close()
+            self._close_plans()
+
+    def _close_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
 
     def _look_ahead(self) -> None:
         """Tell the window how far the reader is, and which shards are cached."""
@@ -173,7 +189,7 @@ class Prefetcher:
                 thread.start()
             except RuntimeError:  # no more threads
                 self._downloading.discard(thread)
-                self._ended.put((download, False, time.monotonic() + _AGAIN_SECONDS))
+                self._ended.put((download, False, time.monotonic() + limits.LIMITS.again_seconds))
                 return
 
     def _download(self, download: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
@@ -183,10 +199,10 @@ class Prefetcher:
         try:
             is_complete = download.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
             if not is_complete and not download.is_cached():  # another process downloads it
-                retry_at = time.monotonic() + _AGAIN_SECONDS
+                retry_at = time.monotonic() + limits.LIMITS.again_seconds
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
             now = time.monotonic()
-            retry_at = now + max(10 * (now - start), _TICK_SECONDS)
+            retry_at = now + max(10 * (now - start), limits.LIMITS.tick_seconds)
         except CancelledTransferError:
             retry_at = 0.0
         except WidsError as error:
@@ -224,14 +240,14 @@ class Prefetcher:
     def _is_plan_late(self) -> bool:
         """Whether the plan is old, or its times are off as the reader is farther than expected."""
         expected = self._seconds(self._position() - self._planned_at)
-        return max(time.monotonic() - self._planned, expected) > _TICK_SECONDS
+        return max(time.monotonic() - self._planned, expected) > limits.LIMITS.tick_seconds
 
     def _write_plans(self, *, is_due: bool = False) -> None:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
         now, position = time.monotonic(), self._position()
         burst = self._burst(position)
         passed = sum(visit.last < position for visit, _ in self._window.visits)
-        if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
+        if now - self._planned < limits.LIMITS.plan_seconds and passed == self._passed and not is_due:
             return
         self._planned, self._planned_at, self._passed = now, position, passed
         uses: dict[str, dict[str, float]] = {}
@@ -250,6 +266,8 @@ class Prefetcher:
                 self._plans[directory] = usage_hints.PlanFile(directory)
             if directory in self._plans:
                 self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}), self._figures(directory))
+            else:  # the first download makes it, perhaps that of a reader
+                self._planned = -math.inf
 
     def _figures(self, directory: str) -> dict[str, dict[str, float]]:
         """What the datasets whose shards go to a directory have done so far."""

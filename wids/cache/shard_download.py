@@ -55,6 +55,7 @@ class ShardDownload:
         lock: of its name.
         after: see `wids.cache.space.Space.reserve`.
         is_cancelled: asked now and then; once it says True, the transfer ends.
+        size: its bytes, about, where the index does not say.
 
     Attributes:
         requests: how many it took.
@@ -73,8 +74,10 @@ class ShardDownload:
         lock: locks.HeldLock,
         after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        size: int | None = None,
     ) -> None:
         self._shard, self._path, self._space = shard, path, space
+        self._size = size if shard.filesize is None else shard.filesize
         self._find_origin, self._origin = origin, origin()
         self._session, self._lock = session, lock
         self._after, self._is_cancelled = after, is_cancelled
@@ -96,8 +99,8 @@ class ShardDownload:
         ):
             for fd in (self._fd, self._table_fd):  # if this process is killed, other users see that they are left
                 self._directory.share_for_reading(fd)
-            if self._shard.filesize is not None:
-                self._reserve(self._shard.filesize)
+            if self._size is not None:
+                self._reserve(self._size)
             try:
                 found = self._download()
                 self._publish(*found)

@@ -55,6 +55,13 @@ def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
     return 1024 + (most if nsamples is None else min(512 * nsamples, most))
 
 
+def shard_bytes(needed: int, nsamples: int | None) -> int:
+    """The bytes of a shard that needs so many together with what is kept free for its table; about."""
+    size = max(needed - 1024, 0)
+    most = size // 9  # an eighth of the shard
+    return size - (most if nsamples is None else min(512 * nsamples, most))
+
+
 class Space:
     """The space in one cache directory.
 
@@ -153,7 +160,7 @@ class Space:
             if decision.is_blocked:
                 self.request_release()
             if is_over:
-                self._raise_full(url, wanted, decision.missing)
+                self._raise_full(url, sum(size for _, size in sizes), decision.missing)
             has_released = False
             go_on()
             time.sleep(pause)
@@ -360,7 +367,7 @@ class Space:
             words = "%s: %s, and a shard needs %s; it is admitted over the limit"
             logger.warning(words, self.directory.path, limit, format_size(total))
 
-    def _raise_full(self, url: str, wanted: int, missing: int) -> None:
+    def _raise_full(self, url: str, needed: int, missing: int) -> None:
         path = self.directory.path
         with using(path):
             used = self._contents.used_bytes + self.directory.transients().used_bytes
@@ -374,12 +381,12 @@ class Space:
             advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
         others = f", or other users' ({self._denied_bytes} bytes)" if self._denied_bytes else ""
         raise CacheFull(
-            f"{path}: {missing} bytes too few for {url}, which needs {wanted}: the cache {bound} and has "
+            f"{path}: {missing} bytes too few for {url}, which needs {needed}: the cache {bound} and has "
             f"{used}, all of it being read, downloaded or kept{others}, and the disk has {free} free. {advice}",
             url=url,
             path=path,
-            expected=wanted,
-            found=max(wanted - missing, 0),
+            expected=needed,
+            found=max(needed - missing, 0),
         )
 
 

@@ -149,13 +149,16 @@ class ShardCache:
             os.utime(saved)
         return table
 
-    def download_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+    def download_ahead(
+        self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
+    ) -> bool:
         """Download a shard that will be needed, unless it is there or another process does; whether this did.
 
         Args:
             shard: which.
             after: only shards that are used later than this may be evicted for it, in seconds since 1970.
             is_cancelled: asked now and then; once it says True, the transfer ends.
+            size: its bytes, about, where the index does not say: nothing is asked for before there is space for them.
 
         Raises:
             CacheFull: there is no space for it now.
@@ -176,7 +179,9 @@ class ShardCache:
                 if isinstance(found, Miss):
                     if found.cause and promised(shard):  # whether its checksum is right is found out when it is read
                         return False
-                    cached, event = self._download(shard, path, found, lock, after=after, is_cancelled=is_cancelled)
+                    cached, event = self._download(
+                        shard, path, found, lock, after=after, is_cancelled=is_cancelled, size=size
+                    )
                     cached.lease.release()
                     if self._keep:
                         directory.keep(name)
@@ -297,8 +302,9 @@ class ShardCache:
         *,
         after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        size: int | None = None,
     ) -> tuple[CachedShard, Fetched]:
-        """Download the shard, with the lock held; ``after``: see `download_ahead`."""
+        """Download the shard, with the lock held; ``after``, ``size``: see `download_ahead`."""
         if miss.cause:
             emit(self.hooks, Rejected(url=shard.url, path=path, cause=miss.cause))
         start = time.perf_counter()
@@ -311,6 +317,7 @@ class ShardCache:
             lock=lock,
             after=after,
             is_cancelled=is_cancelled,
+            size=size,
         )
         found = download.run()
         table = found.table

@@ -9,6 +9,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Protocol
 
+from wids.cache.space import shard_bytes
+from wids.errors import CacheFull
 from wids.files import page_cache
 from wids.policy import prefetching
 from wids.policy.prefetch_window import PlannedDownload
@@ -34,7 +36,9 @@ class Downloads(Protocol):
     def place(self, url: str) -> tuple[str, bool]:
         """The path of the shard's bytes, once they are there, and whether they are read in place."""
 
-    def download_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+    def download_ahead(
+        self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
+    ) -> bool:
         """Download a shard that will be needed, unless it is cached; whether this downloaded it."""
 
 
@@ -111,7 +115,13 @@ class UpcomingShard(PlannedDownload):
 
     def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
         """Download it ahead of its next visits; whether this did. See `Downloads.download_ahead`."""
-        return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled)
+        size = self.weight if self._size is None and self.store.cache_size is not None else self._size
+        try:
+            return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled, size=size)
+        except CacheFull as error:
+            if self.shard.filesize is None and error.expected is not None:  # what the server says
+                self._size = max(self._size or 0, shard_bytes(int(error.expected), self.shard.nsamples))
+            raise
 
 
 class FarFile(UpcomingShard):

@@ -19,6 +19,7 @@ import typer
 
 from wids import errors, events
 from wids.errors import without_secrets
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +83,7 @@ def format_seconds(seconds: float) -> str:
 
 def shown_url(url: str) -> str:
     """Return a URL without its query and credentials, fit for a log."""
-    return printable(without_secrets(url, url))
+    return printable(Place(url).public)
 
 
 def shown_path(path: str) -> str:

@@ -348,7 +348,7 @@ def _list(
     source = sources[0]
     classes = None
     if flags.classes is not None:
-        classes = labels.read_classes(os.path.expanduser(flags.classes), session=flags.session)
+        classes = labels.read_classes(flags.classes, session=flags.session)
     is_folder = os.path.isdir(source)
     if kind in ("folder", "files") and not is_folder:
         what = "is no folder" if os.path.exists(source) else "there is no such folder"

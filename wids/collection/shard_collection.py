@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
+from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown
 from wids.events import logger
 from wids.files import page_cache
 from wids.index.discovery import find_shards
@@ -552,7 +552,7 @@ class ShardCollection:
             ]
             logger.warning(
                 "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)%s",
-                without_secrets(reader.url, reader.url),
+                Place(reader.url).public,
                 ", ".join(" or ".join(map(shown, field)) for field in missing),
                 ", ".join(there),
                 f"; did you mean {shorten(close[0])}?" if close else "",
@@ -691,6 +691,5 @@ def _no_shards(place: str, what: str) -> SpecError:
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:
     """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
-    home = str(Place(place).directory) if place is not None else None
-    own = header.get("base") or header.get("base_path")
-    return str(Place(home or "").join(own)) if own else home
+    own = header.get("base") or header.get("base_path") or ""
+    return None if place is None and not own else str(Place(place or "").directory.join(own))

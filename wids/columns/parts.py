@@ -23,7 +23,7 @@ import msgspec
 from wids.columns.extract import PartFacts
 from wids.columns.file import CREATE, open_table
 from wids.columns.packages import import_arrow
-from wids.errors import ColumnsError, without_secrets
+from wids.errors import ColumnsError
 from wids.events import logger
 from wids.files import atomic, locks
 from wids.index import writing
@@ -238,5 +238,5 @@ def check_versions(table: TableFile, shards: ShardList) -> None:
         logger.warning(
             "%s: %d of %d shards have another time than when it was made, such as %s: if they were written anew, their "
             "values may have changed; make it again (wids columns create), which reads only those",
-            *(table.path, len(later), len(shards), without_secrets(later[0], later[0])),
+            *(table.path, len(later), len(shards), Place(later[0]).public),
         )

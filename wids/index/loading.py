@@ -531,7 +531,7 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
         if key in options:
             raise SpecError(f"{index}: options: a compiled index keeps its {key}", path=key, url=index)
     own = options.get("base") or options.get("base_path")
-    base = request.base if request.base is not None else str(home.join(own) if isinstance(own, str) else home)
+    base = request.base if request.base is not None else str(home.join(own if isinstance(own, str) else ""))
     found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
     shards, header = found.shards, {**found.shards.header, **options}
     packs = [(k, tuple(str(home.join(url)) for url in written)) for k, written in shards.packs]

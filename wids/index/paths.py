@@ -26,7 +26,7 @@ def absolute(url: str) -> str:
 
 def public_place(url: str) -> str:
     """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
-    return Place(url).absolute.public
+    return Place(url).absolute.unsigned
 
 
 def check_output(output: str, *, is_compiled: bool = False) -> str:

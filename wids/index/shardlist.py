@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 import msgspec
 import numpy as np
 
-from wids.errors import without_secrets
 from wids.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -259,7 +259,7 @@ class ShardList:
         try:
             return self[self.urls.index(url)]
         except ValueError:
-            raise KeyError(f"{without_secrets(url, url)} is not a shard of this dataset") from None
+            raise KeyError(f"{Place(url).public} is not a shard of this dataset") from None
 
     def describe(self, k: int) -> dict[str, Any]:
         """Shard ``k`` (0 <= k < len) as the dict that the original's ``ds.shards`` held, unknown keys and all."""

@@ -320,7 +320,7 @@ class _SpecParser:
         home = Place(place or "").directory
         scope = _Scope(
             place=place,
-            base=_base_of(index, home) if base is None else Place(base),
+            base=home.join(_own_base(index)) if base is None else Place(base),
             keys={},
             path="",
             chain=(place or "",),
@@ -374,7 +374,7 @@ class _SpecParser:
             checks.fail(scope.place, path, "has neither source_url nor shardlist")
         keys = {**scope.keys, **_known(weight=part.weight, dataset=part.name)}
         inner = msgspec.structs.replace(
-            scope, base=_base_of(part, scope.base), keys=keys, path=f"{path}.", depth=scope.depth + 1
+            scope, base=scope.base.join(_own_base(part)), keys=keys, path=f"{path}.", depth=scope.depth + 1
         )
         self.take(raw, part, inner, keys)
 
@@ -402,8 +402,8 @@ class _SpecParser:
         # As in the original: the name in the index itself wins, and the weight is the reference's.
         own = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
         keys = {**scope.keys, **own}
-        has_base = bool(part.base or part.base_path)
-        base = _base_of(part, scope.base) if has_base else _base_of(index, Place(source).directory)
+        said = _own_base(part)
+        base = scope.base.join(said) if said else Place(source).directory.join(_own_base(index))
         chain = (*scope.chain, source)
         inner = _Scope(
             place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1, packs=scope.packs
@@ -459,10 +459,9 @@ def _known(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _base_of(component: _Component, home: Place) -> Place:
-    """What a component's relative URLs are relative to: its own base, as seen from ``home``, else ``home``."""
-    own = component.base or component.base_path
-    return home.join(own) if own else home
+def _own_base(component: _Component) -> str:
+    """What a component says that its relative URLs are relative to; "": nothing."""
+    return component.base or component.base_path or ""
 
 
 def _expand(pattern: str, path: str) -> Iterable[str]:

@@ -129,7 +129,7 @@ def check_not_parent(path: str, parent: str | None, place: str = "this") -> None
 
 def name_parent(place: str) -> str:
     """How a view names the index that it is a view of, which lies at a URL or path."""
-    shown = Place(place).public
+    shown = Place(place).unsigned
     if shown != place:
         logger.warning(
             "%s: what gives access to this index is not saved with a view of it; open the view with storage_options, "

@@ -23,7 +23,6 @@ from wids.errors import (
     ShardNotFoundError,
     TableError,
     WrongContentError,
-    without_secrets,
 )
 from wids.files import atomic, tempdirs
 from wids.files.identity import Identity
@@ -235,7 +234,7 @@ def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberT
     """Faults of the member table beside a remote shard, if there is one."""
     for place in _table_published(shard.url):
         if what := _fault_of_published(place, shard, settings, scanned):
-            advice = f"delete {without_secrets(place, place)}, or make it again"
+            advice = f"delete {Place(place).public}, or make it again"
             yield Problem(kind="table", what=what, where=Place(place).name, advice=advice)
 
 
@@ -250,7 +249,7 @@ def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scan
     except (FetchError, TableError) as error:
         what = str(error)
         for name in (shard.url, place):
-            what = what.removeprefix(f"{without_secrets(name, name)}: ")
+            what = what.removeprefix(f"{Place(name).public}: ")
         return what
 
 
@@ -280,7 +279,7 @@ def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTabl
         except (FetchError, TableError) as error:
             what = str(error)
             for name in (shard.url, place, where):
-                what = what.removeprefix(f"{without_secrets(name, name)}: ").removeprefix(f"{name} ")
+                what = what.removeprefix(f"{Place(name).public}: ").removeprefix(f"{name} ")
         if what:
             advice = "make the pack again (wids index tables)"
             yield Problem(kind="table", what=what, where=Place(place).name, advice=advice)

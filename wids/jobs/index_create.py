@@ -18,7 +18,7 @@ from wids.errors import InputError, JobError, ShardNotFoundError, WidsError
 from wids.files import atomic
 from wids.index import checks, checksums, writing
 from wids.index.discovery import look_for_shards
-from wids.index.paths import absolute, check_index_replaceable, check_output
+from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs.counts import match_counts
@@ -211,7 +211,8 @@ def create_index(
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
         index = writing.make_index((), name=name, info=info, base=base)
         del index["shardlist"]  # which comes last
-        written = (absolute(str(Place(str(Place(home).join(base)) if base else home).join(place))) for place in places)
+        root = Place(home).join(base or "")
+        written = (str(root.join(place).absolute) for place in places)
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
         indexing.publish({**index, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
@@ -232,9 +233,9 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
         if not own_packs(index, output, home):
             return {}
         base = index.get("base") or index.get("base_path")
-        root = str(Place(home).join(base)) if isinstance(base, str) else home
+        root = Place(home).join(base if isinstance(base, str) else "")
         rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
-        is_same = any(absolute(str(Place(root).join(row.url))) in shards for row in rows)
+        is_same = any(str(root.join(row.url).absolute) in shards for row in rows)
     except (OSError, WidsError):  # there is none, or none that can be read
         return {}
     return {PACKS: index[PACKS]} if is_same else {}

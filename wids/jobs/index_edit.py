@@ -123,7 +123,7 @@ def update_index(
     home = os.path.dirname(output)
     said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
     base = said.base or said.base_path
-    root = Place(home).join(base) if base else Place(home)
+    root = Place(home).join(base or "")
     old = [(str(root.join(entry["url"]).absolute), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
     summed = {url for url, entry in kept if entry.get("crc32")}
@@ -312,8 +312,8 @@ def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> 
     name = relative_name(entry["url"])
     if name == entry["url"] or Place(name[2:]).scheme or name[2:].startswith(("/", "~")):
         return entry
-    home, base = Place(place).absolute.directory, index.get("base") or index.get("base_path")
-    full = (home.join(base) if isinstance(base, str) else home).join(name)
+    base = index.get("base") or index.get("base_path")
+    full = Place(place).absolute.directory.join(base if isinstance(base, str) else "").join(name)
     return {**entry, "url": name} if full.is_local and os.path.exists(full.path) else entry
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import without_secrets
+from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def problem_of(error: WidsError) -> Problem:
     what = error.summary
     if not what:
         url = error.url or error.shard or ""
-        what = str(error).removeprefix(f"{without_secrets(url, url)}: ").partition("; ")[0]
+        what = str(error).removeprefix(f"{Place(url).public}: ").partition("; ")[0]
     where = "" if error.offset is None else f"byte {error.offset}"
     if error.key is not None:
         where = f"sample {error.key!r} {error.field}"

@@ -205,7 +205,7 @@ class PrefetchWindow(Generic[D]):
         self._edge = 0  # where the last block begins that was looked at
         self.is_exhausted = False
         self._position = self._weight = 0
-        self._read_before = 0.0
+        self._read_before = self._rate = 0.0
         self._downloads: dict[ShardKey, D] = {}  # those with visits in the window, and those under way
         self._known_bytes = self._known = 0  # of the shards with known sizes, those that were forgotten included
         self._ahead_bytes, self._guess = 0, self._typical  # by which shards of unknown sizes were last weighed
@@ -226,18 +226,21 @@ class PrefetchWindow(Generic[D]):
 
     # --- the reader's progress
 
-    def advance(self, position: int, *, rate: float, read_before: float) -> tuple[list[Visit], list[Visit]]:
+    def advance(
+        self, position: int, *, rate: float, read_before: float, blocks: float = math.inf
+    ) -> tuple[list[Visit], list[Visit]]:
         """The reader has drawn up to ``position``, at ``rate`` positions a second.
 
         Args:
             position: never less than before.
             rate: 0: not known.
             read_before: the loader has read all samples before this position; visits that end there are forgotten.
+            blocks: of visits that are looked at now, at most.
 
         Returns:
             The visits that entered the window, and those that were forgotten.
         """
-        self._position, self._read_before = position, min(read_before, position)
+        self._position, self._read_before, self._rate = position, min(read_before, position), rate
         while self._upcoming and self._upcoming[0][0] < position:
             visit = heapq.heappop(self._upcoming)[1]
             heapq.heappush(self._passed, (visit.last, visit))
@@ -251,9 +254,9 @@ class PrefetchWindow(Generic[D]):
                 if (found := self._find_next(key, first)) is not None:
                     self._count(found, is_counted=False)
         forgotten = self.forget(read_before)
-        entered = self._look()
+        entered = self._look(blocks)
         for reach in self._distinct:
-            self._extend(reach, rate)
+            self._extend(reach)
         return entered, forgotten
 
     def forget(self, read_before: float) -> list[Visit]:
@@ -283,13 +286,15 @@ class PrefetchWindow(Generic[D]):
             download = self._find_next(key, first)
             if download is not None and download.is_near and download.life is Life.PLANNED:
                 if not download.needs_download():
+                    heapq.heappop(self._missing)
                     download.life = Life.DONE
-                elif self._is_in_time(download):
+                    self._learn(download)
+                    continue
+                if self._is_in_time(download):
                     break
-                else:
-                    download.life = Life.LATE
-                    if download.upcoming[-1].last <= download.stay()[1]:
-                        self._count(download, is_counted=False)  # not if it comes back: others would take its place
+                download.life = Life.LATE
+                if download.upcoming[-1].last <= download.stay()[1]:
+                    self._count(download, is_counted=False)  # not if it comes back: others would take its place
             heapq.heappop(self._missing)
         else:
             return None
@@ -314,8 +319,7 @@ class PrefetchWindow(Generic[D]):
             self._lag = prefetching.new_lag(self._lag, self._position - download.begun)
         download.life = Life.DONE if retry_at is None else Life.FAILED
         download.retry_at = retry_at or 0.0
-        if download.visits and not download.is_sized and (size := download.size) is not None:
-            self._learn(download, size)
+        self._learn(download)
         self._drop(download)
 
     def plan_again(self, download: D) -> None:
@@ -337,13 +341,14 @@ class PrefetchWindow(Generic[D]):
         if not download.visits and download.life is not Life.RUNNING:
             self._downloads.pop(download.key, None)
 
-    def _look(self) -> list[Visit]:
+    def _look(self, blocks: float) -> list[Visit]:
         """Look at as many visits as matter; returns those that were not seen before."""
-        while self._ahead_bytes < max(
+        while blocks > 0 and self._ahead_bytes < max(
             reach.limits.scope(self._typical, shards=self._min_shards) for reach in self._distinct
         ):
             if not self._look_further():
                 break
+            blocks -= 1
         entered, self._entered = self._entered, []
         return entered
 
@@ -412,12 +417,12 @@ class PrefetchWindow(Generic[D]):
     def _reach_of(self, download: D) -> _Reach:
         return self._reaches[download.key[0]]
 
-    def _extend(self, reach: _Reach, rate: float) -> None:
+    def _extend(self, reach: _Reach) -> None:
         """See which shards are within reach now."""
         limit = reach.limits.max_bytes(self._typical, shards=self._min_shards)
         if reach.limits.given is None:
             good = prefetching.good_ahead(
-                rate, typical=self._typical, each=self._samples_a_shard(), shards=self._min_shards
+                self._rate, typical=self._typical, each=self._samples_a_shard(), shards=self._min_shards
             )
             limit = min(limit, good)
         if reach.near_bytes > limit:  # the reader has become slower: those that come first again
@@ -459,8 +464,11 @@ class PrefetchWindow(Generic[D]):
             if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as is known
                 return prefetching.is_in_time(download.upcoming[0].first, last, arrival=arrival)
 
-    def _learn(self, download: D, size: int) -> None:
-        """The size of a shard is known now, and so that of others, about."""
+    def _learn(self, download: D) -> None:
+        """The size of a shard may be known now, and so that of others, about."""
+        size = download.size
+        if size is None or download.is_sized or not download.visits:
+            return
         self._known, self._known_bytes = self._known + 1, self._known_bytes + size
         download.is_sized = True
         self._resize(download, size)
@@ -469,6 +477,8 @@ class PrefetchWindow(Generic[D]):
             for other in self._downloads.values():
                 if not other.is_sized:
                     self._resize(other, self._typical)
+            for reach in self._distinct:  # another number of them is within reach
+                self._extend(reach)
 
     def _resize(self, download: D, size: int) -> None:
         change, download.weight = size - download.weight, size

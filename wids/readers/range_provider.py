@@ -84,7 +84,7 @@ class RangeProvider:
         self._rule: KeyRule = rule
         self._group: Group = group
         self._cache = cache
-        self._published = PublishedTables(cache_dir=cache_dir, session=session)
+        self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=not is_final)
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.

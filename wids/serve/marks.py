@@ -31,7 +31,6 @@ from wids.errors import (
     SpecError,
     WidsError,
     shown,
-    without_secrets,
 )
 from wids.files import atomic
 from wids.index import view_file
@@ -41,6 +40,7 @@ from wids.serve.answers import answer
 from wids.serve.places import read_tables, stream
 from wids.serve.rows import check_indices, parse_indices
 from wids.serve.waiting import work_for
+from wids.transport.place import Place
 from wids.transport.upload import check_place, check_replaceable, explained
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _check_key(key: str, url: str) -> None:
     """
     if not _may_be_listed(key):
         raise InputError(
-            f"{without_secrets(url, url)}: the key {shown(writable(key))} cannot stand in a list, which has a line "
+            f"{Place(url).public}: the key {shown(writable(key))} cannot stand in a list, which has a line "
             "of UTF-8 for each; keep marks as indices or as a view: --marks FILE.npy or FILE.json"
         )
 

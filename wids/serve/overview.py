@@ -15,6 +15,7 @@ from starlette.routing import Route
 from wids.collection import facts
 from wids.errors import WidsError, shorten, without_secrets
 from wids.serve.answers import answer
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -78,7 +79,7 @@ def _describe(collection: ShardCollection) -> dict[str, Any]:
 def _public(value: Any) -> Any:
     """A JSON value whose texts have no passwords, and an end."""
     if isinstance(value, str):
-        return shorten(without_secrets(value, value), most=500)
+        return shorten(Place(value).public, most=500)
     if isinstance(value, dict):
         return {str(key): _public(each) for key, each in value.items()}
     return [_public(each) for each in value] if isinstance(value, list) else value

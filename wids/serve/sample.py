@@ -28,7 +28,6 @@ from wids.errors import (
     WidsError,
     printable,
     shorten,
-    without_secrets,
 )
 from wids.events import format_size
 from wids.readers.lru import LRUCache
@@ -36,6 +35,7 @@ from wids.serve.answers import answer
 from wids.serve.fields import refuse
 from wids.serve.members import open_member
 from wids.serve.previews import NoPreviewError, kind_of
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ class _Page:
             "key": shard.table.key(row),
             "shard": k,
             "row": row,
-            "url": without_secrets(shard.url, shard.url),
+            "url": Place(shard.url).public,
             "dataset": self._served.collection.shards.dataset_of(k),
             "code": f"dataset = {opening}\nsample = dataset[{index}]" if opening else f"sample = dataset[{index}]",
             "fields": [

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.dataset import ShardListDataset
-from wids.errors import InputError, without_secrets
+from wids.errors import InputError
 from wids.serve.marks import Marks
 from wids.serve.previews import Previews
 from wids.serve.rows import ServedRows
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     import os
@@ -59,7 +60,7 @@ class Served:
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
         known = self.index or self.dataset.dataset_name
-        self.name = without_secrets(known, known)
+        self.name = Place(known).public
         is_whole = self.index is not None and self.collection.shards.selection is None
         self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
         self.previews = Previews(self.dataset)

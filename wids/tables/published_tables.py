@@ -5,7 +5,7 @@
 Rules: missing tables are asked for once for a machine, not by each worker for each shard. A shard beside which there
 was no table is not asked about again for `AGAIN_SECONDS`; nor is any of its directory once `ENOUGH` of it had none, and
 none had one. Until that is decided, one process asks at a time, for as many as its batch needs. In a directory that no
-cache has used nothing is made before something is missing; where it cannot be used, each process remembers for itself.
+cache uses nothing is made before something is missing; where it cannot be used, each process remembers for itself.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ class MissingTables:
     Args:
         cache_dir: where that is kept; None: in memory.
         session: what opens URLs.
+        is_cached: shards are downloaded into that directory, so that it may be made.
     """
 
-    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
-        self._session = session
+    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN, is_cached: bool = False) -> None:
+        self._session, self._is_cached = session, is_cached
         self._kept = None if cache_dir is None else SharedFiles(cache_dir, UNTABLED_SUFFIX)
         self._begin()
 
@@ -95,7 +96,7 @@ class MissingTables:
         self._asking.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_session": self._session, "_kept": self._kept}
+        return {"_session": self._session, "_kept": self._kept, "_is_cached": self._is_cached}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -138,7 +139,7 @@ class MissingTables:
 
     def _may_ask(self, directory: str, held: contextlib.ExitStack) -> bool:
         """Whether no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
-        if self._kept is None or not self._kept.is_used() or self._asking.get(directory):
+        if self._kept is None or not (self._is_cached or self._kept.is_used()) or self._asking.get(directory):
             return True  # a batch waits once for the tables of all its shards
         if not held.enter_context(self._kept.trying(self._name(directory))):
             return False
@@ -147,7 +148,7 @@ class MissingTables:
         return True
 
     def _name(self, directory: str) -> str:
-        return _digest(f"{directory}\0{self._session.endpoint_of(directory)}")
+        return _digest(f"{directory}\0{self._session.endpoint_of(Place(directory))}")
 
     def _look(self, directory: str) -> _Missing:
         """What all processes know of a directory."""
@@ -186,12 +187,13 @@ class PublishedTables:
     Args:
         cache_dir: where the directories of packs are kept; None: in memory.
         session: what opens URLs; its hooks are called with a `TableRead` for each that was read.
+        is_cached: shards are downloaded into that directory, so that it may be made.
     """
 
-    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
+    def __init__(self, *, cache_dir: str | None, session: Session = PLAIN, is_cached: bool = False) -> None:
         self._session = session
         self._packs = TablePacks(cache_dir=cache_dir, session=session)
-        self._missing = MissingTables(cache_dir=cache_dir, session=session)
+        self._missing = MissingTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
 
     def may_have(self, shard: Shard) -> bool:
         """Whether there may be a table of a shard, as far as is known; nothing is asked for."""

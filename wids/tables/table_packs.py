@@ -300,7 +300,7 @@ class TablePacks:
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
     def _digest(self, url: str) -> str:
-        place = f"{url}\n{self._session.endpoint_of(url)}"
+        place = f"{url}\n{self._session.endpoint_of(Place(url))}"
         return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _is_usable(self, url: str) -> bool:

@@ -96,7 +96,8 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
         ImportError: the scheme needs a package that is not installed.
         ValueError: no such scheme, or options that are none.
     """
-    scheme, options = Place(url).scheme, session.options_for(url)
+    place = Place(url)
+    scheme, options = place.scheme, session.options_for(place)
     _import_for(url)
     import fsspec
 

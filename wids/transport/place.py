@@ -18,6 +18,8 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from wids.errors import without_secrets
+
 if TYPE_CHECKING:
     from os import PathLike
 
@@ -136,7 +138,12 @@ class Place:
 
     @property
     def public(self) -> str:
-        """Its text without what may give access: ``user:password@``, and a query, as those that are signed.
+        """How messages, logs and reports show it: without anything that may give access."""
+        return without_secrets(self._text, self._text)
+
+    @property
+    def unsigned(self) -> str:
+        """How files that are given to others name it: without ``user:password@``, and a query, as those that sign.
 
         A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it; and
         a user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
@@ -191,11 +198,13 @@ class Place:
         return posixpath.basename(self._split()[1].rstrip("/"))
 
     def join(self, name: str) -> Place:
-        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded.
+        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded, no name is no step.
 
         ``/x`` against a URL keeps its scheme and host, as a browser has it.
         """
         given = Place(name)
+        if not name:
+            return self
         if not self._text or given.scheme or not given.is_local or name.startswith("~"):
             return given
         head, path, _, scheme = self._split()

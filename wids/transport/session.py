@@ -39,8 +39,8 @@ class Session:
         """Whether there are any."""
         return bool(self.storage_options)
 
-    def options_for(self, url: str) -> dict[str, Any]:
-        """Those options that hold for a URL.
+    def options_for(self, place: Place) -> dict[str, Any]:
+        """Those options that hold for a place.
 
         Raises:
             ValueError: the options of a server are no dict.
@@ -48,7 +48,7 @@ class Session:
         general, servers = self._split()
         if not servers:
             return general
-        found = [servers.get(origin) for origin in Place(url).origins]
+        found = [servers.get(origin) for origin in place.origins]
         if found and found[0] is not None and found.count(found[0]) == len(found):
             return dict(found[0])
         return general
@@ -68,11 +68,11 @@ class Session:
         """The same, but these are called with events."""
         return replace(self, hooks=hooks)
 
-    def endpoint_of(self, url: str) -> str:
+    def endpoint_of(self, place: Place) -> str:
         """The server that options name: one bucket and key may stand for two shards on two of them."""
         if not self.storage_options:
             return ""
-        options = self.options_for(url)
+        options = self.options_for(place)
         client = options.get("client_kwargs") or {}
         return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")
 

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from wids.codecs.encoders import encode_field
-from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown, without_secrets
+from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size
 from wids.files import tempdirs
 from wids.order.validation import suggest_names
@@ -329,7 +329,7 @@ class ShardWriter:
             logger.warning(
                 "%s: its ShardWriter was never closed: %d of %d samples, those of the last shard, are lost, and there "
                 "is no index (full shards stay: %d); write in a `with` block, or call close()",
-                without_secrets(self.index, self.index),
+                Place(self.index).public,
                 lost,
                 self.nsamples,
                 len(self.shards),

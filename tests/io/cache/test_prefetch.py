@@ -30,6 +30,7 @@ from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
+from wids.index.spec import Shard
 from wids.order import epoch
 from wids.order.layout import Shards
 from wids.policy import prefetching
@@ -550,7 +551,7 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
 
     def fetch(tag, **options):
         facts = {"url": f"{web.url}/{tag}.tar", "nsamples": ROWS, "filesize": SIZE}
-        AutoProvider(cache_dir=cache, **options).open(shards.Shard(**facts)).close()
+        AutoProvider(cache_dir=cache, **options).open(Shard(**facts)).close()
 
     def is_planned(*tags):
         names = [sorted(os.path.basename(own.cache.place(f"{web.url}/{tag}.tar")[0]) for tag in pair) for pair in tags]
@@ -580,6 +581,78 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
         assert planned(cache) == []
 
 
+def run_rank(connection, listed, cache, rank):
+    """One of two ranks of a node, whose loader has two workers; the texts of what it reads."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    dataset = ShardListDataset(listed, cache_dir=cache, transformations=[])
+    sampler = DistributedChunkedSampler(dataset, num_replicas=2, rank=rank, chunksize=2, seed=1)
+    connection.recv()
+    loader = DataLoader(dataset, sampler=sampler, batch_size=2, num_workers=2, collate_fn=as_it_is)
+    connection.send([pair for batch in loader for pair in batch])
+
+
+@pytest.mark.parametrize("has_sizes", [True, False], ids=["sizes", "no sizes"])
+def test_a_node_asks_for_each_shard_once(web, tmp_path, has_sizes):
+    """Two ranks with two workers each begin an epoch with an empty cache, and each shard is read by both ranks.
+
+    Nor is anything beside a shard asked for twice.
+    """
+    arguments = describe(web, TAGS, has_sizes=has_sizes), str(tmp_path / "cache")
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(child(run_rank, *arguments, rank))[1] for rank in range(2)]
+        for connection in ranks:
+            connection.send("go")
+        found = [pair for connection in ranks for pair in receive(connection)]
+    assert sorted(found) == [(index, expected_text(index)) for index in range(len(TAGS) * ROWS)]
+    assert sorted(shard_requests(web)) == PATHS
+    assert len(set(web.requests)) == len(web.requests)
+
+
+def test_a_plan_is_there_before_the_first_index(make, tmp_path, set_limits):
+    """Workers read at once what is drawn: they must not evict what comes next because nobody has said so."""
+    set_limits(limits, start_seconds=PATIENCE_SECONDS)
+    dataset = make(cache_size=6 * SIZE)
+    assert text_of(dataset[0]) == expected_text(0)
+    iteration = iter(ChunkedSampler(dataset, chunksize=ROWS, shuffle=False))
+    next(iteration)
+    names = [os.path.basename(dataset.cache.provider.cache.place(row["url"])[0]) for row in dataset.shards]
+    assert planned(tmp_path / "cache") == [sorted(names)]
+    del iteration
+    wait_until(lambda: planned(tmp_path / "cache") == [])
+
+
+def test_a_plan_follows_the_directory(make, tmp_path, set_limits):
+    """Where there is none when an epoch begins, the plan is written as soon as a reader has made it."""
+    set_limits(limits, plan_seconds=1e9)  # nothing else would renew it
+    dataset = make(prefetch=SIZE - 1)  # too little for a shard: none is downloaded ahead
+    iteration = iter(ChunkedSampler(dataset, chunksize=ROWS, shuffle=False))
+    index = next(iteration)
+    wait_until(lambda: "wids-prefetch" in threads())
+    assert text_of(dataset[index]) == expected_text(index)
+    wait_until(lambda: [len(names) for names in planned(tmp_path / "cache")] == [len(TAGS)])
+    del iteration
+
+
+def test_a_shard_of_unknown_size_that_finds_no_space_is_asked_for_once(web, make, monkeypatch, set_limits):
+    """The server has said how large it is: nothing is asked of it again before there is space for that."""
+    set_limits(limits, start_seconds=0.0)
+    refused, real = [], space.Space._raise_full
+
+    def note(self, url, needed, missing):
+        refused.append(url[-6:])
+        real(self, url, needed, missing)
+
+    monkeypatch.setattr(space.Space, "_raise_full", note)
+    dataset = make(cache_size=int(2.5 * (SIZE + space.table_allowance(SIZE, ROWS))), has_sizes=False, lru_size=2)
+    assert [text_of(dataset[row]) for row in (0, ROWS)] == [expected_text(0), expected_text(ROWS)]
+    with contextlib.ExitStack() as being_read:
+        for row in (0, ROWS):
+            being_read.enter_context(dataset.get_shard(row)[0].pinned())
+        with dataset.prefetch([2 * ROWS]):
+            wait_until(lambda: refused.count("/c.tar") >= 5)
+    assert web.requests.count("/c.tar") == 1
+
+
 def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
     """Plan and part files of a job that was killed count no more, and go with the next look at the directory."""
     cache = str(tmp_path / "cache")
@@ -589,9 +662,9 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
         wait_until(lambda: planned(cache) != [])
         kill(process)
     assert len(left(cache)) > 2 * prefetching.LIMITS.connections
-    AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
+    AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
-    AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
+    AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
     assert left(cache) == []
 
 

@@ -1172,3 +1172,10 @@ def test_nothing_goes_ahead_for_what_does_not_fit(tmp_path):
     finally:
         os.close(fd)
     assert names_in(tmp_path) == ["a.tar", "b.tar", "c.tar"]
+
+
+@given(st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 20))
+def test_the_size_of_a_shard_by_what_it_needs(size, nsamples):
+    """What is kept free for its table is taken off again, but for a rounding."""
+    found = spaces.shard_bytes(size + table_allowance(size, nsamples), nsamples)
+    assert abs(found - size) <= 1

@@ -424,6 +424,24 @@ def test_sizes_are_learned_from_the_first_shards():
     assert len(window.present()) == 8
 
 
+def test_the_size_of_a_shard_that_is_there_already_is_learned():
+    """A reader brought the first one: of the others as many begin at once as fit the cache."""
+    visits = [Visit(10 * k, 10 * k + 9, 0, k) for k in range(40)]
+    window = window_of([visits], [AheadLimits(None, 100)], present={(0, 0)}, sizes={}, size=None)
+    window.advance(0, rate=0.0, read_before=0)
+    window.find((0, 0)).source.sizes[0] = 40
+    assert take_all(window) == [1]
+
+
+def test_at_first_no_more_blocks_are_looked_at_than_asked_for():
+    """What comes first is known at once, whatever fits the cache."""
+    window = window_of([[Visit(k, k, 0, k)] for k in range(9)], [AheadLimits(None, 1000)])
+    entered, _ = window.advance(0, rate=0.0, read_before=0, blocks=2)
+    assert [visit.shard for visit in entered] == [0, 1]
+    entered, _ = window.advance(0, rate=0.0, read_before=0)
+    assert [visit.shard for visit in entered] == [*range(2, 9)]
+
+
 def test_files_far_away_are_not_judged_by_downloads():
     """They have no byte ranges that would be read instead; in a mixture with a limited, remote source, too."""
     far, remote = Listed(AheadLimits(None, 1 << 40)), Listed(AheadLimits(None, 100), has_early_reads=True)

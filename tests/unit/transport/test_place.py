@@ -208,6 +208,9 @@ REPAIRED_JOINED = {
     ("simplecache::gs://b/d", "../x#1.tar"): "simplecache::gs://b/x#1.tar",
     ("simplecache::/d", "x.tar"): "simplecache::/d/x.tar",
     (None, "x.tar"): "x.tar",
+    ("https://h/d", ""): "https://h/d",
+    ("gs://b", ""): "gs://b",
+    ("/d", ""): "/d",
 }
 
 
@@ -477,6 +480,22 @@ def test_double_colons_in_web_urls(base):
         ("/data/a@b?.tar", "/data/a@b?.tar"),
     ],
 )
-def test_without_access(url, shown):
-    """Passwords, tokens and signatures go; what names the file stays."""
+def test_unsigned(url, shown):
+    """In files for others passwords, tokens and signatures go; what names the file stays."""
+    assert Place(url).unsigned == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@h:8/a/b.json?sig=1#x", "https://h:8/a/b.json"),
+        ("https://h/get?token=3", "https://h/get"),
+        ("s3://key:secret@bucket/b.tar", "s3://bucket/b.tar"),
+        ("sftp://user:p@ss@host/b.tar", "sftp://host/b.tar"),
+        ("simplecache::https://u:p@h/b.tar?sig=1", "simplecache::https://h/b.tar"),
+        ("/data/a@b?.tar", "/data/a@b?.tar"),
+    ],
+)
+def test_public(url, shown):
+    """Messages show less still: no user, and no query at all."""
     assert Place(url).public == shown

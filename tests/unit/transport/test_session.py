@@ -2,6 +2,7 @@ import pickle
 
 import pytest
 
+from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 OWN, THEIRS = {"headers": {"a": "1"}}, {"headers": {"b": "2"}}
@@ -27,18 +28,18 @@ OWN, THEIRS = {"headers": {"a": "1"}}, {"headers": {"b": "2"}}
 def test_narrowed_options(url, expected):
     """What is given for one server goes to no other, however a URL is spelt."""
     session = Session({**OWN, "https://theirs/dir": THEIRS}).narrowed(["https://own"])
-    assert session.options_for(url) == expected
+    assert session.options_for(Place(url)) == expected
 
 
 def test_options():
     """Without a server's name they hold everywhere; with it, instead of the others; and they are dicts."""
     session = Session({**OWN, "https://theirs": THEIRS})
-    assert session.options_for("https://any/x") == OWN
-    assert session.options_for("https://theirs/x") == THEIRS
-    assert PLAIN.options_for("https://any/x") == {}
+    assert session.options_for(Place("https://any/x")) == OWN
+    assert session.options_for(Place("https://theirs/x")) == THEIRS
+    assert PLAIN.options_for(Place("https://any/x")) == {}
     assert PLAIN.narrowed(["https://own"]) == PLAIN
     with pytest.raises(ValueError, match="no dict") as caught:
-        Session({"https://u:s3cr3t@h": "s3cr3t"}).options_for("https://any/x")
+        Session({"https://u:s3cr3t@h": "s3cr3t"}).options_for(Place("https://any/x"))
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -69,4 +70,4 @@ def test_sessions_are_values():
 )
 def test_endpoints(options, endpoint):
     """The server that a bucket's URL does not say; the same name on two servers is two shards."""
-    assert Session(options).endpoint_of("s3://bucket/a.tar") == endpoint
+    assert Session(options).endpoint_of(Place("s3://bucket/a.tar")) == endpoint

@@ -12,6 +12,7 @@ from tests.support.shards import write_shards
 from wids import errors
 from wids.collection.shard_collection import load_shards
 from wids.index.discovery import find_shards
+from wids.transport.place import Place
 from wids.transport.session import Session
 
 CREDENTIALS = {"x-api-key": "s3cret-key", "authorization": "Basic bWU6czNjcmV0", "cookie": "id=s3cret"}
@@ -115,8 +116,8 @@ def test_options_hold_for_buckets_that_an_https_index_names(server):
     place = put_index(server, ["s3://bucket/a.tar", "https://elsewhere/a.tar"])
     given = {"headers": {"X-Api-Key": "s3cret"}}
     _, _, narrowed = load_shards(place, session=Session(given))
-    assert narrowed.options_for("s3://bucket/a.tar") == given
-    assert narrowed.options_for("https://elsewhere/a.tar") == {}
+    assert narrowed.options_for(Place("s3://bucket/a.tar")) == given
+    assert narrowed.options_for(Place("https://elsewhere/a.tar")) == {}
 
 
 @pytest.mark.parametrize("way", ["fetch", "range", "index", "listing"])
