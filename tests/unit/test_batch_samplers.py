@@ -473,7 +473,7 @@ def test_what_is_prefetched_is_what_is_drawn():
     for batch in iteration:
         drawn += batch
         assert run.drawn_samples == len(drawn)
-    assert np.concatenate([run.indices_of(block) for block in run.begin_again()]).tolist() == drawn
+    assert np.concatenate([run.indices_of(block) for block in run.blocks(run.config, run.place)]).tolist() == drawn
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))

@@ -22,7 +22,7 @@ from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.policy import prefetching
-from wids.policy.prefetch_window import Life, PrefetchWindow
+from wids.policy.prefetch_window import Life, PlannedSource, PrefetchWindow
 from wids.policy.prefetching import RateEstimator
 from wids.transport.failures import DAMAGE, CancelledTransferError
 
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 
     from wids.cache.upcoming import UpcomingShard
     from wids.order.layout import Visit
-    from wids.policy.prefetch_window import AheadLimits
 
 _ENDED = "prefetching has ended; shards are downloaded as they are needed"
 
 
-class Source(Protocol):
+class Source(PlannedSource["UpcomingShard"], Protocol):
     """One shard list whose shards are downloaded, or read into memory, ahead of their use.
 
     Attributes:
@@ -46,13 +45,6 @@ class Source(Protocol):
 
     directory: str | None
     cache_size: int | None
-
-    @property
-    def limits(self) -> AheadLimits:
-        """How far ahead one rank of this node may be."""
-
-    def plan(self, shard: int) -> UpcomingShard:
-        """A new download of the shard of a number."""
 
     def look_for_tables(self) -> None:
         """See whether samples are read by byte ranges, where that matters; may ask a server."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wids.cache.space import shard_bytes
 from wids.errors import CacheFull
@@ -20,26 +20,10 @@ from wids.transport.place import Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.events import Hook
+    from wids.cache.store import ShardCache
     from wids.index.shardlist import Shard
     from wids.order.layout import Visit
     from wids.order.permutation import Indices
-
-
-class Downloads(Protocol):
-    """What downloads shards into a cache; see `wids.cache.store.ShardCache`."""
-
-    cache_size: int | None
-    hooks: Sequence[Hook]
-    is_limit_told: bool
-
-    def place(self, url: str) -> tuple[str, bool]:
-        """The path of the shard's bytes, once they are there, and whether they are read in place."""
-
-    def download_ahead(
-        self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
-    ) -> bool:
-        """Download a shard that will be needed, unless it is cached; whether this downloaded it."""
 
 
 class UpcomingShard(PlannedDownload):
@@ -63,7 +47,7 @@ class UpcomingShard(PlannedDownload):
 
     def __init__(
         self,
-        store: Downloads,
+        store: ShardCache,
         shard: Shard,
         *,
         is_left: bool = False,
@@ -114,7 +98,7 @@ class UpcomingShard(PlannedDownload):
         return self.is_cached()
 
     def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Download it ahead of its next visits; whether this did. See `Downloads.download_ahead`."""
+        """Download it ahead of its next visits; whether this did. See `ShardCache.download_ahead`."""
         size = self.weight if self._size is None and self.store.cache_size is not None else self._size
         try:
             return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled, size=size)
@@ -138,7 +122,7 @@ class FarFile(UpcomingShard):
     look_cost = 0
 
     def __init__(
-        self, store: Downloads, shard: Shard, *, rows: Callable[[], tuple[range | Indices, int]] | None = None
+        self, store: ShardCache, shard: Shard, *, rows: Callable[[], tuple[range | Indices, int]] | None = None
     ) -> None:
         super().__init__(store, shard)
         self._rows = rows

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 
     from wids.collection.shard_collection import ShardCollection
     from wids.index.spec import Shard
+    from wids.order.iteration import Run
     from wids.order.permutation import Indices
 
 # Shards whose sizes tell that of a shard.
 _SIZED_SHARDS = 64
-
-B = TypeVar("B")
-
 
 # --- what is downloaded
 
@@ -161,21 +159,7 @@ def source_of(
 # --- the order
 
 
-class SharedRun(Protocol[B]):
-    """An iteration of a sampler; see `wids.order.iteration.Run`."""
-
-    @property
-    def drawn_samples(self) -> int:
-        """How many samples were drawn."""
-
-    def begin_again(self) -> Iterable[B]:
-        """Its blocks from the first one on."""
-
-    def indices_of(self, block: B) -> Indices:
-        """The indices of a block: (n,)."""
-
-
-class SharedBlocks(Generic[B]):
+class SharedBlocks:
     """The blocks of a run for two readers: the loop that draws them, and the prefetcher that looks ahead.
 
     Each is computed once, by whichever comes to it first, and kept until the other has had it. The prefetcher looks at
@@ -186,61 +170,42 @@ class SharedBlocks(Generic[B]):
         blocks: those.
     """
 
-    def __init__(self, run: SharedRun[B], blocks: Iterable[B]) -> None:
+    def __init__(self, run: Run, blocks: Iterable[Any]) -> None:
         self._run, self._blocks = run, iter(blocks)
-        self._ahead: deque[B] = deque()  # looked at, and not drawn yet
-        self._behind: deque[tuple[int, Indices]] = deque()  # drawn, and not looked at yet: first positions, indices
-        self._drawn = 0  # blocks
-        self._position = 0  # behind the last block that was computed
+        self._to_draw: deque[Any] = deque()
+        self._to_look: deque[tuple[int, Indices]] = deque()  # with their first positions
+        self._drawn = self._position = 0  # blocks; behind the last one that was computed
         self._error: Exception | None = None
         self._lock = threading.Lock()
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
         """In a forked child, which has no prefetcher: what is still to be drawn is computed anew."""
-        self._lock = threading.Lock()
-        self._ahead.clear()
-        self._blocks = islice(self._run.begin_again(), self._drawn, None)
+        self._lock, self._error = threading.Lock(), None
+        self._to_draw.clear()
+        self._blocks = islice(self._run.blocks(self._run.config, self._run.place), self._drawn, None)
 
-    def draw(self) -> Iterator[B]:
+    def draw(self) -> Iterator[Any]:
         """All blocks, for the loop."""
-        while (block := self._next_drawn()) is not None:
+        while True:
+            if not self._to_draw:  # else without the lock, under which another block may be computed
+                with self._lock:
+                    if not self._to_draw and not self._compute():
+                        return
             self._drawn += 1
-            yield block
-
-    def _next_drawn(self) -> B | None:
-        try:
-            return self._ahead.popleft()  # without the lock, under which another block may be computed
-        except IndexError:
-            pass
-        with self._lock:
-            if self._ahead:
-                return self._ahead.popleft()
-            first = self._position
-            block = self._compute()
-            if block is not None:
-                while self._behind and _end_of(self._behind[0]) <= first - prefetching.LIMITS.max_burst:
-                    self._behind.popleft()  # loaders have read it
-                self._behind.append((first, self._run.indices_of(block)))
-            return block
+            yield self._to_draw.popleft()
 
     def look(self) -> Iterator[tuple[int, Indices]]:
         """(first position, indices) of the blocks, for the prefetcher."""
         while True:
             with self._lock:
-                if self._behind:
-                    found = self._behind.popleft()
-                else:
-                    first = self._position
-                    block = self._compute()
-                    if block is None:
-                        return
-                    self._ahead.append(block)
-                    found = first, self._run.indices_of(block)
+                if not self._to_look and not self._compute():
+                    return
+                found = self._to_look.popleft()
             yield found
 
-    def _compute(self) -> B | None:
-        """The next block; None: there is none."""
+    def _compute(self) -> bool:
+        """Compute the next block, for both; False: there is none."""
         if self._error is not None:  # of the other reader's turn: the order has no end there
             raise self._error
         try:
@@ -248,14 +213,15 @@ class SharedBlocks(Generic[B]):
         except Exception as error:
             self._error = error
             raise
-        if block is not None:
-            self._position += len(self._run.indices_of(block))
-        return block
-
-
-def _end_of(block: tuple[int, Indices]) -> int:
-    first, indices = block
-    return first + len(indices)
+        if block is None:
+            return False
+        first, indices = self._position, self._run.indices_of(block)
+        self._position += len(indices)
+        self._to_draw.append(block)
+        self._to_look.append((first, indices))
+        while len(self._to_look) > 1 and self._to_look[1][0] <= first - prefetching.LIMITS.max_burst:
+            self._to_look.popleft()  # loaders have read it
+        return True
 
 
 def prefetch(
@@ -342,9 +308,9 @@ class Ahead:
             found.end(is_finished=is_finished)
 
 
-def _warn_of_limits(found: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
+def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
     """Warn of caches that are too small for the shards read through them, those of one directory together."""
-    sources, by_directory = found.found, dict[object, list[int]]()
+    sources, by_directory = shards.found, dict[object, list[int]]()
     for number, source in enumerate(sources):
         by_directory.setdefault(source.directory or id(source.store), []).append(number)
     for numbers in by_directory.values():
@@ -354,43 +320,34 @@ def _warn_of_limits(found: Shards[CollectionSource], mixed: Sequence[tuple[int, 
             continue
         needs = []
         for first, last, count in mixed:
-            shards = {number: total for number, total in found.count_shards(first, last).items() if number in numbers}
-            if shards:
-                size = max(sources[number].shard_bytes() for number in shards)
-                needs.append(_Need(count, sum(shards.values()), size))
+            found = {number: total for number, total in shards.count_shards(first, last).items() if number in numbers}
+            if found:
+                needs.append((count, sum(found.values()), max(sources[number].shard_bytes() for number in found)))
         if _warn_of_limit(limit, needs):
             for number in numbers:
                 sources[number].store.is_limit_told = True
 
 
-class _Need(NamedTuple):
-    """What one rank needs of a cache for one range of indices.
+def _warn_of_limit(limit: int, needs: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a cache is too small, of which this warns.
 
-    Attributes:
-        mixed: shards that it reads at a time. total: of how many. shard_bytes: of one, about; 0: not known.
+    Args:
+        limit: of the cache, in bytes.
+        needs: of one rank, for each range of indices: shards that it reads at a time, of how many, bytes of one, about.
     """
-
-    mixed: int
-    total: int
-    shard_bytes: int
-
-
-def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
-    """Whether a cache of ``limit`` bytes is too small, of which this warns."""
     ranks = ranks_of_node()
-    shards = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) for need in needs)
-    needed = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) * need.shard_bytes for need in needs)
+    counts = [prefetching.needed_shards(mixed, ranks, total=total) for mixed, total, _ in needs]
+    needed = sum(count * size for count, (*_, size) in zip(counts, needs, strict=True))
     if limit >= needed:
         return False
-    size = needed // shards
-    window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
+    size, window = needed // sum(counts), limit // (sum(size for *_, size in needs) * ranks) - 1
     if environ_int("LOCAL_RANK") == 0:
         logger.warning(
             "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
             "Samples of shards that do not fit are read by byte ranges, from the first visit on if member tables are "
             "published (wids index create --members), else from the second one on. cache_size=%s would do%s",
             *(format_size(limit), limit // size, format_size(size)),
-            *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
+            *(ranks, sum(min(mixed * ranks, total) for mixed, total, _ in needs)),
             f", out of {len(needs)} sources" if len(needs) > 1 else "",
             f"{needed:_}",
             f", or window={window}" if window >= 1 else "",

@@ -93,10 +93,6 @@ class Run:
         indices: Indices = block[0]
         return indices
 
-    def begin_again(self) -> Iterable[Any]:
-        """The `blocks` of a run that is begun, from its first on."""
-        return self.blocks(self.config, self.place)
-
     def blocks(self, config: EpochConfig, place: EpochPosition) -> Iterable[Any]:
         """What `pieces` hands on."""
         return config.seeded(place)

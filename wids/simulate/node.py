@@ -136,18 +136,6 @@ class _SimulatedDownload(PlannedDownload):
         return self._shard not in cache.cached and self._shard not in cache.coming
 
 
-class _SimulatedSource:
-    """The shards of a job, as a rank of a node comes to them."""
-
-    def __init__(self, node: SimulatedNode) -> None:
-        self._node, job = node, node.job
-        self.limits = AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
-
-    def plan(self, shard: int) -> _SimulatedDownload:
-        """See `PrefetchWindow`."""
-        return _SimulatedDownload(self._node, shard)
-
-
 class SimulatedNode:
     """One node of a job, whose loaders wait for shards.
 
@@ -185,16 +173,25 @@ class SimulatedNode:
         job = self.job
         if job.prefetch == 0:
             return
-        sources = [_SimulatedSource(self)]
         for rank in self._ranks:
             self._windows[rank] = PrefetchWindow(
                 _upcoming(epoch.coming[rank], self._progress.offset),
-                sources,
+                [self],
                 connections=job.connections,
                 mixed=job.mixed_shards,
             )
             self.look(rank)
         self.pump()
+
+    @property
+    def limits(self) -> AheadLimits:
+        """How far ahead each rank may be."""
+        job = self.job
+        return AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
+
+    def plan(self, shard: int) -> _SimulatedDownload:
+        """A new download of a shard; see `PrefetchWindow`."""
+        return _SimulatedDownload(self, shard)
 
     def end_epoch(self) -> None:
         """Plans are withdrawn, and no loader waits any more."""

@@ -26,7 +26,9 @@ class Order:
         self.lengths, self.on_block = lengths, on_block
         self.computed = []
 
-    def begin_again(self):
+    config = place = None
+
+    def blocks(self, _config, _place):
         """The blocks: number k has indices from its first position on."""
         first = 0
         for k, length in enumerate(self.lengths):
@@ -41,7 +43,7 @@ class Order:
 
     def share(self):
         """As a sampler begins it."""
-        return SharedBlocks(self, self.begin_again())
+        return SharedBlocks(self, self.blocks(self.config, self.place))
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.lists(st.booleans(), max_size=80), st.integers(0, 60))
@@ -107,7 +109,7 @@ def test_a_prefetcher_that_does_not_look_costs_no_memory():
     """It ended, or is slow: what loaders have read is dropped for it, one block after the other."""
     order = Order([1000] * 500)
     shared = order.share()
-    held = [sum(len(indices) for _, indices in shared._behind) for _ in shared.draw()]
+    held = [sum(len(indices) for _, indices in shared._to_look) for _ in shared.draw()]
     assert max(held) <= prefetching.LIMITS.max_burst + 2000
     assert next(shared.look())[0] >= 499_000 - prefetching.LIMITS.max_burst - 1000
 
