@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from wids.collection.stats import Stats
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
+    from wids.policy.access import AccessMode
     from wids.readers.pool import OpenShard
-    from wids.readers.provider import Access
     from wids.tables.fields import FieldsArgument
     from wids.tables.table import Group, KeyRule
 
@@ -230,7 +230,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         use_mmap: bool = False,
         storage_options: dict[str, Any] | None = None,
         prefetch: bool | int | str = True,
-        access: Access = "fetch",
+        access: AccessMode = "fetch",
         early_reads: bool = True,
         hooks: Sequence[Hook] = (),
         on_count_mismatch: OnCountMismatch = "error",

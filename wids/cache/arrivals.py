@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
@@ -22,35 +22,45 @@ from wids.cache.directory import directory_of
 from wids.errors import CacheError, CacheFull
 from wids.events import logger
 from wids.files import forks
-from wids.policy import prefetching
+from wids.policy import access, prefetching
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.cache.book import ShardRecord
     from wids.cache.store import ShardCache
     from wids.index.spec import Shard
 
 # How often it is looked at whether a process downloads a shard.
 _LOOK_SECONDS = 0.25
-# A shard that a sampler will need within the first is not evicted here, and left to its prefetcher for the second.
-_PLANNED_SECONDS, _PATIENCE_SECONDS = 60.0, 30.0
 
 
-class _Arrival:
-    """A shard on its way.
+class _EarlyShard(NamedTuple):
+    """See `wids.policy.access.EarlyRead`."""
 
-    Attributes:
-        since: when it was read first. look_at: not to be looked at before. thread: its download in this process.
-        refusals: how often there was no space for it. is_failed: it cannot be downloaded.
-    """
+    cache: ShardCache
+    path: str
+    record: ShardRecord
 
-    __slots__ = ("is_failed", "look_at", "refusals", "since", "thread")
+    @property
+    def since(self) -> float:
+        return self.record.since
 
-    def __init__(self, now: float) -> None:
-        self.since = self.look_at = now
-        self.thread: threading.Thread | None = None
-        self.refusals, self.is_failed = 0, False
+    @property
+    def is_own(self) -> bool:
+        return self.record.thread is not None
+
+    @property
+    def is_downloading(self) -> bool:
+        return self.cache.is_downloading(self.path)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a live job says so: it downloads the shard, or has no space for it."""
+        directory, name = directory_of(self.path)
+        use = usage_hints.read(directory.own, directory.transients().plans).get(name)
+        return use is not None and use < time.time() + access.PLANNED_SECONDS
 
 
 class Arrivals:
@@ -67,8 +77,7 @@ class Arrivals:
         forks.reset_in_child(self)
 
     def _begin(self) -> None:
-        self._found: dict[str, _Arrival] = {}
-        self._active: set[_Arrival] = set()  # those that this process downloads
+        self._active: set[threading.Thread] = set()  # downloads of this process
         self._cancelled = threading.Event()
         self._pid = os.getpid()
 
@@ -96,58 +105,51 @@ class Arrivals:
         """See `wids.files.forks`: the threads are the parent's."""
         self._begin()
 
-    def has_failed(self, path: str) -> bool:
-        """Whether a shard could not be downloaded, and was not opened since."""
-        found = self._found.get(path)
-        return found is not None and found.is_failed
-
-    def note_opened(self, path: str) -> None:
+    def note_opened(self, record: ShardRecord) -> None:
         """A shard was opened from the cache: it can be downloaded."""
-        found = self._found.get(path)
-        if found is not None and found.thread is None:
-            self._found.pop(path, None)
+        if record.thread is None:
+            record.forget_download()
 
-    def is_due(self, shard: Shard, path: str) -> bool:
-        """Whether a shard is to be read by ranges now; begins its download if no process has.
+    def note_read(self, shard: Shard, path: str, record: ShardRecord) -> None:
+        """A shard is read by ranges: have it downloaded, if no process does.
 
         Args:
             shard: which.
             path: where it will be in the cache.
+            record: what is known of it.
         """
-        if os.path.exists(path):
-            self._found.pop(path, None)
-            return False
         now = time.monotonic()
-        found = self._found.setdefault(path, _Arrival(now))
-        if found.is_failed:
-            return False
-        if found.thread is None and now >= found.look_at:
-            found.look_at = now + _LOOK_SECONDS
-            self._download_unless_another_does(shard, path, found, now)
-        return True
-
-    def _download_unless_another_does(self, shard: Shard, path: str, found: _Arrival, now: float) -> None:
+        record.since = min(record.since, now)
+        if record.thread is not None or now < record.look_at:
+            return
+        record.look_at = now + _LOOK_SECONDS
         try:
-            if self._cache.is_downloading(path):
-                return
-            if now - found.since < _PATIENCE_SECONDS and _is_planned(path):
-                return
+            is_due = access.begins_download(
+                _EarlyShard(self._cache, path, record),
+                now,
+                under_way=len(self._active),
+                most=prefetching.LIMITS.min_under_way,
+            )
         except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
             logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
-        if len(self._active) >= prefetching.LIMITS.min_under_way:
-            return
-        found.thread = threading.Thread(
+            is_due = len(self._active) < prefetching.LIMITS.min_under_way
+        if is_due:
+            self._begin_download(shard, record)
+
+    def _begin_download(self, shard: Shard, record: ShardRecord) -> None:
+        thread = threading.Thread(
             target=_download,
-            args=(self._cache, shard, found, self._cancelled, self._active),
+            args=(self._cache, shard, record, self._cancelled, self._active),
             daemon=True,
             name="wids-download",
         )
-        self._active.add(found)
+        record.thread = thread
+        self._active.add(thread)
         try:
-            found.thread.start()
+            thread.start()
         except RuntimeError:  # no more threads
-            self._active.discard(found)
-            found.thread = None
+            self._active.discard(thread)
+            record.thread = None
         else:
             end_at_exit(self)
 
@@ -159,32 +161,25 @@ class Arrivals:
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
         if os.getpid() == self._pid:
-            join_threads([thread for each in list(self._active) if (thread := each.thread) is not None], seconds)
+            join_threads([*self._active.copy()], seconds)
 
 
 def _download(
-    cache: ShardCache, shard: Shard, found: _Arrival, cancelled: threading.Event, active: set[_Arrival]
+    cache: ShardCache, shard: Shard, record: ShardRecord, cancelled: threading.Event, active: set[threading.Thread]
 ) -> None:
     """In a thread, which keeps no reader alive."""
     try:  # not in place of a shard that a sampler soon needs: its prefetcher would download that one again
-        cache.download_ahead(shard, after=time.time() + _PLANNED_SECONDS, is_cancelled=cancelled.is_set)
+        cache.download_ahead(shard, after=time.time() + access.PLANNED_SECONDS, is_cancelled=cancelled.is_set)
     except CacheFull:  # listing a large directory takes long, and is not to be done all the time
-        found.look_at = time.monotonic() + min(
-            limits.LIMITS.full_seconds * 2**found.refusals, limits.LIMITS.max_full_seconds
+        record.look_at = time.monotonic() + min(
+            limits.LIMITS.full_seconds * 2**record.refusals, limits.LIMITS.max_full_seconds
         )
-        found.refusals = min(found.refusals + 1, 10)
+        record.refusals = min(record.refusals + 1, 10)
     except CancelledTransferError:
         return
     except Exception as error:  # noqa: BLE001 - the edge of a thread; the shard's reader gets the error itself
         logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
-        found.is_failed = True
+        record.has_failed = True
     finally:
-        found.thread = None
-        active.discard(found)
-
-
-def _is_planned(path: str) -> bool:
-    """Whether a live job says that it will read the shard soon: it downloads it, or has no space for it."""
-    directory, name = directory_of(path)
-    use = usage_hints.read(directory.own, directory.transients().plans).get(name)
-    return use is not None and use < time.time() + _PLANNED_SECONDS
+        record.thread = None
+        active.discard(threading.current_thread())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.cache import shard_download
+from wids.cache.book import ShardBook
 from wids.cache.directory import CacheDirectory, directory_of, using
 from wids.cache.leases import Lease, leases
 from wids.cache.shard_download import CachedShard, ShardDownload, identify
@@ -59,6 +60,7 @@ class ShardCache:
         keep: mark the shards as not to be evicted.
         session: what opens URLs; its hooks are called with every event.
         checks_counts: a cached shard that holds another number of samples than the index says is downloaded again.
+        book: what is known of each shard; None: a new one.
 
     Attributes:
         is_limit_told: a program was warned that the limit is too small for what it reads.
@@ -72,16 +74,17 @@ class ShardCache:
         keep: bool = False,
         session: Session = PLAIN,
         checks_counts: bool = True,
+        book: ShardBook | None = None,
     ) -> None:
         self.placement, self.cache_size, self.hooks = placement, cache_size, session.hooks
         self._keep, self._checks_counts = keep, checks_counts
         self.is_limit_told = False
         self._session = session
-        self._miscounted: dict[str, Identity] = {}
+        self._book = ShardBook() if book is None else book
         self._spaces: dict[str, Space] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_miscounted": {}, "_spaces": {}}
+        return {**self.__dict__, "_spaces": {}}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -141,7 +144,7 @@ class ShardCache:
         table = member_tables.load_table(saved, shard.url, shard_bytes=shard.filesize)
         if table is None:
             return None
-        difference = self._find_difference(self._as_counted(shard), path, table.identity, table)
+        difference = self._find_difference(self._as_counted(shard), table.identity, table)
         if difference:
             logger.debug("%s: its remembered member table is not used: %s", shard.url, difference)
             return None
@@ -262,7 +265,7 @@ class ShardCache:
     def _judge(self, shard: Shard, path: str, facts: Identity) -> tuple[MemberTable | None, str]:
         """The saved member table of a file, and why the file cannot be used; "": it can."""
         table = self._load_table(shard, path, facts)
-        return table, self._find_difference(shard, path, facts, table)
+        return table, self._find_difference(shard, facts, table)
 
     def _load_table(self, shard: Shard, path: str, facts: Identity) -> MemberTable | None:
         directory, name = directory_of(path)
@@ -284,13 +287,13 @@ class ShardCache:
             table = member_tables.scan_table(fd, shard.url, identity)
         except (ShardError, OSError) as error:
             return None, str(error)
-        cause = self._find_difference(shard, path, facts, table)
+        cause = self._find_difference(shard, facts, table)
         if not cause:
             self._space(os.path.dirname(path)).adopt(os.path.basename(path), table)
         return table, cause
 
-    def _find_difference(self, shard: Shard, path: str, facts: Identity, table: MemberTable | None) -> str:
-        origin, miscounted = self.placement.origin(shard.url), self._miscounted.get(path)
+    def _find_difference(self, shard: Shard, facts: Identity, table: MemberTable | None) -> str:
+        origin, miscounted = self.placement.origin(shard.url), self._book.of(shard.url).miscounted
         return find_difference(shard, facts, table, origin=origin, miscounted=miscounted)
 
     def _download(
@@ -323,7 +326,7 @@ class ShardCache:
         table = found.table
         if shard.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To download the shard for each sample would never end.
-            self._miscounted[path] = table.identity
+            self._book.of(shard.url).miscounted = table.identity
         event = Fetched(
             url=shard.url,
             path=path,

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from wids.collection.shard_collection import OnCountMismatch, ShardCollection
     from wids.events import Hook
     from wids.index.spec import ShardList
-    from wids.readers.provider import Access, AutoProvider
+    from wids.policy.access import AccessMode
+    from wids.readers.provider import AutoProvider
     from wids.tables.fields import FieldsArgument
     from wids.tables.table import Group, KeyRule, MemberTable
 
@@ -58,7 +59,7 @@ class CacheOptions(TypedDict):
 class ReadOptions(TypedDict):
     """How the bytes of samples are had: parameters of `AutoProvider`."""
 
-    access: Access
+    access: AccessMode
     early_reads: bool
     use_mmap: bool
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from wids.events import Event
+    from wids.policy.access import AccessMode
     from wids.readers.base import Sample
-    from wids.readers.provider import Access
     from wids.tables.table import MemberTable
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
@@ -165,7 +165,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     return Part(facts=facts, data=data, trouble=values.trouble, requests=tally.requests, read_bytes=tally.read_bytes)
 
 
-def _choose_access(size: int | None, nsamples: int | None) -> Access:
+def _choose_access(size: int | None, nsamples: int | None) -> AccessMode:
     """How a remote shard of so many bytes and samples is read: by ranges, but where copying it is quicker."""
     is_small = size is not None and nsamples is not None and size < nsamples * _REQUEST_BYTES
     return "fetch" if is_small else "auto"

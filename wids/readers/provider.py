@@ -6,21 +6,23 @@ Local shards are read where they are, never copied or deleted. Which file lies w
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wids.cache.arrivals import Arrivals
+from wids.cache.book import ShardBook, ShardRecord
 from wids.cache.placement import Placement
 from wids.cache.store import Miss, ShardCache
 from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
 from wids.events import logger
 from wids.files import system
 from wids.files.open_file import OpenFile
+from wids.policy.access import Access, can_range, choose, reads_ranges
 from wids.readers.base import announce
 from wids.readers.local import Blocks, LocalReader
-from wids.readers.memo import Remembered
 from wids.readers.range_provider import RangeProvider
 from wids.tables import member_tables
 from wids.tables import table as tables
@@ -33,14 +35,12 @@ if TYPE_CHECKING:
     from wids.events import Hook
     from wids.files.identity import Identity
     from wids.index.spec import Shard
+    from wids.policy.access import AccessMode
     from wids.readers.base import Reader
     from wids.tables.table import Group, KeyRule, MemberTable
 
 
-Access: TypeAlias = Literal["fetch", "range", "auto"]
-
-
-def parse_access(access: Any) -> Access:
+def parse_access(access: Any) -> AccessMode:
     """Check what a caller gave.
 
     Raises:
@@ -51,7 +51,7 @@ def parse_access(access: Any) -> Access:
             f"access is {access!r}; it is 'fetch' (whole shards, into the cache), 'range' (members, by byte ranges) "
             "or 'auto' (members first, whole shards once that is cheaper)"
         )
-    found: Access = access
+    found: AccessMode = access
     return found
 
 
@@ -74,6 +74,7 @@ class LocalFiles:
         rule, group: see `wids.tables.table.build_table`.
         use_mmap: see `wids.readers.local`.
         hooks: called with every event.
+        book: what is known of each shard; None: a new one.
     """
 
     def __init__(
@@ -83,21 +84,21 @@ class LocalFiles:
         group: Group = "adjacent",
         use_mmap: bool = False,
         hooks: Sequence[Hook] = (),
+        book: ShardBook | None = None,
     ) -> None:
         tables.parse_rule(rule)
         self.rule: KeyRule = rule
         self.group: Group = group
         self.is_standard = tables.is_standard(rule, group)
         self._use_mmap, self._hooks = use_mmap, hooks
+        self._book = ShardBook() if book is None else book
         self._begin()
 
     def _begin(self) -> None:
         self._blocks = Blocks()
-        # Of shards that have no saved one, so that reopening is free.
-        self._tables: Remembered[MemberTable] = Remembered(_size_of)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_blocks", "_tables")}
+        return {name: value for name, value in self.__dict__.items() if name != "_blocks"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -105,12 +106,12 @@ class LocalFiles:
 
     def build_table(self, fd: int, path: str, url: str, facts: Identity, *, is_in_place: bool = False) -> MemberTable:
         """The member table of an open file, by the rule: remembered, or built."""
-        table = self._tables.get(path)
+        table = self._book.of(url).table  # of shards that have no saved one, so that reopening is free
         if table is None or not table.identity.is_same(facts):
             table = member_tables.load_foreign(fd, path, url, facts) if is_in_place else None
             if table is None:
                 table = member_tables.scan_table(fd, url, facts, rule=self.rule, group=self.group)
-            self._tables.remember(path, table)
+            self._book.learn_table(url, table)
         return table
 
     def make_reader(
@@ -220,14 +221,15 @@ class AutoProvider:
         use_mmap: bool = False,
         rule: KeyRule = "first-dot",
         group: Group = "adjacent",
-        access: Access = "fetch",
+        access: AccessMode = "fetch",
         early_reads: bool = False,
         is_prefetching: Callable[[], bool] = bool,
         checks_counts: bool = True,
     ) -> None:
-        self.access: Access = access
+        self.access: AccessMode = access
         self.session = session
-        self.files = LocalFiles(rule=rule, group=group, use_mmap=use_mmap, hooks=session.hooks)
+        self._book = ShardBook()
+        self.files = LocalFiles(rule=rule, group=group, use_mmap=use_mmap, hooks=session.hooks, book=self._book)
         placement = Placement(cache_dir=cache_dir, localname=localname, cache_local=cache_local, session=session)
         # The tables that a cache saves group members in the standard way: other counts say nothing of the bytes.
         self._checks_counts = checks_counts and self.files.is_standard
@@ -237,6 +239,7 @@ class AutoProvider:
             keep=keep,
             session=session,
             checks_counts=self._checks_counts,
+            book=self._book,
         )
         self._originals = Placement(cache_dir=None, localname=None, cache_local=False, session=PLAIN)
         self._in_place = InPlaceProvider(self.files, placement)
@@ -248,28 +251,40 @@ class AutoProvider:
             group=group,
             cache_dir=cache_dir,
             cache=self.cache if self.files.is_standard else None,
+            book=self._book,
         )
         self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
     def open(self, shard: Shard) -> Reader:
         """See `ShardProvider.open`."""
-        path, is_in_place = self.cache.place(shard.url)
-        if is_in_place:
-            return self._in_place.open_at(shard, path)
-        reader = None
-        if self._arrivals is not None:
-            if not os.path.exists(path) and self._arrivals.can_arrive() and not self._arrivals.has_failed(path):
-                reader = self._by_ranges.find_early(
-                    shard, is_due=partial(self._arrivals.is_due, shard, path), is_there=partial(os.path.exists, path)
-                )
-        elif self.access != "fetch" and not self._is_cached(shard, path):
-            reader = self._by_ranges.find(shard)
+        state = self._look(shard)
+        access = choose(state, time.monotonic())
+        if access is Access.IN_PLACE:
+            return self._in_place.open_at(shard, state.path)
+        reader = self._open_by_ranges(shard, state) if access is Access.RANGES else None
         if reader is None:
-            reader = self._cached.open_at(shard, path)
+            reader = self._cached.open_at(shard, state.path)
             if self._arrivals is not None:
-                self._arrivals.note_opened(path)
+                self._arrivals.note_opened(state.record)
                 self._by_ranges.learn(shard.url, reader.table)
         return reader
+
+    def _look(self, shard: Shard) -> _ShardState:
+        return _ShardState(
+            shard,
+            self._book.of(shard.url),
+            mode=self.access,
+            cache=self.cache,
+            by_ranges=self._by_ranges,
+            arrivals=self._arrivals,
+        )
+
+    def _open_by_ranges(self, shard: Shard, state: _ShardState) -> Reader | None:
+        """None: the shard is better downloaded: its table does not come at once, or its server gives no ranges."""
+        if self._arrivals is None:
+            return self._by_ranges.find(shard)
+        is_due = partial(_reads_on, self._arrivals, shard, state)
+        return self._by_ranges.find_early(shard, is_due=is_due, is_there=partial(os.path.exists, state.path))
 
     def without_downloads(self) -> AutoProvider:
         """Opens the same shards, and downloads or copies none: members of those not here are read by byte ranges."""
@@ -322,7 +337,9 @@ class AutoProvider:
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
-        return self._arrivals is not None and self._by_ranges.is_likely(shard)
+        if self._arrivals is None or not self._by_ranges.is_likely(shard):
+            return False
+        return can_range(self._look(shard), time.monotonic())
 
     def has_table(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
@@ -330,9 +347,7 @@ class AutoProvider:
 
     def reads_ranges(self, shard: Shard) -> bool:
         """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
-        if self._arrivals is None:
-            return self.access != "fetch"
-        return self._arrivals.can_arrive() and self._by_ranges.may_have_table(shard)
+        return reads_ranges(self._look(shard), time.monotonic())
 
     def takes_little(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
@@ -341,14 +356,66 @@ class AutoProvider:
         """
         return self.access == "auto" and self._by_ranges.is_cheap(shard, count)
 
-    def _is_cached(self, shard: Shard, path: str) -> bool:
-        """Whether it is in the cache, or with ``"auto"`` is being downloaded."""
-        found = self.cache.find(shard, path)
-        if not isinstance(found, Miss):
-            found.lease.release()
-            return True
-        return self.access == "auto" and self.cache.is_downloading(path)
+
+class _ShardState:
+    """A shard as `choose` sees it; see `wids.policy.access.ShardFacts`. Looked at as far as a decision needs."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        record: ShardRecord,
+        *,
+        mode: AccessMode,
+        cache: ShardCache,
+        by_ranges: RangeProvider,
+        arrivals: Arrivals | None,
+    ) -> None:
+        self._shard, self.record, self.mode, self._cache = shard, record, mode, cache
+        self._by_ranges, self._arrivals, self.has_early_reads = by_ranges, arrivals, arrivals is not None
+        self.path, self.is_in_place = cache.place(shard.url)
+
+    @property
+    def is_cached(self) -> bool:
+        if self.mode == "fetch":  # who opens it looks closer
+            return os.path.exists(self.path)
+        found = self._cache.find(self._shard, self.path)
+        if isinstance(found, Miss):
+            return False
+        found.lease.release()
+        return True
+
+    @property
+    def is_downloading(self) -> bool:
+        return self._cache.is_downloading(self.path)
+
+    @functools.cached_property  # a reader goes on to read by ranges when the sampler has ended
+    def will_arrive(self) -> bool:
+        return self._arrivals is not None and self._arrivals.can_arrive()
+
+    @property
+    def has_failed(self) -> bool:
+        return self.record.has_failed
+
+    @property
+    def has_ranges(self) -> bool:
+        return not self.record.lacks_ranges
+
+    @functools.cached_property  # a reader has its table
+    def has_table(self) -> bool:
+        return self.mode == "auto" or self._by_ranges.may_have_table(self._shard)
+
+    @property
+    def retry_at(self) -> float:
+        return self.record.retry_at
+
+    @property
+    def is_spent(self) -> bool:
+        return self.record.is_spent
 
 
-def _size_of(table: MemberTable) -> int:
-    return table.nbytes
+def _reads_on(arrivals: Arrivals, shard: Shard, state: _ShardState) -> bool:
+    """Whether the reader of a shard by ranges goes on; its download may begin."""
+    if choose(state, time.monotonic()) is not Access.RANGES:
+        return False
+    arrivals.note_read(shard, state.path, state.record)
+    return True

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from wids.cache.book import ShardBook
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files.identity import Identity
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
-from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader, are_same
 from wids.tables import member_tables, tar
 from wids.tables import table as tables
@@ -63,6 +63,7 @@ class RangeProvider:
         rule, group: see `wids.tables.table.build_table`.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
         cache: remembers the member tables of shards that it has evicted.
+        book: what is known of each shard; None: a new one.
 
     Attributes:
         has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
@@ -79,23 +80,14 @@ class RangeProvider:
         group: Group,
         cache_dir: str | None = None,
         cache: ShardCache | None = None,
+        book: ShardBook | None = None,
     ) -> None:
         self._is_final, self._session = is_final, session
         self._rule: KeyRule = rule
         self._group: Group = group
         self._cache = cache
         self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=not is_final)
-        # URL -> (table, whether it comes from the shard's own headers).
-        self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
-        # What each shard was asked last through, by which it is known what it has cost: "auto" only.
-        self._sources: dict[str, ShardBytes] = {}
-        self._read: set[str] = set()
-        self._spent: set[str] = set()
-        self._doubted: set[str] = set()  # their tables were wrong
-        self._retry_at: dict[str, float] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": Remembered(_size_of), "_sources": {}, "_retry_at": {}}
+        self._book = ShardBook() if book is None else book
 
     def open(self, shard: Shard) -> Reader:
         """See `wids.readers.provider.ShardProvider.open`."""
@@ -122,7 +114,7 @@ class RangeProvider:
                 return None
             table, is_proven = self._scan(source), True
         elif not is_proven:
-            self._tables.remember(shard.url, (table, False))
+            self._book.learn_table(shard.url, table)
         reader = RangeReader(
             source,
             table=table,
@@ -144,10 +136,10 @@ class RangeProvider:
             is_there: likewise once this says True; it is asked in the course of reads.
         """
         start, url = time.perf_counter(), shard.url
-        known = self._find_table(shard, is_there)
-        if known is None:
+        table = self._find_table(shard, is_there)
+        if table is None:
             return None
-        table, is_proven = known
+        is_proven = self._book.of(url).is_proven
         source = ShardBytes(
             url,
             session=self._session,
@@ -176,87 +168,93 @@ class RangeProvider:
         """
         if shard.filesize is None or not self._is_standard() or not member_tables.may_be_published(shard.url):
             return None
-        known = self._tables.get(shard.url)
-        if known is not None and known[0].identity.size == shard.filesize:
-            return known[0]
+        known = self._book.of(shard.url).table
+        if known is not None and known.identity.size == shard.filesize:
+            return known
         try:
             table = self._published.read(shard, shard_bytes=shard.filesize)
         except member_tables.NOT_PUBLISHED:
             return None
-        self._tables.remember(shard.url, (table, False))
+        self._book.learn_table(shard.url, table)
         return table
 
     def has_table(self, shard: Shard) -> bool:
         """Whether `find_early` finds a reader, as far as is known then."""
         return self._find_table(shard, bool) is not None
 
-    def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> tuple[MemberTable, bool] | None:
-        url = shard.url
+    def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
+        record = self._book.of(shard.url)
         if not self.may_have_table(shard):
             return None
-        known = self._tables.get(url) or self._remembered(shard)
+        table = self._remembered(shard) if record.table is None else record.table
+        if table is None and (table := self._ask_for_table(shard, is_there)) is None:
+            return None
+        if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
+            record.wrong_table = table.identity
+            return None
+        if record.table is None:
+            self._book.learn_table(shard.url, table)
+        return table
+
+    def _ask_for_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
+        """The published table, if it comes soon."""
+        record = self._book.of(shard.url)
+        ends = time.perf_counter() + LIMITS.table_seconds
         try:
-            if known is None:
-                self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
-                ends = time.perf_counter() + LIMITS.table_seconds
-                table = self._published.read(
-                    shard,
-                    shard_bytes=shard.filesize,
-                    seconds=0,  # one try: the shard can be downloaded
-                    is_cancelled=lambda: time.perf_counter() > ends or is_there(),
-                )
-                known = table, False
+            self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
+            table = self._published.read(
+                shard,
+                shard_bytes=shard.filesize,
+                seconds=0,  # one try: the shard can be downloaded
+                is_cancelled=lambda: time.perf_counter() > ends or is_there(),
+            )
         except CancelledTransferError:
-            if not is_there():  # a table that takes so long is not asked for again: each opening would wait for it
-                self._spent.add(url)
+            # A table that takes so long is not asked for again: each opening would wait for it.
+            record.lacks_table |= not is_there()
             return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
             if not isinstance(error, FetchError):
-                self._spent.add(url)
+                record.lacks_table = True
                 logger.warning("%s", error)
-            logger.debug("%s: is downloaded before it is read (%s)", url, error)
+            logger.debug("%s: is downloaded before it is read (%s)", shard.url, error)
             forget_frames(error)
             return None
-        if shard.nsamples not in (None, known[0].nsamples):  # one of both is wrong: the shard itself says which
-            self._spent.add(url)
+        if record.wrong_table == table.identity:
             return None
-        self._tables.remember(url, known)
         self.has_tables = True
-        return known
+        return table
 
     def may_have_table(self, shard: Shard) -> bool:
         """Whether `find_early` may find one."""
-        url = shard.url
-        if url in self._spent or url in self._doubted or self._retry_at.get(url, 0.0) > time.monotonic():
-            return False
-        place = Place(url)
+        url, place, record = shard.url, Place(shard.url), self._book.of(shard.url)
         if place.is_local or place.scheme == "pipe" or not self._is_standard():
             return False
-        if self._tables.get(url) is not None or self._has_remembered(url):
+        if record.table is not None or self._has_remembered(url):
             return True
-        return member_tables.may_be_published(url) and self._published.may_have(shard)
+        if record.lacks_table or record.wrong_table is not None or not member_tables.may_be_published(url):
+            return False
+        return self._published.may_have(shard)
 
     def is_likely(self, shard: Shard) -> bool:
         """Whether `find_early` finds one, as far as is known without a request."""
-        is_known = self._tables.get(shard.url) is not None or self._has_remembered(shard.url)
+        is_known = self._book.of(shard.url).table is not None or self._has_remembered(shard.url)
         return (is_known or self.has_tables) and self.may_have_table(shard)
 
     def learn(self, url: str, table: MemberTable) -> None:
         """A shard was opened from the cache, with this table: it can be read by ranges once it was evicted."""
-        known = self._tables.get(url)
-        if known is None or known[0].identity != table.identity:
-            self._tables.remember(url, (table, False))
-            self._doubted.discard(url)
+        record = self._book.of(url)
+        if record.table is None or record.table.identity != table.identity:
+            self._book.learn_table(url, table)
 
     def _has_remembered(self, url: str) -> bool:
         return self._cache is not None and self._cache.has_remembered_table(self._cache.place(url)[0])
 
-    def _remembered(self, shard: Shard) -> tuple[MemberTable, bool] | None:
+    def _remembered(self, shard: Shard) -> MemberTable | None:
         """The table that the cache has kept of a shard that it evicted."""
         if self._cache is None:
             return None
         table = self._cache.remembered_table(shard, self._cache.place(shard.url)[0])
-        return None if table is None else (table, False)
+        return None if table is None or table.identity == self._book.of(shard.url).wrong_table else table
 
     def is_cheap(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""
@@ -276,28 +274,30 @@ class RangeProvider:
 
     def _give_up(self, url: str, error: FetchError | ShardError) -> None:
         """Read a shard early no more; for some time only where it may have been the network."""
-        if isinstance(error, FetchError) and not isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
-            self._retry_at[url] = time.monotonic() + LIMITS.again_seconds
-        elif isinstance(error, FetchError):
-            self._spent.add(url)
+        record = self._book.of(url)
+        if not isinstance(error, FetchError):
+            record.doubt_table()
+        elif isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
+            record.lacks_ranges = True
         else:
-            self._doubted.add(url)
+            record.retry_at = time.monotonic() + LIMITS.again_seconds
 
     def _raise_doubt(self, url: str) -> MemberTable:
         raise TableError(f"{url}: the headers do not say the same as the member table", shard=url)
 
     def _is_cheaper(self, source: ShardBytes) -> bool:
         """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""
-        if source.spent_bytes <= source.size or source.url not in self._read:
-            self._read.add(source.url)
+        record = self._book.of(source.url)
+        if source.spent_bytes <= source.size or not record.was_read:
+            record.was_read = True
             return True
-        self._spent.add(source.url)
+        record.is_spent = True
         return False
 
     def _source_of(self, shard: Shard) -> ShardBytes | None:
         """The bytes of a shard that is to be read by ranges."""
         place = Place(shard.url)
-        if shard.url in self._spent or place.is_local or (place.scheme == "pipe" and not self._is_final):
+        if place.is_local or (place.scheme == "pipe" and not self._is_final):
             return None
         source = ShardBytes(shard.url, session=self._session, size=shard.filesize)
         if self._is_final:
@@ -331,7 +331,7 @@ class RangeProvider:
             raise ChangedShardError(
                 f"{source.url}: it changed while its headers were read; open it again", shard=source.url
             )
-        self._tables.remember(source.url, (table, True))
+        self._book.learn_table(source.url, table, is_proven=True)
         self._note_table(source.url, source.requests - before[0], source.read_bytes - before[1], start)
         return table
 
@@ -343,26 +343,22 @@ class RangeProvider:
 
     def _go_on_counting(self, source: ShardBytes) -> None:
         """What a shard cost before it was closed counts, or one that is opened again and again is never downloaded."""
-        before = self._sources.get(source.url)
-        if before is not None:
-            source.requests += before.requests
-            source.read_bytes += before.read_bytes
-        self._sources[source.url] = source
+        record = self._book.of(source.url)
+        if record.source is not None:
+            source.requests += record.source.requests
+            source.read_bytes += record.source.read_bytes
+        record.source = source
 
     def _known_table(self, shard: Shard, source: ShardBytes) -> tuple[MemberTable | None, bool]:
         """The table from memory or from beside the shard, and whether it comes from the shard's headers."""
         identity = self._identity(source)
-        known = self._tables.get(shard.url)
-        if known is not None and known[0].identity == identity:
-            return known
+        record = self._book.of(shard.url)
+        if record.table is not None and record.table.identity == identity:
+            return record.table, record.is_proven
         if not self._is_standard():
             return None, False
         remembered = self._remembered(shard)
-        if remembered is not None and remembered[0].identity.size == source.size:
-            return remembered[0].with_identity(identity), False
+        if remembered is not None and remembered.identity.size == source.size:
+            return remembered.with_identity(identity), False
         table = self._published.load(shard, shard_bytes=source.size)
         return (None if table is None else table.with_identity(identity)), False
-
-
-def _size_of(known: tuple[MemberTable, bool]) -> int:
-    return known[0].nbytes

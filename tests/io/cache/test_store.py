@@ -19,7 +19,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import shard_download
+from wids.cache import book, shard_download
 from wids.cache.store import ShardCache
 from wids.errors import (
     CacheError,
@@ -42,7 +42,6 @@ from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard
-from wids.readers import memo
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
 from wids.transport.session import Session
@@ -208,7 +207,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     age(paths[0])
     assert texts(opener.open(Shard(url=paths[0], nsamples=4))) == texts_of("z", 4)
     assert scans == [*paths, paths[0]]
-    monkeypatch.setattr(memo, "MAX_BYTES", 1)
+    monkeypatch.setattr(book, "MAX_BYTES", 1)
     scans.clear()
     opener = AutoProvider(cache_dir=str(cache))
     for path in paths * 2:
@@ -216,7 +215,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
         assert list(opener.files._tables) == [path]
     assert scans == paths * 2
     each = max(table.nbytes for table in opener.files._tables.values())
-    monkeypatch.setattr(memo, "MAX_BYTES", 2 * each)
+    monkeypatch.setattr(book, "MAX_BYTES", 2 * each)
     for path in paths:
         opener.open(Shard(url=path, nsamples=None))
     assert list(opener.files._tables) == paths[1:]

@@ -35,9 +35,9 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
+from wids.cache import book
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
 from wids.policy import prefetching
-from wids.readers import memo
 from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
 from wids.tables import table as tables
@@ -737,7 +737,7 @@ def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
         number = next(count, None)
         if number is not None:  # as another thread would at this moment
             store._tables.remember(f"other{number}", (table, False))
-        return memo.MAX_BYTES // 2
+        return book.MAX_BYTES // 2
 
     monkeypatch.setattr(MemberTable, "nbytes", property(nbytes))
     for number in range(3):

@@ -1,0 +1,141 @@
+"""How a shard is read now: in place, from the cache, by byte ranges, or once it was downloaded, and by whom.
+
+Pure: what is known of the shard is an argument. The readers (`wids.readers.provider`) and `wids simulate` decide by the
+same two functions.
+
+`choose`, by the first row that holds:
+
+| the shard                                                                         | access     |
+|-----------------------------------------------------------------------------------|------------|
+| is read where it is                                                               | `IN_PLACE` |
+| is in the cache                                                                   | `CACHED`   |
+| of ``access="range"``                                                             | `RANGES`   |
+| can be read by ranges (`can_range`), of ``"auto"``, and no process downloads it   | `RANGES`   |
+| can be read by ranges, of ``"fetch"`` with early reads, and its download will end | `RANGES`   |
+| is being downloaded by another process                                            | `WAIT`     |
+| else                                                                              | `DOWNLOAD` |
+
+`begins_download` says whether who reads a shard by ranges also has it downloaded meanwhile.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal, Protocol, TypeAlias
+
+AccessMode: TypeAlias = Literal["fetch", "range", "auto"]
+
+# A shard that a sampler will need within the first is not evicted for one that is read by ranges, and left to its
+# prefetcher for the second.
+PLANNED_SECONDS, PATIENCE_SECONDS = 60.0, 30.0
+
+
+class Access(enum.Enum):
+    """How a shard is read."""
+
+    IN_PLACE = "in place"
+    CACHED = "cached"
+    RANGES = "by byte ranges"
+    WAIT = "once another process has downloaded it"
+    DOWNLOAD = "once it was downloaded"
+
+
+class ShardFacts(Protocol):
+    """What is known of a shard as it is now; attributes that are costly to find out may be properties.
+
+    Attributes:
+        mode: ``access`` of its dataset. has_early_reads: of the dataset, for ``"fetch"``.
+        is_in_place: it is local, and not copied. is_cached: the cache has a file for it.
+        is_downloading: some process downloads it.
+        will_arrive: a download that is under way, or would begin now, would end: the process lives long enough.
+        has_failed: it could not be downloaded, and its reader is to meet the error.
+        has_ranges: nothing has shown that its server gives no ranges, or that its member table is wrong.
+        has_table: its member table is known, or may be had without its headers. ``"auto"`` reads those: True.
+        retry_at: by the clock of ``now``; not by ranges before, for its server did not answer.
+        is_spent: by ranges it has cost as much as its download.
+    """
+
+    @property
+    def mode(self) -> AccessMode: ...  # noqa: D102
+    @property
+    def has_early_reads(self) -> bool: ...  # noqa: D102
+    @property
+    def is_in_place(self) -> bool: ...  # noqa: D102
+    @property
+    def is_cached(self) -> bool: ...  # noqa: D102
+    @property
+    def is_downloading(self) -> bool: ...  # noqa: D102
+    @property
+    def will_arrive(self) -> bool: ...  # noqa: D102
+    @property
+    def has_failed(self) -> bool: ...  # noqa: D102
+    @property
+    def has_ranges(self) -> bool: ...  # noqa: D102
+    @property
+    def has_table(self) -> bool: ...  # noqa: D102
+    @property
+    def retry_at(self) -> float: ...  # noqa: D102
+    @property
+    def is_spent(self) -> bool: ...  # noqa: D102
+
+
+def choose(shard: ShardFacts, now: float) -> Access:
+    """How a shard is read now; see the table above.
+
+    Args:
+        shard: what is known of it.
+        now: in seconds of a clock that does not go back.
+    """
+    if shard.is_in_place:
+        return Access.IN_PLACE
+    if shard.is_cached:
+        return Access.CACHED
+    if reads_ranges(shard, now):
+        return Access.RANGES
+    return Access.WAIT if shard.is_downloading else Access.DOWNLOAD
+
+
+def reads_ranges(shard: ShardFacts, now: float) -> bool:
+    """Whether a shard that is not on this machine is read by ranges."""
+    if shard.mode == "range":
+        return True
+    if shard.mode == "auto":
+        return can_range(shard, now) and not shard.is_downloading
+    return shard.has_early_reads and shard.will_arrive and not shard.has_failed and can_range(shard, now)
+
+
+def can_range(shard: ShardFacts, now: float) -> bool:
+    """Whether the members of a shard can be read where they are, for less than a download."""
+    return shard.has_ranges and not shard.is_spent and now >= shard.retry_at and shard.has_table
+
+
+class EarlyRead(Protocol):
+    """What is known of a shard that is read by ranges until it is cached.
+
+    Attributes:
+        since: when it was read so first. is_own: this process downloads it. is_downloading: some process does.
+        is_planned: the plan of a live job uses it within `PLANNED_SECONDS`.
+    """
+
+    @property
+    def since(self) -> float: ...  # noqa: D102
+    @property
+    def is_own(self) -> bool: ...  # noqa: D102
+    @property
+    def is_downloading(self) -> bool: ...  # noqa: D102
+    @property
+    def is_planned(self) -> bool: ...  # noqa: D102
+
+
+def begins_download(shard: EarlyRead, now: float, *, under_way: int, most: int) -> bool:
+    """Whether who reads a shard by ranges begins to download it.
+
+    Args:
+        shard: see the class.
+        now: as for `choose`.
+        under_way: downloads of this process, begun so.
+        most: of them at a time.
+    """
+    if shard.is_own or under_way >= most or shard.is_downloading:
+        return False
+    return now - shard.since >= PATIENCE_SECONDS or not shard.is_planned
