@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wids.cache.book import ShardBook
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
