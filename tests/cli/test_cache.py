@@ -1114,7 +1114,7 @@ def test_daemon_under_systemd(full, tmp_path, is_abstract):
         env = {**systemd.env, "WATCHDOG_USEC": "100000"}  # of each 0.1 s
         with Daemon(full, "--max-files", 3, "--every", 3600, env=env) as daemon:
             told = systemd.heard()
-            assert told == {"READY": "1", "STATUS": "deleted 1 shard (1 kB); 3 shards (3 kB) stay, limit 3 shards"}
+            assert told == {"READY": "1", "STATUS": "deleted 1 shard (1 kB); 3 shards (3.1 kB) stay, limit 3 shards"}
             assert [systemd.heard() for _ in range(3)] == [{"WATCHDOG": "1"}] * 3
             assert daemon.end()[0] == 0
             while "STOPPING" not in told:

@@ -42,6 +42,7 @@ class _EarlyShard(NamedTuple):
     cache: ShardCache
     path: str
     record: ShardRecord
+    active: set[threading.Thread]
 
     @property
     def since(self) -> float:
@@ -61,6 +62,10 @@ class _EarlyShard(NamedTuple):
         directory, name = directory_of(self.path)
         use = usage_hints.read(directory.own, directory.transients().plans).get(name)
         return use is not None and use < time.time() + access.PLANNED_SECONDS
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.active) < prefetching.LIMITS.min_under_way
 
 
 class Arrivals:
@@ -123,16 +128,12 @@ class Arrivals:
         if record.thread is not None or now < record.look_at:
             return
         record.look_at = now + _LOOK_SECONDS
+        early = _EarlyShard(self._cache, path, record, self._active)
         try:
-            is_due = access.begins_download(
-                _EarlyShard(self._cache, path, record),
-                now,
-                under_way=len(self._active),
-                most=prefetching.LIMITS.min_under_way,
-            )
+            is_due = access.begins_download(early, now)
         except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
             logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
-            is_due = len(self._active) < prefetching.LIMITS.min_under_way
+            is_due = early.has_room
         if is_due:
             self._begin_download(shard, record)
 

@@ -115,6 +115,7 @@ class EarlyRead(Protocol):
     Attributes:
         since: when it was read so first. is_own: this process downloads it. is_downloading: some process does.
         is_planned: the plan of a live job uses it within `PLANNED_SECONDS`.
+        has_room: this process has begun fewer downloads so, at the moment, than it may have under way; asked for last.
     """
 
     @property
@@ -125,17 +126,17 @@ class EarlyRead(Protocol):
     def is_downloading(self) -> bool: ...  # noqa: D102
     @property
     def is_planned(self) -> bool: ...  # noqa: D102
+    @property
+    def has_room(self) -> bool: ...  # noqa: D102
 
 
-def begins_download(shard: EarlyRead, now: float, *, under_way: int, most: int) -> bool:
+def begins_download(shard: EarlyRead, now: float) -> bool:
     """Whether who reads a shard by ranges begins to download it.
 
     Args:
         shard: see the class.
         now: as for `choose`.
-        under_way: downloads of this process, begun so.
-        most: of them at a time.
     """
-    if shard.is_own or under_way >= most or shard.is_downloading:
+    if shard.is_own or shard.is_downloading:
         return False
-    return now - shard.since >= PATIENCE_SECONDS or not shard.is_planned
+    return (now - shard.since >= PATIENCE_SECONDS or not shard.is_planned) and shard.has_room

@@ -35,7 +35,6 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
-from wids.cache import book
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
 from wids.policy import prefetching
 from wids.readers.range_provider import RangeProvider
@@ -725,25 +724,6 @@ def test_threads_that_find_at_once_that_it_is_over():
         thread.join(PATIENCE_SECONDS)
     assert len(errors) == 2
     assert not reader.pin()
-
-
-def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
-    """Summing them up meets others that come and go."""
-    store = RangeProvider(is_final=True, session=Session(), rule="first-dot", group="adjacent")
-    table = table_of(shards.shard("a", 3))
-    count = iter(range(50))
-
-    def nbytes(self):
-        number = next(count, None)
-        if number is not None:  # as another thread would at this moment
-            store._tables.remember(f"other{number}", (table, False))
-        return book.MAX_BYTES // 2
-
-    monkeypatch.setattr(MemberTable, "nbytes", property(nbytes))
-    for number in range(3):
-        store._tables.remember(f"{number}", (table, False))
-    monkeypatch.undo()
-    assert "2" in store._tables
 
 
 def test_threads_that_share_a_dataset(web, far):
