@@ -213,7 +213,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     for path in paths * 2:
         opener.open(Shard(url=path, nsamples=None))
     assert scans == paths * 2
-    each = max(opener.find_table(Shard(url=path)).nbytes for path in paths)
+    each = max(opener.find_table(Shard(url=path, nsamples=None)).nbytes for path in paths)
     monkeypatch.setattr(book, "MAX_BYTES", 2 * each)
     for path in paths:
         opener.open(Shard(url=path, nsamples=None))
