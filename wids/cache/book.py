@@ -103,11 +103,11 @@ class ShardBook:
 
     def __getstate__(self) -> dict[str, Any]:
         lasting = {url: record.lasting for url, record in list(self._records.items())}
-        return {url: found for url, found in lasting.items() if found}
+        return {"lasting": {url: found for url, found in lasting.items() if found}}
 
-    def __setstate__(self, state: dict[str, dict[str, bool]]) -> None:
+    def __setstate__(self, state: dict[str, dict[str, dict[str, bool]]]) -> None:
         self.__init__()  # type: ignore[misc]
-        for url, found in state.items():
+        for url, found in state["lasting"].items():
             record = self.of(url)
             for name, value in found.items():
                 setattr(record, name, value)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wids.cache.directory import CacheDirectory, Inventory
 
 
-class Change(NamedTuple):
+class LoggedChange(NamedTuple):
     """A line of the log: what there is of a shard now.
 
     Attributes:
@@ -155,14 +155,14 @@ class Contents:
         self.shards.fill(found.entries)
         self.remembered.fill(found.remembered)
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: LoggedChange) -> None:
         self.shards.note(change.name, change.size_bytes)
         self.remembered.note(change.name, change.remembered_bytes)
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Callable[[Change], None]]:
+    def changing(self) -> Iterator[Callable[[LoggedChange], None]]:
         """Publish or delete something in the block; it calls what this gives with what there is afterwards."""
-        noted: list[Change] = []
+        noted: list[LoggedChange] = []
         with _open_log(self._directory) as log:
             is_current = log.is_current()
             if is_current:
@@ -187,7 +187,7 @@ class _Log:
         self.generation = data if len(data) == _HEAD_BYTES and data.endswith(b"\n") else b""
         self.size = os.fstat(fd).st_size if self.generation else 0
 
-    def read(self, generation: bytes, offset: int) -> list[Change] | None:
+    def read(self, generation: bytes, offset: int) -> list[LoggedChange] | None:
         """Each change since ``offset``; None if this is another log, or damaged."""
         if not generation or generation != self.generation or not _HEAD_BYTES <= offset <= self.size:
             return None
@@ -231,14 +231,14 @@ class _Log:
             os.ftruncate(self._fd, 0)
             system.write_all(self._fd, generation, 0)
             self.generation, self.size = generation, _HEAD_BYTES
-            self.complete([Change(".", 0)])
+            self.complete([LoggedChange(".", 0)])
 
     def cut(self) -> None:
         """Cut the end of the last line off: until `complete`, the log is not current. No disk is too full for it."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.size - 1)
 
-    def complete(self, changes: Sequence[Change]) -> None:
+    def complete(self, changes: Sequence[LoggedChange]) -> None:
         """After `cut`: end the last line again, and append one for each of ``changes``."""
         try:
             when = os.stat(self._directory.path).st_mtime_ns if changes else 0
@@ -256,7 +256,7 @@ class Followed:
         self._directory = directory
         self._generation, self._offset = b"", 0
 
-    def read(self) -> list[tuple[float, Change]]:
+    def read(self) -> list[tuple[float, LoggedChange]]:
         """Each change since the last call, at first of the newest, and when it was, in seconds since 1970."""
         try:
             fd, _ = atomic.open_file(self._directory.changes)
@@ -287,14 +287,14 @@ class Followed:
         return [each for each in found if each[1].name != "."]
 
 
-def _line(when_ns: int, change: Change) -> bytes:
+def _line(when_ns: int, change: LoggedChange) -> bytes:
     name = quote(os.fsencode(change.name)).encode()
     return b"%d %d %d %s\n" % (when_ns, change.size_bytes, change.remembered_bytes, name)
 
 
-def _parse(line: bytes) -> Change:
+def _parse(line: bytes) -> LoggedChange:
     _, size, remembered, quoted = line.split()
-    found = Change(os.fsdecode(unquote_to_bytes(quoted)), int(size), int(remembered))
+    found = LoggedChange(os.fsdecode(unquote_to_bytes(quoted)), int(size), int(remembered))
     if min(found[1:]) < 0 or "\0" in found.name or os.path.basename(found.name) != found.name:
         raise ValueError("no cache wrote this line")
     return found

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.cache import limits, usage_hints
-from wids.cache.contents import Change, Contents
+from wids.cache.contents import Contents, LoggedChange
 from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
@@ -180,7 +180,7 @@ class Space:
             yield
             with contextlib.suppress(OSError):
                 os.unlink(self.directory.remembered_table(name))
-            note(Change(name, size_bytes))
+            note(LoggedChange(name, size_bytes))
 
     def adopt(self, name: str, table: MemberTable) -> None:
         """Make a shard the cache's own whose bytes have been proved; where that cannot be written, it stays foreign."""
@@ -238,7 +238,7 @@ class Space:
                 if not kept:
                     with contextlib.suppress(OSError):
                         os.unlink(self.directory.table(entry.name))
-                note(Change(entry.name, 0, kept))
+                note(LoggedChange(entry.name, 0, kept))
                 self._contents.remembered.note(entry.name, kept)
         finally:
             os.close(fd)
@@ -274,7 +274,7 @@ class Space:
                 if remembered.bytes <= most:
                     break
                 if self._unlink(self.directory.remembered_table(entry.name)):
-                    note(Change(entry.name, 0))
+                    note(LoggedChange(entry.name, 0))
                     remembered.note(entry.name, 0)
         return remembered.bytes
 

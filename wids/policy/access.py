@@ -40,7 +40,7 @@ class Access(enum.Enum):
     DOWNLOAD = "once it was downloaded"
 
 
-class ShardFacts(Protocol):
+class AccessFacts(Protocol):
     """What is known of a shard as it is now; attributes that are costly to find out may be properties.
 
     Attributes:
@@ -79,7 +79,7 @@ class ShardFacts(Protocol):
     def is_spent(self) -> bool: ...  # noqa: D102
 
 
-def choose(shard: ShardFacts, now: float) -> Access:
+def choose(shard: AccessFacts, now: float) -> Access:
     """How a shard is read now; see the table above.
 
     Args:
@@ -95,7 +95,7 @@ def choose(shard: ShardFacts, now: float) -> Access:
     return Access.WAIT if shard.is_downloading else Access.DOWNLOAD
 
 
-def reads_ranges(shard: ShardFacts, now: float) -> bool:
+def reads_ranges(shard: AccessFacts, now: float) -> bool:
     """Whether a shard that is not on this machine is read by ranges."""
     if shard.mode == "range":
         return True
@@ -104,7 +104,7 @@ def reads_ranges(shard: ShardFacts, now: float) -> bool:
     return shard.has_early_reads and shard.will_arrive and not shard.has_failed and can_range(shard, now)
 
 
-def can_range(shard: ShardFacts, now: float) -> bool:
+def can_range(shard: AccessFacts, now: float) -> bool:
     """Whether the members of a shard can be read where they are, for less than a download."""
     return shard.has_ranges and not shard.is_spent and now >= shard.retry_at and shard.has_table
 

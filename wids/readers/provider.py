@@ -358,7 +358,7 @@ class AutoProvider:
 
 
 class _ShardState:
-    """A shard as `choose` sees it; see `wids.policy.access.ShardFacts`. Looked at as far as a decision needs."""
+    """A shard as `choose` sees it; see `wids.policy.access.AccessFacts`. Looked at as far as a decision needs."""
 
     def __init__(
         self,

@@ -35,7 +35,8 @@ def book():
 
 
 def test_a_pickle_has_what_is_known_of_the_server(book):
-    """Tables, times and downloads are found again."""
+    """Tables, times and downloads are found again; an empty book is one."""
+    assert pickle.loads(pickle.dumps(ShardBook())).of("u").table is None
     found = pickle.loads(pickle.dumps(book)).of("u")
     assert (found.lacks_ranges, found.lacks_table, found.was_read, found.is_spent) == (True,) * 4
     assert (found.table, found.thread, found.has_failed, found.miscounted) == (None, None, False, None)

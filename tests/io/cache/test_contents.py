@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.support.children import call_in_child
 from wids.cache import limits
-from wids.cache.contents import Change, Contents
+from wids.cache.contents import Contents, LoggedChange
 from wids.cache.directory import CacheDirectory
 from wids.files import system
 
@@ -38,14 +38,14 @@ def publish(contents, home, name, size=10, used=1_000_000):
     """Publish a shard as a cache does."""
     with contents.changing() as note:
         put_shard(home, name, size, used=used)
-        note(Change(name, size))
+        note(LoggedChange(name, size))
 
 
 def delete(contents, home, name):
     """Delete a shard as a cache does."""
     with contents.changing() as note:
         os.unlink(os.path.join(home, name))
-        note(Change(name, 0))
+        note(LoggedChange(name, 0))
     os.unlink(table_of(os.path.join(home, name)))
 
 
@@ -174,7 +174,7 @@ def test_a_change_without_a_line_is_found_under_a_clock_that_stands_still(tmp_pa
             os.utime(tmp_path, ns=(before, before))
             if trouble == "killed":
                 raise KeyboardInterrupt
-            note(Change("b.tar", 10))
+            note(LoggedChange("b.tar", 10))
     contents.refresh()
     assert contents.used_bytes == 20
     assert len(listed) == 2
