@@ -167,9 +167,7 @@ class _PartTexts:
         return given.narrowed(self._named or ()) if self._is_narrow else given
 
 
-def _parse(
-    data: bytes | str, request: IndexRequest, *, named: set[str] | None = None
-) -> tuple[LoadedIndex, _PartTexts]:
+def _parse(data: bytes | str, request: IndexRequest, named: set[str] | None = None) -> tuple[LoadedIndex, _PartTexts]:
     if named is None and request.session.has_options:
         named = set()
     texts = _PartTexts(request, named)
@@ -243,7 +241,7 @@ class _JsonIndex:
 
         def parse() -> tuple[_PartTexts, set[str]]:
             named: set[str] = set()
-            parsed, texts = _parse(data, self._request, named=named)
+            parsed, texts = _parse(data, self._request, named)
             made[:] = [parsed]
             return texts, named
 

@@ -317,15 +317,8 @@ class _SpecParser:
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
             checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
-        home = Place(place or "").directory
-        scope = _Scope(
-            place=place,
-            base=home.join(_own_base(index)) if base is None else Place(base),
-            keys={},
-            path="",
-            chain=(place or "",),
-            depth=0,
-        )
+        home = Place(place or "").directory.join(_own_base(index)) if base is None else Place(base)
+        scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0)
         self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:

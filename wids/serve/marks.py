@@ -254,13 +254,9 @@ class Marks:
             view = view_file.parse_view(parse_json(file.read(), path), path)
         if view is None or view.view_of_fingerprint != fingerprint(shards):
             raise SpecError("it is no view of these samples", path=path)
-        session = served.dataset._columns.session  # noqa: SLF001 - those of its index
+        options = served.dataset._columns.session.storage_options  # noqa: SLF001 - those of its index
         opened = ShardListDataset[Any](
-            path,
-            cache_dir=served.cache_dir,
-            storage_options=session.storage_options,
-            transformations=[],
-            access="range",
+            path, cache_dir=served.cache_dir, storage_options=options, transformations=[], access="range"
         )
         whole = opened._collection.whole_indices()  # noqa: SLF001 - as the dataset's own
         opened.close()
