@@ -360,3 +360,23 @@ def test_the_command_line_works_with_its_standard_files_closed():
         cli._open_standard_files()
         assert all(os.get_inheritable(fd) and os.fstat(fd) for fd in range(3))
     """)
+
+
+def test_a_program_that_used_ray_ends_by_its_exit_code(tmp_path):
+    """Whatever happens while Python shuts down; what it printed, and what is to be done at its exit, is done."""
+    program = """
+import atexit, os, signal, sys, types
+
+class Crash:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+sys.modules["ray"] = types.SimpleNamespace(crash=Crash())
+atexit.register(print, "at exit")
+sys.argv = ["wids", *sys.argv[1:]]
+from wids.cli import run_program
+run_program()
+"""
+    for words, code in ((["--version"], 0), (["info", str(tmp_path / "none.json")], 1)):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "at exit")

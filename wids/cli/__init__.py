@@ -134,20 +134,24 @@ def main() -> None:
         _fail_output(error)
     except KeyboardInterrupt:  # while options are parsed, or after the command
         _end_interrupted()
+
+
+def run_program() -> None:
+    """As `main`, in a process of its own, which it ends.
+
+    If Ray was used, Python does not shut down by itself: Ray's C++ threads can crash meanwhile, and the exit code be
+    that of SIGSEGV.
+    """
+    try:
+        main()
     except SystemExit as end:
-        _end_before_ray(end.code)
-        raise
-
-
-def _end_before_ray(code: object) -> None:
-    """End the process here if Ray was used: its C++ threads can crash while Python shuts down (SIGSEGV as code)."""
-    if "ray" not in sys.modules or not isinstance(code, int | None):
-        return
-    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit would leave them out
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code or 0)
+        if sys.modules.get("ray") is None or not isinstance(end.code, int | None):
+            raise
+        atexit._run_exitfuncs()  # noqa: SLF001 - os._exit would leave them out
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(end.code or 0)
 
 
 def _open_standard_files() -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from wids.policy import prefetching
+from wids.policy.access import Access
 from wids.simulate.link import Delivery
 from wids.simulate.node import SimulatedNode
 
@@ -90,10 +91,10 @@ def batches_of(epoch: Epoch, job: TrainingJob, lengths: Sequence[int], rank: int
 
 
 class EarlyReadingNode(SimulatedNode):
-    """A node whose loaders wait for samples, never for shards.
+    """A node whose loaders wait for samples, and for shards only whose member tables are not known.
 
     Shards are downloaded ahead as far as there is space. Where there is no prefetching, who reads a shard downloads it
-    meanwhile, as `wids.cache.arrivals` does.
+    meanwhile, as `wids.cache.arrivals` does. A shard that was downloaded has left its table when it is evicted.
     """
 
     def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
@@ -102,6 +103,11 @@ class EarlyReadingNode(SimulatedNode):
         self._batches: dict[int, BatchShards] = {}
         self._under_way: set[int] = set()  # batches of which some ranges are still to come
         self._own: set[tuple[int, int]] = set()  # downloads that who reads has begun: (rank, shard)
+        self._tables: set[int] = set()  # shards whose tables are known, where none are published
+
+    def has_table(self, shard: int) -> bool:
+        """See `SimulatedNode.has_table`."""
+        return self.job.has_tables or shard in self._tables
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """See `SimulatedNode.begin_epoch`."""
@@ -110,6 +116,9 @@ class EarlyReadingNode(SimulatedNode):
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
         """See `SimulatedNode.draw`."""
+        if self.access(shard) in (Access.WAIT, Access.DOWNLOAD):
+            super().draw(rank, visit, shard, first, last)
+            return
         self.cache.begin((rank, visit), shard, (first, last))
         self.cache.touch(shard, self._progress.offset + last)
 
@@ -119,7 +128,7 @@ class EarlyReadingNode(SimulatedNode):
         found = []
         for rank, batches in self._batches.items() if missing else ():
             for shard, count in batches.of(batch).items():
-                if shard in missing:
+                if shard in missing and self.access(shard) is Access.RANGES:
                     samples += count
                     size += count * self.sizes[shard] / self._lengths[shard]
                     found.append((rank, shard))
@@ -131,17 +140,18 @@ class EarlyReadingNode(SimulatedNode):
         if not self._windows:
             self._download_read(found)
 
-    def need(self, rank: int, shard: int) -> None:
-        """See `SimulatedNode.need`: no shard is waited for."""
-
     def need_batch(self, step: int) -> None:
         """See `SimulatedNode.need_batch`."""
+        if not self.job.has_tables:
+            super().need_batch(step)
         if step in self._under_way:
-            self.pending.add(step)
+            self.pending.add(~step)
 
-    def can_read(self, rank: int, shard: int, last: int) -> bool:  # noqa: ARG002 - for all shards alike
+    def can_read(self, rank: int, shard: int, last: int) -> bool:
         """See `SimulatedNode.can_read`."""
-        return last // self.job.batch_size not in self._under_way
+        if last // self.job.batch_size in self._under_way:
+            return False
+        return self.has_table(shard) or super().can_read(rank, shard, last)
 
     @property
     def is_watched(self) -> bool:
@@ -150,7 +160,7 @@ class EarlyReadingNode(SimulatedNode):
 
     @property
     def _has_leases(self) -> bool:
-        return True  # their release is never asked for
+        return self.job.has_tables or super()._has_leases  # where all have tables, their release is never asked for
 
     def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
         """Download the shards that ranks read by ranges."""
@@ -164,10 +174,12 @@ class EarlyReadingNode(SimulatedNode):
     def _arrive(self, delivery: Delivery) -> None:
         if delivery.batch is None:
             self._own.discard((delivery.rank, delivery.shard))
+            if not self.job.has_tables:
+                self._tables.add(delivery.shard)
             super()._arrive(delivery)
             return
         self._under_way.discard(delivery.batch)
-        if delivery.batch in self.pending:
-            self.pending.discard(delivery.batch)
+        if ~delivery.batch in self.pending:
+            self.pending.discard(~delivery.batch)
             self.arrived_at = self._loop.now
         self._link.serve()

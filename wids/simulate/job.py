@@ -54,7 +54,8 @@ class TrainingJob:
         step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
         prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
         connections: byte ranges of a rank under way at a time.
-        early_reads: member tables lie beside the shards: see `reads_early`.
+        has_tables: member tables are published; else a node has those of the shards that it has downloaded.
+        early_reads: samples are read by byte ranges where member tables are known: see `reads_early`.
 
     Raises:
         ValueError: there is nothing to simulate so, or too much.
@@ -90,6 +91,7 @@ class TrainingJob:
     decode_seconds: float = 0.0
     prefetch: int | None = None
     connections: int = prefetching.LIMITS.connections
+    has_tables: bool = True
     early_reads: bool = True
 
     def __post_init__(self) -> None:
@@ -158,11 +160,12 @@ class TrainingJob:
 
     @property
     def reads_early(self) -> bool:
-        """Whether samples are read by byte ranges until their shards are cached.
+        """Whether samples may be read by byte ranges until their shards are cached, or again.
 
-        Workers do so only where prefetching brings the shards.
+        Workers do so only where prefetching brings the shards; without published tables only what was evicted is.
         """
-        return self.early_reads and (self.prefetch != 0 or not self.workers)
+        is_of_use = self.has_tables or self.cache_size is not None
+        return self.early_reads and is_of_use and (self.prefetch != 0 or not self.workers)
 
     @property
     def drawn_ahead(self) -> int:

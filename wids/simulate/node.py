@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wids.order.layout import Visit
 from wids.policy import prefetching
+from wids.policy.access import Access, choose
 from wids.policy.prefetch_window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 from wids.simulate.link import Delivery, Link
 from wids.simulate.node_cache import NodeCache
@@ -20,6 +21,7 @@ from wids.simulate.node_cache import NodeCache
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from wids.policy.access import AccessMode
     from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.loop import EventLoop
     from wids.simulate.outcome import SimulationResult
@@ -129,11 +131,27 @@ class _SimulatedDownload(PlannedDownload):
 
     @property
     def reads_early(self) -> bool:
-        return self._node.job.reads_early
+        return self._node.has_table(self._shard)
 
     def needs_download(self) -> bool:
         cache = self._node.cache
         return self._shard not in cache.cached and self._shard not in cache.coming
+
+
+class _ShardState(NamedTuple):
+    """A shard as `wids.policy.access` sees it: nothing fails, and ranges cost nothing but their bytes."""
+
+    has_table: bool
+    is_cached: bool
+    is_downloading: bool
+    mode: AccessMode = "fetch"
+    has_early_reads: bool = True
+    will_arrive: bool = True
+    has_ranges: bool = True
+    is_in_place: bool = False
+    has_failed: bool = False
+    is_spent: bool = False
+    retry_at: float = 0.0
 
 
 class SimulatedNode:
@@ -141,7 +159,7 @@ class SimulatedNode:
 
     Attributes:
         job: as given. sizes: bytes of each shard. cache: of the node.
-        pending: what the step that waits cannot begin without: shards, or its own batch where samples are read early.
+        pending: what the step that waits cannot begin without: shards, and ``~step`` for its own batch's ranges.
         arrived_at: when the last of it came.
     """
 
@@ -220,6 +238,15 @@ class SimulatedNode:
 
     # --- loaders
 
+    def has_table(self, shard: int) -> bool:  # noqa: ARG002 - for all shards alike
+        """Whether a shard's samples can be read by byte ranges."""
+        return False
+
+    def access(self, shard: int) -> Access:
+        """How a shard is read now."""
+        cache = self.cache
+        return choose(_ShardState(self.has_table(shard), shard in cache.cached, shard in cache.coming), self._loop.now)
+
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
         """A loader draws the first batch that a shard is needed for."""
         self.cache.begin((rank, visit), shard, (first, last))
@@ -228,7 +255,7 @@ class SimulatedNode:
 
     def need(self, rank: int, shard: int) -> None:
         """The step that is due cannot begin without a shard."""
-        if shard not in self.cache.cached:
+        if self.access(shard) in (Access.WAIT, Access.DOWNLOAD):
             self.pending.add(shard)
             self._demand(rank, shard)
 
@@ -266,7 +293,7 @@ class SimulatedNode:
 
     def admit_pending(self) -> None:
         """Nothing can happen any more: all space was promised to others. A limit that cannot be kept is none."""
-        for shard in sorted(self.pending - self.cache.coming):
+        for shard in sorted(shard for shard in self.pending - self.cache.coming if shard >= 0):
             self.cache.admit(shard)
             self._download(self._number * self.job.ranks_per_node, shard, is_urgent=True)
 
@@ -298,8 +325,8 @@ class SimulatedNode:
 
     def _demand(self, rank: int, shard: int, since: float | None = None) -> None:
         """A loader cannot go on without a shard."""
-        cache, now = self.cache, self._loop.now
-        if shard in cache.coming or shard in cache.cached:
+        now = self._loop.now
+        if self.access(shard) is not Access.DOWNLOAD:
             return
         begun = now if since is None else since
         waited = now - begun if now < begun + self._grace else math.inf

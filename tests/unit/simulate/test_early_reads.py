@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -244,6 +245,37 @@ def test_a_cache_of_fewer_shards_than_are_read():
     assert list(found.waits) == [0]
     assert found.total("shards") > 0
     assert found.total("size_bytes") + found.total("range_bytes") < 1.5 * 20e9
+
+
+# --- without published tables
+
+
+def test_shards_whose_tables_are_not_known_are_waited_for_once():
+    """A cache of three shards, where four are read: each is downloaded, and then read by ranges where it has gone."""
+    own = {
+        "window": 4,
+        "cache_size": 330_000_000,
+        "batch_size": 50,
+        "step_seconds": 0.1,
+        "epochs": 2,
+        "bandwidth": 500e6,
+    }
+    job = describe([1000] * 12, 100_000_000, **own)
+    published, found = simulate(job), simulate(replace(job, has_tables=False))
+    waiting = simulate(replace(job, early_reads=False))
+    assert found.traffic[0][0].shards >= 12
+    assert published.total("shards") < found.total("shards") < waiting.total("shards") / 2
+    assert found.total("range_requests") > 0
+    first, second = found.epoch_seconds
+    assert published.epoch_seconds[0] <= first < waiting.epoch_seconds[0]
+    assert second < first
+
+
+def test_without_a_limit_tables_are_of_no_use():
+    """Nothing is evicted: all is as without early reads."""
+    job = describe([100] * 12, 1_000_000, batch_size=50)
+    found, waiting = simulate(replace(job, has_tables=False)), simulate(replace(job, early_reads=False))
+    assert found == waiting
 
 
 # --- against a real cache

@@ -121,5 +121,6 @@ def _describe(
         decode_seconds=training.decode_seconds,
         prefetch=machines.ahead if machines.prefetch else 0,
         connections=machines.connections,
+        has_tables=machines.tables,
         early_reads=machines.early_reads,
     )

@@ -180,12 +180,21 @@ class MachineOptions:
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="Fetch shards ahead.", rich_help_panel=_MACHINES)
     ] = True
+    tables: Annotated[
+        bool,
+        typer.Option(
+            "--tables/--no-tables",
+            help="Member tables are published beside the shards; else a shard is read by byte ranges only once it was "
+            "downloaded and evicted.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = True
     early_reads: Annotated[
         bool,
         typer.Option(
             "--early-reads/--no-early-reads",
-            help="Member tables are published beside the shards: samples are read by byte ranges until their shard is "
-            "cached (by workers only with --prefetch); else shards are waited for.",
+            help="Samples are read by byte ranges until their shard is cached (by workers only with --prefetch); else "
+            "shards are waited for.",
             rich_help_panel=_MACHINES,
         ),
     ] = True

@@ -9,6 +9,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from wids.cli.simulate.report import waited_for
 from wids.errors import DependencyError, OutputError
 from wids.files.atomic import write_atomically
 
@@ -62,8 +63,7 @@ def panels(report: Report) -> list[Panel]:
     limit = None if report.job.cache_size is None else report.job.cache_size / 1e9
     held = f"Bytes that a node's cache holds at the end of {stretch}, with those of downloads under way.{each}"
     carried = f"What a node's link carries, the mean of {stretch}.{each}"
-    what = "samples" if report.job.reads_early else "shards"
-    waited = f"For how long steps wait for a node's {what}, the sum of {stretch}.{each}"
+    waited = f"For how long steps wait for a node's {waited_for(report.job)}, the sum of {stretch}.{each}"
     found_panels = [
         Panel("cache, GB", held, used, _near(limit, used), "--cache-size"),
         Panel("bandwidth, MB/s", carried, rate, _near(report.job.bandwidth / 1e6, rate), "--bandwidth"),

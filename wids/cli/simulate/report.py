@@ -193,12 +193,12 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
         return lines
     first = values["first_batch_seconds"]
     has_ranges = any(traffic["range_requests"] for nodes in values["traffic"] for traffic in nodes)
-    how = ", its samples by byte ranges" if has_ranges else ""
+    how = ", its samples by byte ranges" if has_ranges and job.has_tables else ""
     lines.append(("first batch", f"after {_seconds(first[0])}{how}" if first else "there is none"))
     epoch, compute = sum(values["epoch_seconds"]) / len(epochs), sum(values["compute_seconds"]) / len(epochs)
     ratio = f", {epoch / compute:.2f} x" if compute else ""
     lines.append(("an epoch", f"{_seconds(epoch)}; {_seconds(compute)} of computing{ratio}"))
-    what = ", for samples" if job.reads_early else ", for shards"
+    what = f", for {waited_for(job)}"
     lines.append(
         (
             "stalls",
@@ -206,6 +206,11 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
         )
     )
     return lines
+
+
+def waited_for(job: TrainingJob) -> str:
+    """What steps wait for."""
+    return "shards" if not job.reads_early else "samples" if job.has_tables else "shards and samples"
 
 
 def _how_often(job: TrainingJob, counts: dict[str, int]) -> str:
@@ -222,7 +227,10 @@ def _notes(job: TrainingJob, found: SimulationResult, *, needed: int) -> list[st
         "all steps take the same time",
     ]
     if job.reads_early:
-        notes.append("member tables lie beside the shards (if not: --no-early-reads)")
+        if job.has_tables:
+            notes.append("member tables lie beside the shards (if not: --no-tables)")
+        else:
+            notes.append("tables of all evicted shards are remembered")
         notes.append("the byte ranges of a node's batch come together, and before shards")
     if not is_exact(job):
         notes.append(f"beyond {MAX_EXACT:,} samples a shard counts as read for as long as the slots of its chunk last")
@@ -267,7 +275,7 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows of the nodes' downloads, epoch by epoch; nodes together where there are too many."""
     columns: tuple[str, ...] = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted")
-    is_early = report.job.reads_early  # then no shard is waited for
+    is_early = report.job.reads_early
     columns += (">samples by ranges", ">range bytes") if is_early else (">waited for",)
     epochs, nodes = len(report.found.traffic), report.job.nodes
     rows: list[tuple[str, ...]] = []
