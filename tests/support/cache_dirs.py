@@ -75,10 +75,10 @@ def files_in(directory):
     always = {home.space_lock, home.release_request, home.changes}
     found = [
         os.path.join(folder, name)
-        for folder in (home.path, home.own, home.tables)
+        for folder in (home.path, home.own, home.tables, home.remembered)
         if os.path.isdir(folder)
         for name in os.listdir(folder)
-        if name != "tables"
+        if name not in ("tables", "remembered")
     ]
     return sorted(
         os.path.relpath(path, home.path)

@@ -1,7 +1,8 @@
 """Stores over one directory, step by step against a model: what is opened, fetched, evicted, killed, harmed and wiped.
 
 The model is a dictionary of what is known of each shard's file, and a list of what goes in which order. It foresees
-whether a shard is found or fetched, which others go for it, and whether there is room; each step is held against it.
+whether a shard is found or fetched, which others go for it, which tables of these are remembered, and whether there is
+room; each step is held against it.
 ``WIDS_MODEL_EXAMPLES`` sets the number of stories that are tried; without it they are few, and always the same.
 """
 
@@ -22,11 +23,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.conftest import Events
 from tests.support import cache_shards as shards
+from tests.support import tars
 from tests.support.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.clocks import set_limits, skip_waits
 from tests.support.examples import examples
 from wids.cache import limits as cache_limits
+from wids.cache import space
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
@@ -35,6 +38,7 @@ from wids.files import atomic, system
 from wids.files.identity import Identity
 from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
+from wids.readers.remote import are_same
 from wids.tables import member_tables
 from wids.transport.session import Session
 
@@ -69,7 +73,10 @@ def read(reader):
 
 NSAMPLES = ROWS + 1
 ONE = max(len(data_of(key, version)) for key in KEYS for version in VERSIONS)
-LIMITS = [None, 0, ONE, 2 * ONE, 3 * ONE, 10 * ONE]
+# One shard has all of the second limit, while it is downloaded.
+LIMITS = [None, 0, ONE, ONE + table_allowance(ONE, NSAMPLES), 2 * ONE, 3 * ONE, 10 * ONE]
+# Tables of such small shards are large: no limit, one, two, or all of them.
+SHARE = 28
 KNOWN = {
     "all": {},
     "md5": {"filesize": None},
@@ -111,6 +118,7 @@ class File:
         is_tied: its table is there, and was made of these bytes.
         has_md5: its table knows its md5.
         source: when the file that its table knows as its source was written.
+        described: the version that its table was made of, as a download does it; None: of no use without the file.
     """
 
     version: int | None
@@ -118,6 +126,16 @@ class File:
     source: int
     is_tied: bool = True
     has_md5: bool = False
+    described: int | None = None
+
+
+@dataclass
+class Table:
+    """A table that is remembered: of which version, if it is of use; see `File` for the others."""
+
+    described: int | None
+    source: int
+    has_md5: bool
 
 
 @dataclass
@@ -149,7 +167,9 @@ class Directory(RuleBasedStateMachine):
             self.patch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
         self.tick = FIRST_TICK
         self.serial = 0
+        self.patch.setattr(space, "_REMEMBERED_SHARE", SHARE)
         self.server, self.files, self.written = dict.fromkeys(KEYS, 0), {}, {}
+        self.remembered = {}
         self.users, self.events = [], Events()
         self.held, self.downloads, self.garbage, self.strangers = [], [], set(), {}
         self.left_locks, self.is_always_listed = set(), False
@@ -253,6 +273,30 @@ class Directory(RuleBasedStateMachine):
                 gone.append(key)
         return gone, used + wanted <= limit or is_let_in
 
+    def foresee_tables(self, gone, limit, room):
+        """What is remembered once these shards were evicted, and then of all tables what has ``room``, if it has to."""
+        status = {key: os.stat(self.file(key, "remembered_table")) for key in self.remembered}
+        found, most = dict(self.remembered), limit // SHARE
+
+        def forget(most):
+            for key in sorted(found, key=lambda key: status[key].st_mtime_ns):
+                if sum(status[key].st_size for key in found) > most:
+                    del found[key]
+
+        for key in gone:
+            file, table = self.files[key], os.stat(self.file(key, "table"))
+            may_stay = table.st_size <= most
+            forget(most - table.st_size * may_stay)
+            if may_stay:
+                status[key], found[key] = table, Table(file.described, file.source, file.has_md5)
+        if room is not None:
+            forget(max(room, 0))
+        return found
+
+    def remembered_bytes(self):
+        """Bytes of the tables of evicted shards."""
+        return sum(os.path.getsize(self.file(key, "remembered_table")) for key in self.remembered)
+
     def is_found(self, user, key):
         """(whether a store uses what is there, and whether it takes the md5 to see that)."""
         file, version = self.files.get(key), user.index[key]
@@ -355,6 +399,7 @@ class Directory(RuleBasedStateMachine):
             if is_proved:
                 self.files[key].is_tied = self.files[key].has_md5 = True
                 self.files[key].source = self.written[key]
+                self.files[key].described = version
         else:
             reader = self.fetch(user, key, None, lambda: self.open_shard(user, key, None))
             if reader is None:
@@ -391,6 +436,10 @@ class Directory(RuleBasedStateMachine):
             not self.knows(user, "md5sum") or served == wanted
         )
         paths = [self.path(lost) for lost in gone]
+        remembered = self.remembered
+        if user.limit is not None:
+            room = user.limit - needed - self.used() + sum(map(self.size, gone))
+            remembered = self.foresee_tables(gone, user.limit, room if has_room else None)
         if not has_room:
             expected = pytest.raises(CacheFull)
         elif not is_right:
@@ -401,6 +450,7 @@ class Directory(RuleBasedStateMachine):
         with expected:
             result = act()
         assert [event.path for event in self.events if type(event).__name__ == "Evicted"] == paths
+        self.remembered = remembered
         assert ("Rejected" in self.events.names()) == was_there
         assert ("Fetched" in self.events.names()) == (result is not None)
         if result is None:
@@ -409,11 +459,14 @@ class Directory(RuleBasedStateMachine):
             self.forget(lost for lost in gone if lost != key)
             self.serial += 1
             has_md5 = self.knows(user, "md5sum")
-            self.files[key] = File(self.server[key], self.serial, self.written[key], has_md5=has_md5)
+            version = self.server[key]
+            self.files[key] = File(version, self.serial, self.written[key], has_md5=has_md5, described=version)
+            self.remembered.pop(key, None)
             self.note_use(key)
         assert not self.has(key, "lock")
         if user.limit is not None:
             self.note_sweep(has_listed=self.is_always_listed)
+            assert not has_room or needed > user.limit or self.used() + self.remembered_bytes() <= user.limit
             self.check_bound(user, key, result is not None and needed > user.limit)
         return result
 
@@ -456,6 +509,27 @@ class Directory(RuleBasedStateMachine):
             if held.is_harmed:
                 raise ShardError("it had all of its bytes in memory")
 
+    @rule(number=numbers, key=keys)
+    def recall(self, number, key):
+        """The table that is remembered of a shard is that of the shard in the index, or there is none."""
+        user = self.user(number)
+        table = user.store.cache.remembered_table(self.shard(user, key), self.path(key))
+        known = self.remembered.get(key)
+        if known is None or not self.is_its_own(user, key, known):
+            assert table is None
+        else:
+            assert are_same(table, tars.table_of(data_of(key, known.described)))
+            os.utime(self.file(key, "remembered_table"), (self.next_tick(),) * 2)
+
+    def is_its_own(self, user, key, table):
+        """Whether a table can be that of a shard as a program's index describes it, and of its source now."""
+        if table.described is None or table.source != self.written[key]:
+            return False
+        size, version = len(data_of(key, table.described)), user.index[key]
+        if self.knows(user, "filesize") and size != len(data_of(key, version)):
+            return False
+        return not self.knows(user, "md5sum") or (table.has_md5 and table.described == version)
+
     # --- cleaners
 
     @precondition(lambda self: os.path.isdir(self.cache))
@@ -471,6 +545,7 @@ class Directory(RuleBasedStateMachine):
                     used, count = used - self.size(key), count - 1
                     gone.append(key)
             expected = [(self.path(key), self.size(key)) for key in gone]
+            self.remembered = self.foresee_tables(gone, limit, min(limit // SHARE, limit - used))
             assert evict_from([Space(self.cache, limit=None)], limit=limit, maximum=most) == expected
             self.forget(gone)
         self.note_sweep(has_listed=True)
@@ -512,7 +587,7 @@ class Directory(RuleBasedStateMachine):
         atomic.write_atomically(self.file(key, "table"), member_tables.scan_table(fd, self.url(key), facts).to_bytes())
         os.close(fd)
         if key in self.files:
-            self.files[key].is_tied = False
+            self.files[key].is_tied, self.files[key].described = False, None
             self.note_use(key)
             if self.size(key) != before:  # it was damaged
                 self.note_outside()
@@ -548,7 +623,7 @@ class Directory(RuleBasedStateMachine):
 
     # --- from outside
 
-    @rule(key=keys, what=st.sampled_from(["shard", "table", "lock", "keep_mark"]))
+    @rule(key=keys, what=st.sampled_from(["shard", "table", "lock", "keep_mark", "remembered_table"]))
     def delete(self, key, what):
         """Somebody deletes a file of the cache."""
         with contextlib.suppress(FileNotFoundError):
@@ -556,8 +631,20 @@ class Directory(RuleBasedStateMachine):
         if what == "shard":
             self.files.pop(key, None)
         elif what == "table" and key in self.files:
-            self.files[key].is_tied = False
+            self.files[key].is_tied, self.files[key].described = False, None
+        elif what == "remembered_table":
+            self.remembered.pop(key, None)
         self.note_outside()
+
+    @precondition(lambda self: self.remembered)
+    @rule(key=keys)
+    def harm_what_is_remembered(self, key):
+        """Somebody writes to the table of an evicted shard."""
+        if key in self.remembered:
+            put_file(self.cache, self.file(key, "remembered_table"), b"\x89WIDS\r\n\x1a" + bytes(200))
+            self.remembered[key].described = None
+            os.utime(self.file(key, "remembered_table"), (self.next_tick(),) * 2)
+            self.note_outside()
 
     @precondition(lambda self: self.files)
     @rule(key=keys, how=st.sampled_from(["use", "table", *HARMS]))
@@ -566,7 +653,7 @@ class Directory(RuleBasedStateMachine):
         if how == "use":
             CacheDirectory(self.cache).touch(os.path.basename(self.path(key)))
         elif how == "table" and self.has(key, "table"):
-            put_file(self.cache, self.file(key, "table"), b"\x89WIDS\r\n\x1a" + bytes(200))
+            self.harm_table(key)
         if key in self.files and how in HARMS:
             HARMS[how](self.path(key))
             os.utime(self.path(key), (self.next_tick(),) * 2)
@@ -582,11 +669,18 @@ class Directory(RuleBasedStateMachine):
         if how != "use":
             self.note_outside()
 
+    def harm_table(self, key):
+        """Nothing is known of it any more."""
+        put_file(self.cache, self.file(key, "table"), b"\x89WIDS\r\n\x1a" + bytes(200))
+        if key in self.files:
+            self.files[key].described = None
+
     @rule()
     def wipe(self):
         """Somebody deletes the directory with all that is in it."""
         shutil.rmtree(self.cache, ignore_errors=True)
         self.files, self.garbage, self.left_locks, self.strangers, self.uses = {}, set(), set(), {}, {}
+        self.remembered = {}
 
     @precondition(lambda self: os.path.isdir(self.cache))
     @rule(name=st.sampled_from(["mine.tar", "mine.tar.widx", "x.lock", "x.part", "y.keep", "n.plan"]))
@@ -614,11 +708,13 @@ class Directory(RuleBasedStateMachine):
     def the_directory_is_the_model(self):
         """Each file is there that should be, and nothing else is: no part of a transfer that has ended."""
         if not os.path.isdir(self.cache):
-            assert self.files == {}
+            assert self.files == self.remembered == {}
             return
+        assert {key for key in KEYS if self.has(key, "remembered_table")} == set(self.remembered)
         assert {key for key in KEYS if self.has(key)} == set(self.files)
         found = {os.path.join(self.cache, name) for name in files_in(self.cache)}
-        known = {self.file(key, what) for key in KEYS for what in ("shard", "table", "keep_mark")}
+        kinds = ("shard", "table", "keep_mark", "remembered_table")
+        known = {self.file(key, what) for key in KEYS for what in kinds}
         known |= {os.path.join(self.cache, name) for name in self.strangers}
         parts = self.garbage | {part for part, _ in self.downloads}
         own = {self.plan.path} if self.plan is not None else set()
