@@ -93,6 +93,15 @@ def reservation_forgotten(process):
     process.patch("wids.cache.directory", "CacheDirectory.transients", without_parts)
 
 
+def published_unsynced(process):
+    """A shard gets its name before its bytes are on the disk."""
+
+    def without_sync(system):
+        return types.SimpleNamespace(**{**vars(system), "fsync": lambda fd: None})
+
+    process.patch("wids.cache.shard_download", "os", without_sync)
+
+
 def published_unverified(process):
     """What arrived is not compared with the index."""
     process.patch("wids.cache.shard_download", "check_file", lambda before: lambda *args, **options: None)
@@ -136,6 +145,7 @@ FAULTS = [
     (table_of_another_version, "sample ", 400),
     (headers_not_compared, "sample ", 400),
     (reservation_forgotten, "bytes are in the cache, and the limit is", 100),
+    (published_unsynced, "sample ", 2000),
     (published_unverified, "and the index says another one", 200),
     (name_not_locked, "is downloaded by", 100),
     (requests_not_heard, "nothing went wrong, and yet: CacheFull", 400),

@@ -63,15 +63,17 @@ class File:
         blocks: numbers of the blocks that take space. locks: open file description -> whether its lock is shared.
         counted: how many of its names count against the bound that is watched.
         is_deleted: its last name was deleted; not: given to another file.
+        is_synced: its bytes outlive a power cut.
     """
 
-    __slots__ = ("blocks", "counted", "data", "is_deleted", "locks", "mode", "mtime", "nlink", "number")
+    __slots__ = ("blocks", "counted", "data", "is_deleted", "is_synced", "locks", "mode", "mtime", "nlink", "number")
 
     def __init__(self, number, mode, mtime):
         self.number, self.mode, self.mtime = number, stat.S_IFREG | mode, mtime
         self.data, self.blocks, self.locks = bytearray(), set(), {}
         self.nlink = self.counted = 0
         self.is_deleted = False
+        self.is_synced = True
 
 
 class Directory:
@@ -92,8 +94,10 @@ class Status:
 
     def __init__(self, node):
         self.st_ino, self.st_mode, self.st_nlink, self.st_mtime_ns = node.number, node.mode, node.nlink, node.mtime
-        is_file = type(node) is File
-        self.st_size, self.st_blocks = (len(node.data), len(node.blocks) * 8) if is_file else (_BLOCK, 8)
+        if type(node) is File:
+            self.st_size, self.st_blocks = len(node.data), len(node.blocks) * 8
+        else:
+            self.st_size, self.st_blocks = _BLOCK, 8
 
     @property
     def st_mtime(self):
@@ -125,13 +129,23 @@ class Disk:
         """Bytes that may still be written."""
         return self.capacity - self.used_blocks * _BLOCK
 
-    def find(self, path):
-        """The file or directory at ``path``."""
+    def look_up(self, path):
+        """The file or directory at ``path``; None: there is nothing."""
         home, _, name = path.rpartition("/")
         directory = self.directories.get(home or "/")
-        node = None if directory is None else directory.entries.get(name) if name else directory
-        if node is None:
+        if directory is None and path[:1] != "/":
             raise self._missing(path, home)
+        return None if directory is None else directory.entries.get(name) if name else directory
+
+    def find(self, path):
+        """As `look_up`.
+
+        Raises:
+            OSError: there is nothing.
+        """
+        node = self.look_up(path)
+        if node is None:
+            raise self._missing(path, path.rpartition("/")[0])
         return node
 
     def _missing(self, path, home):
@@ -221,6 +235,7 @@ class Disk:
         if end > len(file.data):
             self._resize(file, end)
         file.data[offset:end] = data
+        file.is_synced = False
         file.mtime = self._stamp()
         return len(data)
 
@@ -247,6 +262,17 @@ class Disk:
         self.used_blocks -= len(file.blocks)
         file.blocks = set()
 
+    def cut_power(self, random):
+        """Names are as they were; of files that were not synced, the last blocks may be zeros, or missing."""
+        for _, file in self.files(""):
+            if not file.is_synced and random.random() < 0.5:
+                at = _BLOCK * random.randrange(len(file.data) // _BLOCK + 1)
+                if random.random() < 0.8:
+                    file.data[at:] = bytes(len(file.data) - at)
+                else:
+                    self._resize(file, at)
+            file.is_synced = True
+
     def put(self, path, data):
         """Write a whole file, as somebody outside of the simulation; its directory is made."""
         home = posixpath.dirname(path)
@@ -254,12 +280,14 @@ class Disk:
         for number in range(len(parts)):
             with contextlib.suppress(FileExistsError):
                 self.make_directory("/" + "/".join(parts[: number + 1]))
-        self.write(self.make_file(path), data, 0)
+        file = self.make_file(path)
+        self.write(file, data, 0)
+        file.is_synced = True
 
     def files(self, directory):
-        """(path, file) of all below a directory."""
+        """(path, file) of all below a directory; of all, below ``""``."""
         for path, each in list(self.directories.items()):
-            if path == directory or path.startswith(directory + "/"):
+            if f"{path}/".startswith(f"{directory}/"):
                 for name, node in list(each.entries.items()):
                     if type(node) is File:
                         yield f"{path}/{name}", node
@@ -512,13 +540,21 @@ class Machine:
 
     def _jumps(self, when):
         """Whether who sleeps until ``when`` comes before those who could run: they are slow."""
-        is_fair = when - min(task.ready_since for task in self._runnable) <= _MOST_DELAY
-        return is_fair and self.random.random() < self._jump_rate
+        if not self._jump_rate or self.random.random() >= self._jump_rate:
+            return False
+        return when - min(task.ready_since for task in self._runnable) <= _MOST_DELAY
 
     def doom(self, process):
         """Kill a process once this thread leaves, which it does at once if it is one of it."""
         if process.is_alive:
             self._doomed.append(process)
+
+    def cut_power(self):
+        """All processes end at once; see `Disk.cut_power`."""
+        self.note("POWER CUT")
+        self.disk.cut_power(self.random)
+        for process in self.processes:
+            self.doom(process)
 
     def doom_current(self):
         """Kill the process that makes this call, before it is made."""
@@ -720,7 +756,9 @@ class Process:
         """As `os.fsync`; it takes some time."""
         self.step("fsync", fd)
         self.machine.now += 1_000_000
-        self._description(fd)
+        file = self._description(fd).file
+        if type(file) is File:
+            file.is_synced = True
 
     def lseek(self, fd, offset, whence):
         """As `os.lseek`."""
@@ -743,22 +781,20 @@ class Process:
 
     def exists(self, path):
         """As `os.path.exists`."""
-        try:
-            self.stat(path)
-        except OSError:
-            return False
-        return True
+        if type(path) is int:
+            return path in self.open
+        self.step("stat", path)
+        return self.machine.disk.look_up(path) is not None
 
     def isdir(self, path):
         """As `os.path.isdir`."""
-        try:
-            return stat.S_ISDIR(self.stat(path).st_mode)
-        except OSError:
-            return False
+        self.step("stat", path)
+        return type(self.machine.disk.look_up(path)) is Directory
 
     def isfile(self, path):
         """As `os.path.isfile`."""
-        return self.exists(path) and not self.isdir(path)
+        self.step("stat", path)
+        return type(self.machine.disk.look_up(path)) is File
 
     def utime(self, path, times=None, *, ns=None):
         """As `os.utime`."""
