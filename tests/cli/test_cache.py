@@ -326,6 +326,31 @@ def test_the_default_directory(full, tmp_path):
     assert not own.exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("ls", "{}"), ("clean", "--all", "{}"), ("daemon", "--max-files", "1", "{}/*.tar")]
+)
+def test_a_directory_that_is_a_url_elsewhere(command, tmp_path, monkeypatch):
+    """It is refused, not taken for a relative path; and so is $WIDS_CACHE. Credentials in it are not shown."""
+    monkeypatch.chdir(tmp_path)
+    args = [word.format("s3://user:secret@bucket/cache") for word in command]
+    words = complaint(1, "cache", *args)
+    assert words.startswith("wids: cache_dir is 's3://bucket/cache")
+    assert words.endswith("not a URL; where none is given, it is $WIDS_CACHE")
+    if command[0] != "daemon":
+        assert "cache_dir is 's3://b'" in complaint(1, "cache", *command[:-1], env={"WIDS_CACHE": "s3://b"})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("begin", ["file://", "FILE://localhost"])
+def test_a_directory_as_a_file_url(begin, full):
+    """It means the same directory to all commands, as it does to a dataset."""
+    url = f"{begin}{full}"
+    assert run_ok("cache", "ls", url) == run_ok("cache", "ls", full)
+    assert run_ok("cache", "ls", env={"WIDS_CACHE": url}) == run_ok("cache", "ls", full)
+    run_ok("cache", "clean", url, "--max-files", "1")
+    assert len([name for name in os.listdir(full) if name.endswith(".tar")]) == 1
+
+
 @pytest.mark.parametrize("command", [("ls",), ("clean", "--all")])
 def test_paths_that_are_no_directory(command, full):
     """A missing directory and a file are told as such, and nothing is made."""
@@ -569,6 +594,20 @@ def test_warm_into_the_default_directory(server, tmp_path):
     """Without --cache-dir the shards go to $WIDS_CACHE."""
     run_ok("cache", "warm", publish(server, "a"), env={"WIDS_CACHE": str(tmp_path / "mine")})
     assert len(names_in(tmp_path / "mine")) == 1
+
+
+@pytest.mark.parametrize("engine", [(), ("--engine", "ray")])
+def test_warm_into_a_url(engine, server, tmp_path, monkeypatch):
+    """A ``file:`` URL is a directory; another one is refused before a shard is fetched, on a cluster as well."""
+    monkeypatch.chdir(tmp_path)
+    index = publish(server, "ab")
+    words = complaint(1, "cache", "warm", index, "--cache-dir", "s3://bucket/cache", *engine)
+    assert words.startswith("wids: cache_dir is 's3://bucket/cache'; it must be a directory of this machine, not a URL")
+    assert shards_asked(server) == []
+    assert os.listdir(tmp_path) == []
+    if not engine:
+        run_ok("cache", "warm", index, "--cache-dir", f"file://{tmp_path}/c%20d")
+        assert len(names_in(tmp_path / "c d")) == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

@@ -34,6 +34,7 @@ from wids.files.own_folder import LOCK_SUFFIX
 from wids.order.validation import suggest_names
 from wids.policy.eviction import Entry
 from wids.tables import table as tables
+from wids.transport.place import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +115,7 @@ def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, le
     Raises:
         CacheError: as there.
     """
-    text = os.path.expanduser(pattern)
+    text = cache_directory(pattern)
     swept: list[tuple[str, int]] = []
     left: list[Excess] = []
     begin = time.monotonic()
@@ -274,7 +275,10 @@ def create_cleanup_background_process(
         every: how many seconds after it has ended it runs again.
     """
     process = multiprocessing.Process(
-        target=_clean_forever, args=(os.fspath(pattern), maxsize, maxfiles, every), daemon=True, name="wids-cleanup"
+        target=_clean_forever,
+        args=(cache_directory(pattern), maxsize, maxfiles, every),
+        daemon=True,
+        name="wids-cleanup",
     )
     with _signals_blocked():
         process.start()
@@ -337,7 +341,7 @@ def clean_repeatedly(
         wait: waits until so much by the monotonic clock; False: this was the last round.
         report: called after each round with what it did, the error that ended it, or None if it was not its turn.
     """
-    pattern = os.path.expanduser(pattern)
+    pattern = cache_directory(pattern)
     turn = _Turn(pattern)
     while True:
         now = time.monotonic()

@@ -20,6 +20,7 @@ from wids.cache.space import Space
 from wids.errors import CacheError
 from wids.files import locks, system
 from wids.files.holders import Holder, find_holders
+from wids.transport.place import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,7 +93,7 @@ def take_listing(directory: str) -> Listing:
     Raises:
         CacheError: there is none, or it cannot be listed.
     """
-    directory = os.path.abspath(os.path.expanduser(directory))
+    directory = os.path.abspath(cache_directory(directory))
     try:
         if not os.path.isdir(CacheDirectory(directory).own):
             return _describe(directory, _take(directory))

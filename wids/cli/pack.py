@@ -343,6 +343,7 @@ def _list(
 ) -> SourceListing:
     from wids.cli.progress import progress
     from wids.files.own_folder import default_cache_dir
+    from wids.transport.place import cache_directory
     from wids.writing.pack import datasets, folders, labels, manifest
 
     source = sources[0]
@@ -378,7 +379,7 @@ def _list(
             shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
         return datasets.list_dataset(
             shards,
-            cache_dir=flags.cache_dir or default_cache_dir(),
+            cache_dir=cache_directory(flags.cache_dir or default_cache_dir()),
             keep_fields=kept,
             session=flags.session,
             tell=tell,

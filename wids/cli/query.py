@@ -111,8 +111,9 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.errors import QueryError
     from wids.files.own_folder import default_cache_dir
     from wids.readers.provider import AutoProvider
+    from wids.transport.place import cache_directory
 
-    cache_dir = default_cache_dir()
+    cache_dir = cache_directory(default_cache_dir())
     _, shards, narrowed = load_shards(index, session=flags.session, cache_dir=cache_dir)
     provider = AutoProvider(cache_dir=cache_dir, session=narrowed)
     collection = ShardCollection(shards, provider)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from wids.collection import error_log as error_logs
 from wids.collection.shard_collection import lists_shards
 from wids.collection.substitutes import Substitutes
-from wids.errors import InputError, shown, without_secrets
+from wids.errors import InputError, without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.files.own_folder import default_cache_dir
 from wids.index.paths import absolute
@@ -29,7 +29,7 @@ from wids.order.validation import check_flag, parse_int
 from wids.readers.provider import parse_access
 from wids.tables.fields import parse_fields
 from wids.tables.table import find_groupings, parse_group, parse_rule
-from wids.transport.place import Place
+from wids.transport.place import cache_directory
 from wids.transport.session import Session
 
 if TYPE_CHECKING:
@@ -217,13 +217,10 @@ def _check_flags(**flags: Any) -> None:
 def _choose_cache_dir(cache_dir: Any, *, is_needed: bool) -> str | None:
     """Where remote shards are kept; None: where ``localname`` says."""
     if cache_dir is None:
-        return default_cache_dir() if is_needed else None
+        return cache_directory(default_cache_dir()) if is_needed else None
     if not isinstance(cache_dir, (str, os.PathLike)):
         raise TypeError(f"cache_dir is {cache_dir!r:.200}; it must be the path of a directory")
-    place = Place(cache_dir)
-    if "://" in str(place) and not place.is_local:
-        raise InputError(f"cache_dir is {shown(str(place))}; it must be a directory of this machine, not a URL")
-    return place.path
+    return cache_directory(cache_dir)
 
 
 def _parse_cache_size(size: Any) -> int | None:

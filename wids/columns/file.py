@@ -23,7 +23,7 @@ from wids.files.shared_files import SharedFiles
 from wids.index.fingerprint import contents, have_changed
 from wids.transport import retrying
 from wids.transport.download import download_to
-from wids.transport.place import Place
+from wids.transport.place import Place, cache_directory
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def fetch_table(place: str, *, cache_dir: str | None, session: Session, samples:
         most = None if samples is None else _TABLE_BYTES + samples * _ROW_BYTES
         download_to(place, path, check=check, max_bytes=most, session=session)
 
-    copies = SharedFiles(cache_dir or default_cache_dir(), COPY_SUFFIX)
+    copies = SharedFiles(cache_directory(cache_dir or default_cache_dir()), COPY_SUFFIX)
     try:
         stat = retrying.try_repeatedly(once, url=place, path=None, hooks=())
         version = "" if stat.version is None else repr((stat.size, stat.version))

@@ -33,7 +33,7 @@ from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_inde
 from wids.index.view_rows import ViewRows
 from wids.transport import retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
-from wids.transport.place import Place
+from wids.transport.place import Place, cache_directory
 from wids.transport.session import PLAIN, Session
 from wids.transport.stores import open_source
 
@@ -423,7 +423,7 @@ class _RemoteIndex:
 
     def __init__(self, request: IndexRequest, place: str) -> None:
         self._request, self._place = request, place
-        self._indexes = CompiledIndexes(request.cache_dir or default_cache_dir())
+        self._indexes = CompiledIndexes(cache_directory(request.cache_dir or default_cache_dir()))
         own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
         named = {origin for url in own if isinstance(url, str) for origin in Place(url).origins}
         self._narrow = request.session.narrowed(named)

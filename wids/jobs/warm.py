@@ -31,6 +31,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run
 from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
+from wids.transport.place import cache_directory
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -103,9 +104,11 @@ def warm_cache(
         show: called now and then.
 
     Raises:
+        InputError: the directory is a URL.
         CacheError: the shards do not fit, or the directory cannot be used; on Ray a node's failure is in the outcome.
         ClusterError: there is no cluster.
     """
+    cache_directory(settings.directory or "")  # before a node is asked
     if options.is_ray:
         return _warm_nodes(shards, settings, options, excluded, show)
     if excluded:
@@ -180,7 +183,7 @@ class _Warming:
     """
 
     def __init__(self, shards: Sequence[Shard], settings: WarmSettings) -> None:
-        self.directory = os.path.abspath(os.path.expanduser(settings.directory or default_cache_dir()))
+        self.directory = os.path.abspath(cache_directory(settings.directory or default_cache_dir()))
         self.provider = AutoProvider(
             cache_dir=self.directory,
             cache_size=settings.cache_size,

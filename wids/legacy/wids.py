@@ -23,7 +23,7 @@ from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.tables import table
-from wids.transport.place import Place
+from wids.transport.place import Place, cache_directory
 
 # By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
 from wids.wids_decode import default_decoder
@@ -77,7 +77,7 @@ class DefaultLocalname:
     """URL -> path in a directory. One URL, one path: also for shards that share a basename."""
 
     def __init__(self, dldir: str | os.PathLike[str] | None = None) -> None:
-        self.directory = default_cache_dir() if dldir is None else os.path.expanduser(os.fspath(dldir))
+        self.directory = cache_directory(default_cache_dir() if dldir is None else dldir)
 
     def __call__(self, shard: str) -> str:
         return os.path.join(self.directory, Place(shard).cache_name())
@@ -227,7 +227,7 @@ def iterate_ranges(
 
 
 def _provider(localname: Callable[[str], str] | None) -> AutoProvider:
-    return AutoProvider(cache_dir=None if localname else default_cache_dir(), localname=localname)
+    return AutoProvider(cache_dir=None if localname else cache_directory(default_cache_dir()), localname=localname)
 
 
 def _shard_without_count(url: str) -> Shard:

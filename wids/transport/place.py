@@ -18,7 +18,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from wids.errors import without_secrets
+from wids.errors import InputError, shown, without_secrets
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -309,6 +309,22 @@ def _fold(path: str) -> str:
         elif len(kept) > 1:
             kept.pop()
     return "/".join(kept)
+
+
+def cache_directory(given: str | PathLike[str]) -> str:
+    """The path of a cache directory, ``~`` expanded.
+
+    Args:
+        given: a path or a ``file:`` URL.
+
+    Raises:
+        InputError: it is another URL.
+    """
+    place = Place(given)
+    if "://" in str(place) and not place.is_local:
+        why = "it must be a directory of this machine, not a URL; where none is given, it is $WIDS_CACHE"
+        raise InputError(f"cache_dir is {shown(place.public)}; {why}")
+    return place.path
 
 
 def relative_name(name: str) -> str:

@@ -48,7 +48,7 @@ def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
     """
     from wids.cli.cache.show import show_listing
 
-    show_listing(directory or _default(), is_json=is_json)
+    show_listing(_directory(directory), is_json=is_json)
 
 
 @cache_app.command("clean")
@@ -81,7 +81,7 @@ def clean_cache(
 
     default = 0 if is_all else sys.maxsize
     clean_once(
-        directory or _default(),
+        _directory(directory),
         max_size=default if max_size is None else max_size,
         max_files=default if max_files is None else max_files,
         unkeep=unkeep,
@@ -175,7 +175,7 @@ def run_daemon(
     )
 
 
-def _default() -> str:
+def _directory(given: str) -> str:
     from wids.files.own_folder import default_cache_dir
 
-    return default_cache_dir()
+    return given or default_cache_dir()

@@ -29,6 +29,7 @@ from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
 from wids.files import locks
 from wids.files.holders import find_holders
+from wids.transport.place import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,7 +185,7 @@ def clean_until_signal(
         DependencyError: prometheus_client, which writes the numbers, is not installed.
         OutputError: they cannot be written there.
     """
-    pattern = os.path.abspath(os.path.expanduser(pattern))
+    pattern = os.path.abspath(cache_directory(pattern))
     if os.path.isfile(pattern):  # a shell expanded the pattern, and later matches would never be deleted
         raise CacheError(f"{pattern}: is a file; name a cache directory, or a pattern in quotes ('DIR/*.tar')")
     supervisor = Supervisor()

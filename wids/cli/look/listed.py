@@ -23,7 +23,7 @@ from wids.files.own_folder import default_cache_dir
 from wids.jobs.warm import part_bytes
 from wids.readers.provider import AutoProvider
 from wids.tables.published_tables import PublishedTables
-from wids.transport.place import Place
+from wids.transport.place import Place, cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ class Listed:
 
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
-        self._directory = directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
+        self._directory = directory = os.path.abspath(cache_directory(flags.cache_dir or default_cache_dir()))
         _, shards, session = load_shards(index, session=flags.session, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", session=session)
         self._tables = PublishedTables(cache_dir=directory, session=session)

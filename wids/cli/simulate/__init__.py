@@ -64,13 +64,14 @@ def _make_rule(
     index: str | None, shards: options.Described, training: options.TrainingOptions, batches: BatchOptions
 ) -> BatchRule | None:
     from wids.files.own_folder import default_cache_dir
+    from wids.transport.place import cache_directory
 
     def refuse(name: str) -> Any:
         raise typer.BadParameter(f"there is no INDEX that could have a column {name!r:.80}; give FILE.npy")
 
     read: ReadColumn = refuse
     if index is not None and shards.collection is not None:
-        read = batches.reader_of(index, shards.collection, default_cache_dir())
+        read = batches.reader_of(index, shards.collection, cache_directory(default_cache_dir()))
     return batches.make_rule(training.batch_size, sum(shards.lengths), read)
 
 
