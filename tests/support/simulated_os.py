@@ -645,7 +645,8 @@ class Process:
             put_back()
         self["wids.files.forks"].lock = self._fakes[id(_threading)].RLock()
         for function in self["wids.files.forks"]._functions:
-            function()
+            if function.__module__ != "wids.transport.filesystems":  # whose loop is this real process's
+                function()
 
     def end(self):
         """It ends, or is killed: its files are closed, which frees their locks, and its threads do not run any more."""
