@@ -258,7 +258,7 @@ class Disk:
             self._note_growth()
 
     def drop(self, file):
-        """A file has no name any more, and nobody has it open: its blocks are free."""
+        """The blocks of a file that is gone are free."""
         self.used_blocks -= len(file.blocks)
         file.blocks = set()
 
@@ -680,14 +680,16 @@ class Process:
     def _close(self, fd):
         description = self.open.pop(fd)
         description.references -= 1
-        if not description.references:
-            file = description.file
-            if type(file) is File:
-                file.locks.pop(description, None)
-                if not file.nlink and not any(
-                    each.file is file for process in self.machine.processes for each in process.open.values()
-                ):
-                    self.machine.disk.drop(file)
+        if not description.references and type(description.file) is File:
+            description.file.locks.pop(description, None)
+            self._drop_unused(description.file)
+
+    def _drop_unused(self, file):
+        """The blocks of a file are free that has no name, and that nobody has open."""
+        if not file.nlink and not any(
+            each.file is file for process in self.machine.processes for each in process.open.values()
+        ):
+            self.machine.disk.drop(file)
 
     def open_file(self, path, flags, mode=0o777, *, dir_fd=None):
         """As `os.open`."""
@@ -813,12 +815,6 @@ class Process:
         file = disk.find(path)
         disk.unlink(path)
         self._drop_unused(file)
-
-    def _drop_unused(self, file):
-        if not file.nlink and not any(
-            each.file is file for process in self.machine.processes for each in process.open.values()
-        ):
-            self.machine.disk.drop(file)
 
     def replace(self, old, new):
         """As `os.replace`."""

@@ -31,6 +31,8 @@ from wids.tables import table as tables
 from wids.tables import tar
 
 CACHE = "/data/cache"
+# Where local shards are that are copied into the cache.
+_SLOW_DISK = "/nas/train"
 ROWS = 3
 _SECOND = 1_000_000_000
 # Modules that a process needs, and all that these import.
@@ -300,6 +302,7 @@ class World:
         trace: a list that gets each call; None: no.
 
     Attributes:
+        is_copying: the shards are local files, copied into the cache.
         is_calm: nothing goes wrong, so that each read must give its sample.
         machine, disk, server: see there. limit: of the cache directory, in bytes.
         samples, errors: how many samples were read, and typed errors met.
@@ -323,6 +326,7 @@ class World:
         self.limit = int(NEED * choose.choice((1.0, 1.0, 1.3, 2.0, 2.5, 3.5)))
         # Programs may have limits of their own; the largest one holds.
         self._other_limit = self.limit if self.is_calm or choose.random() < 0.8 else int(1.5 * self.limit)
+        self.is_copying = choose.random() < 0.1
         self._keeps = not self.is_calm and choose.random() < 0.05
         self.index_says = choose.choice(("counts", "sizes", "checksums"))
         self.access = choose.choice(("fetch", "fetch", "fetch", "auto"))
@@ -337,13 +341,15 @@ class World:
         )
         self.grain = choose.choice((1, 1, 4_000_000))
         self.disk = Disk(
-            24 * 4096 if not self.is_calm and choose.random() < 0.3 else 1 << 30,
+            24 * 4096 if not (self.is_calm or self.is_copying) and choose.random() < 0.3 else 1 << 30,
             self._counts,
             self._check_bound,
             self._stamp,
         )
         self.machine.disk = self.disk
         self.index = dict(self.server.current)
+        for letter in LETTERS if self.is_copying else ():
+            self.disk.put(f"{_SLOW_DISK}/{letter}.tar", shard_bytes(letter, 0))
         for name, data in FOREIGN.items():
             self.disk.put(f"{CACHE}/{name}", data)
         self.disk.put("/tmp/x", b"")
@@ -393,7 +399,8 @@ class World:
         process.begin(self.machine, f"{name}{number}", 100 + number)
         process["wids.transport.filesystems"].loop = lambda: process
         open_source = functools.partial(self._open_source, process)
-        process.put_in_place_of(process["wids.transport.stores"].open_source, open_source)
+        if not self.is_copying:
+            process.put_in_place_of(process["wids.transport.stores"].open_source, open_source)
         limits = process["wids.cache.limits"]
         limits.LIMITS = type(limits.LIMITS)(wait_seconds=60.0 if self.is_calm else 6.0, stopped_seconds=4.0)
         locks = process["wids.files.locks"]
@@ -406,6 +413,17 @@ class World:
         self._fault(process)
         return process
 
+    def url_of(self, letter):
+        """Where a shard is."""
+        return f"{_SLOW_DISK}/{letter}.tar" if self.is_copying else url_of(letter)
+
+    def replace(self, letter, version):
+        """Another version of a shard is there."""
+        self.server.replace(letter, version)
+        if self.is_copying:  # as writers of shards do it: another file takes the name
+            self.disk.put(f"{_SLOW_DISK}/{letter}.new", shard_bytes(letter, version))
+            self.disk.replace(f"{_SLOW_DISK}/{letter}.new", f"{_SLOW_DISK}/{letter}.tar")
+
     def _open_source(self, process, url, *_, go_on=lambda: None, path=None, **__):
         return SimulatedSource(process, self.server, url, path, go_on)
 
@@ -415,7 +433,7 @@ class World:
 
     def row(self, letter):
         """The row of a shard in the index as it is now."""
-        data, row = shard_bytes(letter, self.index[letter]), {"url": url_of(letter), "nsamples": ROWS}
+        data, row = shard_bytes(letter, self.index[letter]), {"url": self.url_of(letter), "nsamples": ROWS}
         if self.index_says != "counts":
             row["filesize"] = len(data)
         if self.index_says == "checksums":
@@ -425,6 +443,7 @@ class World:
     def provider(self, process, **options):
         """What opens shards in a process."""
         options = {"access": self.access, "early_reads": self.early_reads, "keep": self._keeps, **options}
+        options["cache_local"] = self.is_copying
         limit = self.limit if process.pid % 2 else self._other_limit
         return process["wids.readers.provider"].AutoProvider(cache_dir=CACHE, cache_size=limit, **options)
 
@@ -499,7 +518,7 @@ class World:
         return False
 
     def _read(self, process, dataset, letter, rows):
-        found = dataset.pool.get_shard(url_of(letter))
+        found = dataset.pool.get_shard(self.url_of(letter))
         with found.pinned() as reader:
             for row in rows:
                 try:
@@ -543,7 +562,7 @@ class World:
                 if server.answers_have_stat:  # else who asks before and after does not see what came back between
                     version %= most
                 if version in VERSIONS:
-                    server.replace(letter, version)
+                    self.replace(letter, version)
                 self.machine.sleep(delay)
                 self.index[letter] = server.current[letter]
 
