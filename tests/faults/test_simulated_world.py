@@ -140,16 +140,16 @@ def strangers_are_entries(process):
 
 # Each with a part of what is then said, and by how many schedules at most.
 FAULTS = [
-    (lease_released_early, "is being read, and was evicted", 100),
-    (locks_are_not_heeded, "", 100),
-    (table_of_another_version, "sample ", 400),
-    (headers_not_compared, "sample ", 400),
-    (reservation_forgotten, "bytes are in the cache, and the limit is", 100),
-    (published_unsynced, "sample ", 2000),
-    (published_unverified, "and the index says another one", 200),
-    (name_not_locked, "is downloaded by", 100),
-    (requests_not_heard, "nothing went wrong, and yet: CacheFull", 400),
-    (strangers_are_entries, "the user's file", 100),
+    (lease_released_early, "is being read, and was evicted", 1000),
+    (locks_are_not_heeded, "", 1000),
+    (table_of_another_version, "sample ", 3000),
+    (headers_not_compared, "sample ", 1000),
+    (reservation_forgotten, "bytes are in the cache, and the limit is", 1000),
+    (published_unsynced, "sample ", 3000),
+    (published_unverified, "and the index says another one", 1000),
+    (name_not_locked, "is downloaded by", 1000),
+    (requests_not_heard, "nothing went wrong, and yet: CacheFull", 1000),
+    (strangers_are_entries, "the user's file", 1000),
 ]
 
 

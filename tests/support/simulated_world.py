@@ -676,6 +676,8 @@ def _fail(number):
 
 # --- many schedules
 
+_PART = 500  # that a process plays at a time
+
 
 def play(seed, **options):
     """Play a schedule; gives the world. For options see `World`.
@@ -734,14 +736,17 @@ def main():
         return 0
     begin = time.perf_counter()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [seeds[at : at + 500] for at in range(0, len(seeds), 500)]
-    totals, failures = [0, 0, 0], {}
+    parts = [seeds[at : at + _PART] for at in range(0, len(seeds), _PART)]
+    totals, failures, done = [0, 0, 0], {}, 0
     with multiprocessing.get_context("spawn").Pool(min(cores, len(parts))) as pool:
         for *counts, failed in pool.imap_unordered(play_all, parts):
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
             for words in failed.values():
                 print(words, flush=True)
             failures.update(failed)
+            done += 1
+            if done % 20 == 0:
+                print(f"{done * _PART} of {len(seeds)} schedules", flush=True)
     seconds = time.perf_counter() - begin
     print(
         f"{len(seeds)} schedules: {totals[0]} calls, {totals[1]} samples, {totals[2]} typed errors, "
