@@ -107,13 +107,13 @@ class RangeProvider:
         source = self._source_of(shard)
         if source is None:
             return None
-        table, is_proven = self._known_table(shard, source)
+        table, is_proven, guess = self._known_table(shard, source)
         has_saved = table is not None
         if table is None:
             if not self._is_final and source.scan_bytes(shard.nsamples) > source.size:
                 return None
             table, is_proven = self._scan(source), True
-        elif not is_proven:
+        elif not is_proven and guess is None:
             self._book.learn_table(shard.url, table)
         reader = RangeReader(
             source,
@@ -122,6 +122,7 @@ class RangeProvider:
             is_proven=is_proven,
             split=tables.parse_rule(self._rule),
             is_due=None if self._is_final else partial(self._is_cheaper, source),
+            on_error=None if guess is None else partial(self._forget_guess, shard.url, guess),
             hooks=self._session.hooks,
         )
         announce(self._session.hooks, reader, has_saved_table=has_saved, start=start)
@@ -282,6 +283,12 @@ class RangeProvider:
         else:
             record.retry_at = time.monotonic() + LIMITS.again_seconds
 
+    def _forget_guess(self, url: str, guess: Identity, error: FetchError | ShardError) -> None:
+        """Open a shard anew without the table that the cache remembers: the shard was replaced since, nobody's fault."""
+        if isinstance(error, FetchError):
+            raise error
+        self._book.of(url).wrong_table = guess
+
     def _raise_doubt(self, url: str) -> MemberTable:
         raise TableError(f"{url}: the headers do not say the same as the member table", shard=url)
 
@@ -349,16 +356,19 @@ class RangeProvider:
             source.read_bytes += record.source.read_bytes
         record.source = source
 
-    def _known_table(self, shard: Shard, source: ShardBytes) -> tuple[MemberTable | None, bool]:
-        """The table from memory or from beside the shard, and whether it comes from the shard's headers."""
+    def _known_table(self, shard: Shard, source: ShardBytes) -> tuple[MemberTable | None, bool, Identity | None]:
+        """The table from memory, of the evicted shard, or from beside the shard.
+
+        Second, whether it comes from the shard's headers; third, what it was made for where the cache remembers it.
+        """
         identity = self._identity(source)
         record = self._book.of(shard.url)
         if record.table is not None and record.table.identity == identity:
-            return record.table, record.is_proven
+            return record.table, record.is_proven, None
         if not self._is_standard():
-            return None, False
+            return None, False, None
         remembered = self._remembered(shard)
         if remembered is not None and remembered.identity.size == source.size:
-            return remembered.with_identity(identity), False
+            return remembered.with_identity(identity), False, remembered.identity
         table = self._published.load(shard, shard_bytes=source.size)
-        return (None if table is None else table.with_identity(identity)), False
+        return (None if table is None else table.with_identity(identity)), False, None

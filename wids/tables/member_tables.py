@@ -139,12 +139,13 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
     Args:
         path: of the file.
         url: of the shard.
-        shard_bytes: of the shard; None: not known.
+        shard_bytes: of the shard; None: not known, and its table is a short one.
     """
+    most = _UNKNOWN_BYTES if shard_bytes is None else max_table_bytes(shard_bytes)
     try:
         fd, facts = open_file(path)
         with open(fd, "rb", buffering=0) as file:
-            if shard_bytes is not None and facts.size > max_table_bytes(shard_bytes):
+            if facts.size > most:
                 logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
                 return None
             data = file.read()

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -384,9 +385,10 @@ def test_an_evicted_shard_is_read_by_ranges(bare, make, held):
     assert not [path for path in bare.requests if path.endswith(".widx")][len(TAGS) :]
 
 
+@pytest.mark.parametrize("access", ["fetch", "auto", "range"])
 @pytest.mark.parametrize("size", [SIZE, SIZE + 600])
-def test_a_remembered_table_of_another_version(bare, make, held, size):
-    """The shard was replaced at its server: headers say so, and the new one is downloaded; no byte is wrong."""
+def test_a_remembered_table_of_another_version(bare, make, held, size, access):
+    """The shard was replaced at its server: headers say so, and the new one is read; no byte is wrong, nor an error."""
     first = make(facts={"filesize": None})
     assert first[0][".txt"] == text_of(0)
     evict(first)
@@ -394,10 +396,20 @@ def test_a_remembered_table_of_another_version(bare, make, held, size):
         (f"a{row:04d}.{end}", data) for row in range(ROWS) for end, data in (("txt", b"new"), ("bin", bytes(size)))
     ]
     bare.add("/a.tar", shards.pack(members), held)
-    dataset = make(facts={"filesize": None})
+    dataset = make(facts={"filesize": None}, access=access)
     assert {(sample[".txt"], len(sample[".bin"])) for sample in map(dataset.__getitem__, range(ROWS))} == {
         (b"new", size)
     }
+
+
+def test_a_remembered_table_that_is_too_long(bare, make):
+    """A file that is none is not read into memory, where the index does not say how long its shard is."""
+    first = make(facts={"filesize": None})
+    assert first[0][".txt"] == text_of(0)
+    evict(first)
+    (table,) = Path(first.cache_dir, ".wids", "remembered").iterdir()
+    os.truncate(table, 1 << 40)
+    assert make(facts={"filesize": None})[0][".txt"] == text_of(0)
 
 
 @pytest.mark.parametrize("fact", ["md5sum", "filesize", "nsamples"])
