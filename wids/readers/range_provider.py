@@ -284,7 +284,7 @@ class RangeProvider:
             record.retry_at = time.monotonic() + LIMITS.again_seconds
 
     def _forget_guess(self, url: str, guess: Identity, error: FetchError | ShardError) -> None:
-        """Open a shard anew without the table that the cache remembers: the shard was replaced since, nobody's fault."""
+        """Have a shard opened without the table that the cache remembers: the shard was replaced since."""
         if isinstance(error, FetchError):
             raise error
         self._book.of(url).wrong_table = guess
