@@ -250,6 +250,7 @@ class AutoProvider:
             rule=rule,
             group=group,
             cache_dir=cache_dir,
+            is_cached=access == "fetch",
             cache=self.cache if self.files.is_standard else None,
             book=self._book,
         )

@@ -62,6 +62,7 @@ class RangeProvider:
         session: what opens URLs; its hooks are called with every event.
         rule, group: see `wids.tables.table.build_table`.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
+        is_cached: all that is read is downloaded into that directory, so that it may be made.
         cache: remembers the member tables of shards that it has evicted.
         book: what is known of each shard; None: a new one.
 
@@ -79,6 +80,7 @@ class RangeProvider:
         rule: KeyRule,
         group: Group,
         cache_dir: str | None = None,
+        is_cached: bool = False,
         cache: ShardCache | None = None,
         book: ShardBook | None = None,
     ) -> None:
@@ -86,7 +88,7 @@ class RangeProvider:
         self._rule: KeyRule = rule
         self._group: Group = group
         self._cache = cache
-        self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=not is_final)
+        self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
         self._book = ShardBook() if book is None else book
 
     def open(self, shard: Shard) -> Reader:
