@@ -37,6 +37,14 @@ class MineSource(ByteSource):
         yield self._data()[:end]
 
 
+class Bare:
+    """As right as the other, but it has the four methods alone."""
+
+    is_blocking = answers_have_stat = True
+    __init__, _data, stat, read = MineSource.__init__, MineSource._data, MineSource.stat, MineSource.read
+    stream, close, __enter__, __exit__ = MineSource.stream, ByteSource.close, ByteSource.__enter__, ByteSource.__exit__
+
+
 class PastItsEnd(MineSource):
     """It ignores where a range ends."""
 

@@ -18,7 +18,7 @@ from wids.transport.failures import CancelledTransferError
 from wids.transport.range_client import ShardBytes
 from wids.transport.scheduler import read_spans
 from wids.transport.session import Session
-from wids.transport.source import Sink, Stat
+from wids.transport.source import ByteSource, Sink, Stat
 from wids.transport.spans import Span
 
 if TYPE_CHECKING:
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from wids.transport.source import ByteSource
-
 DATA = bytes(k * k % 251 for k in range(20_000))
 _OTHER = DATA[::-1] + b"more"
 _SOME = [Span(0, 1), Span(7, 600), Span(600, 700), Span(9000, 9001), Span(len(DATA) - 1, len(DATA))]
+_PARTS = {*ByteSource.__annotations__, *(name for name in vars(ByteSource) if name[0] != "_")}
 _HOOKS = {"remove", "deny", "shorten", "stop"}
 _ERRORS = (OSError, FetchError, aiohttp.ClientError)
 
@@ -380,7 +379,10 @@ def _name_of(suite: ByteSourceSuite) -> str:
 
 
 def _opened(suite: ByteSourceSuite, target: Path, go_on: Callable[[], None] = lambda: None) -> ByteSource:
-    return suite.open_source(go_on=go_on, path=str(target), precedence=None)
+    source = suite.open_source(go_on=go_on, path=str(target), precedence=None)
+    lacks = sorted(name for name in _PARTS if not hasattr(source, name))
+    check(not lacks, f"a source is whole: derive {type(source).__name__} from `ByteSource`", f"none of {lacks}")
+    return source
 
 
 def _shard(suite: ByteSourceSuite, **options: Any) -> ShardBytes:

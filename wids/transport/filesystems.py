@@ -94,7 +94,7 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
 
     Raises:
         ImportError: the scheme needs a package that is not installed.
-        ValueError: no such scheme, or options that are none.
+        ValueError: no such scheme, a chain that begins with a local file, or options that are none.
     """
     place = Place(url)
     scheme, options = place.scheme, session.options_for(place)
@@ -110,6 +110,9 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
         if tries_once:
             options = _once_options(scheme, options)
         filesystem, name = fsspec.core.url_to_fs(url, **options)
+        if "file" in filesystem.protocol and not place.is_local:  # which would leave out all but the first part
+            advice = "" if "://" in url else f"; a file of this name is ./{url}"
+            raise ValueError(f"the first part of a chain is a file system that reads another{advice}")
         if tries_once:
             _drop_retries(scheme, filesystem)
     _pinned.add(filesystem)
@@ -306,8 +309,8 @@ def connections() -> Connections:
 
 
 def quote_url(url: str) -> str:
-    """Quote what no URL may hold (spaces, letters beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
-    return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._")
+    """Quote what no URL may hold (spaces, bytes beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
+    return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._", errors="surrogateescape")
 
 
 def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:

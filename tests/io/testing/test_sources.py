@@ -28,7 +28,7 @@ WRONG = {
 def found(tmp_path_factory):
     """What becomes of the suite for each store: see `run_suites`."""
     lines = ["from tests.support import toy_stores"]
-    for name in ("MineSource", *WRONG):
+    for name in ("MineSource", "Bare", *WRONG):
         lines += [f"class Test{name}(toy_stores.Toy):", f"    kind = toy_stores.{name}"]
     lines += ["class TestNothing(toy_stores.ByteSourceSuite):", "    url = 'mine://bucket/a.tar'"]
     lines += ["class TestNoHooks(toy_stores.Toy):", "    cannot = ()"]
@@ -53,6 +53,13 @@ def test_a_wrong_store_is_told_what_it_breaks(found, name):
     message = found[0][f"Test{name}"][test]
     assert f"AssertionError: broken promise: {promise}" in message
     assert "; found " in message
+
+
+def test_a_store_that_is_not_derived_is_told_what_it_lacks(found):
+    """Its author reads that, and not how something else failed for it."""
+    message = found[0]["TestBare"]["test_size_and_version"]
+    assert "broken promise: a source is whole: derive Bare from `ByteSource`; found " in message
+    assert "none of ['fills_file', 'precedence', 'range_bytes']" in message
 
 
 def test_every_wrong_store_is_tried():

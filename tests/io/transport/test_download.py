@@ -249,6 +249,13 @@ def test_redirects_are_followed_letter_for_letter(server, target):
     assert server.requests == ["/a.tar", signed]
 
 
+def test_a_name_that_is_not_utf8(server, target):
+    """It is asked for by its bytes, as a browser asks for such a file of a directory."""
+    server.add("/a%FF%C3%A9.tar", BODY)
+    assert fetch_body(f"{server.url}/a\udcffé.tar", target) == BODY
+    assert server.requests == ["/a%FF%C3%A9.tar"]
+
+
 def test_other_file_systems(target, tmp_path):
     """memory://, file:// and plain paths, and a chain of file systems."""
     fsspec.filesystem("memory").pipe("/bucket/a b?.tar", BODY)

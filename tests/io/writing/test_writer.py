@@ -26,7 +26,7 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import examples
 from wids.codecs.decode import UNASKED, SampleDecoder
 from wids.codecs.encoders import encode_field
-from wids.errors import InputError, SampleError, SpecError, WidsError
+from wids.errors import InputError, OutputError, SampleError, SpecError, WidsError
 from wids.events import Opened
 from wids.files import atomic, system
 from wids.index.spec import Shard
@@ -744,3 +744,16 @@ def test_two_writers_of_one_pattern_do_not_mix(tmp_path):
         second.close()
     assert wids.ShardListDataset(str(tmp_path / "x.json"))[0][".txt"] == "first"
     assert sorted(os.listdir(tmp_path)) == ["x-0.tar", "x-0.tar.widx", "x.json"]
+
+
+@pytest.mark.parametrize("name", ["x::y", "file::y", "SIMPLECACHE::y"])
+def test_a_chain_that_leads_nowhere(name, tmp_path, monkeypatch):
+    """Fsspec would write all shards into a file of the first part's name, each over the one before."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir(name)
+    with pytest.raises(OutputError, match=rf"a file system that reads another; a file of this name is \./{name}/t-000"):
+        write(name, texts(2))
+    assert os.listdir(tmp_path) == [name]
+    index = write(f"./{name}", texts(2))
+    assert names_in(tmp_path / name) == ["t-000.tar", "t-000.tar.widx", "t.json"]
+    assert read_texts(index) == ["0000", "0001"]
