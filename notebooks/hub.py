@@ -1,8 +1,9 @@
-"""A stand-in for the Hugging Face Hub: one data set repository, served on loopback for ``hf://`` URLs.
+"""A stand-in for the Hugging Face Hub on loopback: repositories with commits, buckets, and the store behind them.
 
-It answers the requests that `huggingface_hub.HfFileSystem` makes to read: for facts about the repository and about
-paths, for lists of files, and for files and byte ranges of them. It does not take uploads. ``HF_ENDPOINT`` must be set
-to its URL before huggingface_hub is imported.
+It answers the requests that read: for facts about repositories and paths, for lists of files, in pages, and for files
+and byte ranges of them. As the Hub does it, it keeps large files elsewhere: their URL leads to another port, by a
+redirect that is signed for some time. It does not take uploads by a client. ``HF_ENDPOINT`` must be set to its URL
+before huggingface_hub is imported.
 """
 
 from __future__ import annotations
@@ -13,55 +14,189 @@ import json
 import os
 import re
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from wids import testing
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 DATE = "2026-01-01T00:00:00.000Z"
+KINDS = "datasets|models|spaces|buckets"
+MAX_INLINE_BYTES = 1 << 20
+
+
+class File(NamedTuple):
+    """A file of a repository. Large ones, and all tars, are in the store."""
+
+    path: str
+    data: bytes
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its URL leads elsewhere."""
+        return self.path.endswith(".tar") or len(self.data) > MAX_INLINE_BYTES
+
+    @property
+    def sha256(self) -> str:
+        """Of its bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def oid(self) -> str:
+        """Its name in git."""
+        data = b"version https://git-lfs.github.com/spec/v1 " + self.sha256.encode() if self.is_stored else self.data
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+    def entry(self, *, is_bucket: bool) -> dict[str, Any]:
+        """What a listing says of it."""
+        about: dict[str, Any] = {"type": "file", "path": self.path, "size": len(self.data)}
+        if is_bucket:
+            return {**about, "xetHash": hashlib.sha3_256(self.data).hexdigest(), "mtime": DATE, "uploadedAt": DATE}
+        lfs = {"oid": self.sha256, "size": len(self.data), "pointerSize": 130}
+        return {**about, "oid": self.oid, **({"lfs": lfs} if self.is_stored else {})}
+
+
+class Repository:
+    """A repository, or a bucket.
+
+    Attributes:
+        commits: what each commit holds, by its name; the last one is ``main``. Of a bucket, the last one is all.
+        branches: the commits of other revisions.
+        is_gated: readers need to be let in. token: they need this one; "" for none.
+    """
+
+    def __init__(self) -> None:
+        self.commits: dict[str, dict[str, File]] = {}
+        self.branches: dict[str, str] = {}
+        self.is_gated, self.token = False, ""
+
+    def commit(self, files: dict[str, File]) -> str:
+        """Let these be all files; returns the commit's name."""
+        words = f"{len(self.commits)} " + " ".join(sorted(files))
+        name = hashlib.sha1(words.encode()).hexdigest()
+        self.commits[name] = files
+        return name
+
+    def find(self, revision: str) -> str | None:
+        """The commit of a revision, if there is one."""
+        if revision == "main":
+            return next(reversed(self.commits), None)
+        return self.branches.get(revision, revision if revision in self.commits else None)
 
 
 class Hub:
-    """Serves a directory as the data set repository ``name`` until the process ends.
+    """Serves repositories until it is closed, or the process ends.
+
+    Args:
+        directory: its files are the first repository's.
+        name: of that.
+        kind: of that: datasets, models, spaces or buckets.
 
     Attributes:
         url: the value for ``HF_ENDPOINT``.
-        requests: the number of requests of each kind: repository, paths-info, tree, file, range of a file.
-        sent_bytes: bytes of files sent.
+        store: the server of large files.
+        repositories: KIND/ORG/NAME -> each.
+        page_size: of listings.
+        requests: how many the Hub got: "api", "resolvers"; and the store: "store".
+        authorizations: those that came with these requests, "" where none did.
+        budgets: how many of each the Hub answers; then it says 429, and to come back after ``wait_seconds``.
+        wait_header: how it says that: "RateLimit" or "Retry-After".
+        is_away: it answers everything with 503.
+        seconds: how long a redirect's signature is good.
     """
 
-    def __init__(self, directory: str, name: str = "digits/digits") -> None:
-        self.directory, self.name = directory, name
+    def __init__(self, directory: str = "", name: str = "digits/digits", *, kind: str = "datasets") -> None:
+        self.repositories: dict[str, Repository] = {f"{kind}/{name}": Repository()}
+        self._first = f"{kind}/{name}"
+        self.page_size, self.wait_seconds, self.seconds = 1000, 40, 3600
         self.requests: Counter[str] = Counter()
-        self.sent_bytes = 0
+        self.authorizations: dict[str, list[str]] = {"api": [], "resolvers": [], "store": []}
+        self.budgets: dict[str, int] = {}
+        self.wait_header, self.is_away = "RateLimit", False
+        self.inline_bytes = self._epoch = 0
         self._lock = threading.Lock()
+        self.store = testing.Server()
+        self.store_fault: testing.Fault = testing.whole
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
-        self._server.hub = self
+        self._server.hub = self  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        atexit.register(self._server.shutdown)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        atexit.register(self.close)
+        self.put(_files_of(directory) if directory else {})
 
-    def entry(self, path: str) -> dict[str, Any] | None:
-        """Return the Hub's description of a path; None if there is no such path."""
-        place = os.path.join(self.directory, path)
-        if os.path.isdir(place):
-            return {"type": "directory", "oid": COMMIT, "size": 0, "path": path}
-        if not os.path.isfile(place):
-            return None
-        oid = hashlib.sha1(path.encode()).hexdigest()
-        return {"type": "file", "oid": oid, "size": os.path.getsize(place), "path": path}
+    def close(self) -> None:
+        """End both servers; a second time, do nothing."""
+        atexit.unregister(self.close)
+        self._server.shutdown()
+        self._server.server_close()
+        self.store.close()
 
-    def count(self, kind: str, sent_bytes: int = 0) -> None:
-        """Count a request that was answered."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def repository(self) -> Repository:
+        """The first one."""
+        return self.repositories[self._first]
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of files that were sent, by the Hub and by the store."""
+        return self.inline_bytes + self.store.sent_bytes.total()
+
+    def put(self, files: dict[str, bytes], name: str = "") -> str:
+        """Add or replace files by a commit to a repository (KIND/ORG/NAME); returns the commit's name."""
+        repository = self.repositories.setdefault(name or self._first, Repository())
+        before = repository.commits.get(repository.find("main") or "", {})
+        return repository.commit({**before, **{path: File(path, data) for path, data in files.items()}})
+
+    def remove(self, path: str, name: str = "") -> str:
+        """Delete a file by a commit."""
+        repository = self.repositories[name or self._first]
+        files = dict(repository.commits[repository.find("main") or ""])
+        del files[path]
+        return repository.commit(files)
+
+    def expire(self) -> None:
+        """Refuse all signatures from before."""
+        self._epoch += 1
+
+    def signed(self, file: File) -> str:
+        """Where a large file is, for some time."""
+        path = f"/blobs/{file.sha256}"
+        if path not in self.store.files:
+            self.store.add(path, file.data, self._send_stored)
+        return f"{self.store.url}{path}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
+
+    def count(self, part: str, authorization: str | None) -> bool:
+        """Count a request; whether its part has budget left."""
         with self._lock:
-            self.requests[kind] += 1
-            self.sent_bytes += sent_bytes
+            self.requests[part] += 1
+            self.authorizations[part].append(authorization or "")
+            left = self.budgets.get(part)
+            if left is not None:
+                self.budgets[part] = max(left - 1, 0)
+            return left is None or left > 0
+
+    def _send_stored(self, reply: testing.Reply, body: bytes) -> None:
+        self.count("store", reply.headers.get("Authorization"))
+        given = parse_qs(urlsplit(reply.path).query)
+        is_good = given.get("Signature") == [f"{self._epoch}~secret"] and int(given["Expires"][0]) > time.time()
+        (self.store_fault if is_good else testing.status(403))(reply, body)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_HEAD(self) -> None:
         self._answer(b"")
@@ -74,44 +209,127 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
-        path = unquote(urlsplit(self.path).path)
-        repository = re.escape(hub.name)
-        if re.fullmatch(rf"/api/datasets/{repository}(/revision/[^/]+)?", path):
-            hub.count("repository")
-            about = {"id": hub.name, "sha": COMMIT, "lastModified": DATE, "private": False, "gated": False}
-            self._send_json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": []})
-        elif re.fullmatch(rf"/api/datasets/{repository}/paths-info/[^/]+", path):
-            hub.count("paths-info")
+        path, _, query = self.path.partition("?")
+        part = "api" if path.startswith("/api/") else "resolvers"
+        has_budget = hub.count(part, self.headers.get("Authorization"))
+        if hub.is_away:
+            return self._send(503, b"", {})
+        if not has_budget:
+            wait = str(hub.wait_seconds)
+            said = f'"{part}";r=0;t={wait}' if hub.wait_header == "RateLimit" else wait
+            return self._send(
+                429, b"{}", {hub.wait_header: said, "RateLimit-Policy": f'"fixed window";"{part}";q=1;w=300'}
+            )
+        asked = re.fullmatch(
+            rf"/api/({KINDS})/([^/]+/[^/]+)(?:/(revision|tree|paths-info)(?:/([^/]+))?(?:/(.*))?)?", path
+        )
+        if asked:
+            return self._answer_api(
+                hub, f"{asked[1]}/{asked[2]}", asked[3] or "", unquote(asked[4] or "main"), asked[5], query, body
+            )
+        asked = re.fullmatch(rf"/(?:({KINDS})/)?([^/]+/[^/]+)/resolve/(.+)", path)
+        if asked is None:
+            return self._refuse("EntryNotFound")
+        kind = asked[1] or "models"
+        revision, _, name = ("main", "", asked[3]) if kind == "buckets" else asked[3].partition("/")
+        return self._answer_file(hub, f"{kind}/{asked[2]}", unquote(revision), unquote(name))
+
+    def _find(self, hub: Hub, name: str, revision: str) -> tuple[str, dict[str, File]] | None:
+        """The commit and its files; else the refusal is sent."""
+        repository, given = hub.repositories.get(name), self.headers.get("Authorization")
+        if repository is None or (
+            repository.token and given != f"Bearer {repository.token}" and not repository.is_gated
+        ):
+            self._refuse("RepoNotFound", 404 if given else 401)
+        elif repository.is_gated and given != f"Bearer {repository.token}":
+            self._refuse("GatedRepo", 403 if given else 401)
+        elif (commit := repository.find(revision)) is None:
+            self._refuse("RevisionNotFound")
+        else:
+            return commit, repository.commits[commit]
+        return None
+
+    def _answer_api(
+        self, hub: Hub, name: str, what: str, revision: str, folder: str | None, query: str, body: bytes
+    ) -> None:
+        is_bucket = name.startswith("buckets/")
+        if is_bucket and what == "tree":  # it has no revision
+            folder, revision = "/".join(filter(None, (revision if revision != "main" else "", folder))), "main"
+        found = self._find(hub, name, revision)
+        if found is None:
+            return None
+        commit, files = found
+        given = parse_qs(query)
+        if what == "paths-info":
             is_json = "json" in self.headers.get("Content-Type", "")
             paths = (json.loads(body) if is_json else parse_qs(body.decode())).get("paths", [])
-            found = [hub.entry(each) for each in ([paths] if isinstance(paths, str) else paths)]
-            self._send_json([each for each in found if each is not None])
-        elif under := re.fullmatch(rf"/api/datasets/{repository}/tree/[^/]+(?:/(.*))?", path):
-            hub.count("tree")
-            folder = under[1] or ""
-            names = sorted(os.listdir(os.path.join(hub.directory, folder)))
-            self._send_json([hub.entry(os.path.join(folder, each)) for each in names])
-        elif (asked := re.fullmatch(rf"/datasets/{repository}/resolve/[^/]+/(.+)", path)) and hub.entry(asked[1]):
-            self._send_file(hub, asked[1])
-        else:
-            self._send(404, b"{}", {"Content-Type": "application/json", "X-Error-Code": "EntryNotFound"})
+            return self._send_json(_entries(files, [paths] if isinstance(paths, str) else paths, is_bucket=is_bucket))
+        if what == "tree":
+            is_recursive = given.get("recursive", [""])[0].lower() == "true"
+            return self._send_tree(
+                hub, files, unquote(folder or ""), given, is_recursive=is_recursive, is_bucket=is_bucket
+            )
+        about: dict[str, Any] = {"id": name.partition("/")[2], "sha": commit}
+        if "expand" not in given:
+            repository = hub.repositories[name]
+            about |= {"lastModified": DATE, "private": bool(repository.token), "downloads": 0, "likes": 0, "tags": []}
+            about |= {"gated": "manual" if repository.is_gated else False, "size": 0, "totalFiles": len(files)}
+            about |= {"createdAt": DATE, "siblings": [{"rfilename": path} for path in files]}
+        return self._send_json(about)
 
-    def _send_file(self, hub: Hub, path: str) -> None:
-        entry = hub.entry(path)
-        with open(os.path.join(hub.directory, path), "rb") as file:
-            data = file.read()
-        headers = {"ETag": f'"{entry["oid"]}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, last = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
+    def _send_tree(
+        self,
+        hub: Hub,
+        files: dict[str, File],
+        folder: str,
+        given: dict[str, list[str]],
+        *,
+        is_recursive: bool,
+        is_bucket: bool,
+    ) -> None:
+        start = f"{folder}/" if folder else ""
+        inside = [path for path in sorted(files) if path.startswith(start)]
+        folders = {path[:at] for path in inside for at in range(len(start), len(path)) if path[at] == "/"}
+        names = [name for name in sorted({*inside, *folders}) if is_recursive or "/" not in name[len(start) :]]
+        if folder and not names:
+            return self._refuse("EntryNotFound")
+        at = int(given.get("cursor", ["0"])[0])
+        headers = {}
+        if at + hub.page_size < len(names):
+            here = f"{hub.url}{self.path.partition('?')[0]}?recursive={str(is_recursive).lower()}"
+            headers["Link"] = f'<{here}&cursor={at + hub.page_size}>; rel="next"'
+        return self._send_json(_entries(files, names[at : at + hub.page_size], is_bucket=is_bucket), headers)
+
+    def _answer_file(self, hub: Hub, name: str, revision: str, path: str) -> None:
+        found = self._find(hub, name, revision)
+        if found is None:
+            return None
+        commit, files = found
+        file = files.get(path)
+        is_bucket = name.startswith("buckets/")
+        headers = {} if is_bucket else {"X-Repo-Commit": commit}
+        if file is None:
+            return self._refuse("EntryNotFound", headers=headers)
+        if file.is_stored or is_bucket:
+            headers |= {"X-Linked-Size": str(len(file.data)), "X-Linked-Etag": f'"{file.sha256}"'}
+            return self._send(302, b"", {**headers, "Location": hub.signed(file)})
+        data = file.data
+        headers |= {"ETag": f'"{file.oid}"', "Accept-Ranges": "bytes"}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and int(asked[1]) >= len(data):
+            return self._send(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})
+        first, last = (int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)) if asked else (0, len(data) - 1)
+        if asked:
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            hub.count("range of a file", last + 1 - first)
-            self._send(206, data[first : last + 1], headers)
-        else:
-            hub.count("file", 0 if self.command == "HEAD" else len(data))
-            self._send(200, data, headers)
+        hub.inline_bytes += 0 if self.command == "HEAD" else last + 1 - first
+        return self._send(206 if asked else 200, data[first : last + 1], headers)
 
-    def _send_json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _refuse(self, code: str, status: int = 404, *, headers: dict[str, str] | None = None) -> None:
+        """Say no, as the Hub does it: it tells nobody who gives no token that a repository is missing."""
+        self._send(status, json.dumps({"error": code}).encode(), {**(headers or {}), "X-Error-Code": code})
+
+    def _send_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _send(self, code: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(code)
@@ -124,3 +342,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the standard library
         """Log nothing."""
+
+
+def _entries(files: dict[str, File], names: list[str], *, is_bucket: bool) -> list[dict[str, Any]]:
+    """What is said of files and folders that are there."""
+    found: list[dict[str, Any]] = []
+    for name in names:
+        if name in files:
+            found.append(files[name].entry(is_bucket=is_bucket))
+        elif any(path.startswith(f"{name}/") for path in files):
+            about = {"uploadedAt": DATE} if is_bucket else {"oid": hashlib.sha1(name.encode()).hexdigest(), "size": 0}
+            found.append({"type": "directory", "path": name, **about})
+    return found
+
+
+def _files_of(directory: str) -> dict[str, bytes]:
+    """All files of a directory, by their paths in it."""
+    found = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, directory)] = file.read()
+    return found

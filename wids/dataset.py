@@ -39,7 +39,7 @@ from wids.order.validation import suggest_names
 from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider
 from wids.tables.fields import Alternatives
-from wids.transport import retrying
+from wids.transport import hub, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -508,10 +508,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         # A worker's first download may meet a server that is just being restarted.
         counts = self._counts()
         own = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
-        return {**own, "_answered": retrying.answered()}
+        return {**own, "_answered": retrying.answered(), "_pins": hub.pins()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
+        hub.note_pins(state.pop("_pins", {}))
         self._take(copy.copy(state["_collection"]))  # of a shallow copy: the shards may be other ones later
         self.__dict__.update({**state, "_collection": self._collection})
 

@@ -17,7 +17,7 @@ from wids.index import checksums
 from wids.policy.freshness import mark_of
 from wids.tables import member_tables
 from wids.tables import table as tables
-from wids.transport import download
+from wids.transport import download, hub
 from wids.transport.failures import InterruptedTransferError
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class ShardDownload:
                 raise InterruptedTransferError(f"{shard.url}: was written anew while it was copied")
             check_content(shard.url, system.pread(fd, 512, 0))
             check_file(shard, fd, go_on=self._lock.touch)
+            if not checksums.promised(shard):
+                self._compare_with_hub(fd)
             self._reserve(facts.size)
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
@@ -165,6 +167,22 @@ class ShardDownload:
                     offset=0,
                 )
         self._verified = CachedShard(lease, table)
+
+    def _compare_with_hub(self, fd: int) -> None:
+        """See that it is what the Hugging Face Hub says, if it comes from there."""
+        url, said = self._shard.url, hub.sha256_of(self._shard.url, self._session)
+        if said is None:
+            return
+        os.lseek(fd, 0, os.SEEK_SET)
+        found = file_digest(fd, "sha256", go_on=self._lock.touch)
+        if found != said:
+            raise DigestMismatchError(
+                f"{url}: the sha256 of what arrived is {found}, and the Hub says {said}; fetch it again, and look for "
+                "a proxy or a disk that changes bytes",
+                url=url,
+                expected=said,
+                found=found,
+            )
 
     def _publish(self, lease: Lease, table: MemberTable) -> None:
         """Give the shard and its table their names, and lease it."""

@@ -112,6 +112,7 @@ def load_shards(
         SpecError: it is none of these, or malformed. FetchError: the index cannot be read.
     """
     base = None if base is None else os.fspath(base)
+    session = session.kept_in(cache_dir)
     if isinstance(shards, os.PathLike):
         shards = os.fspath(shards)
     data: bytes | str | None = None

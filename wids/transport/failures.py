@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import re
 import socket
 import ssl
 import sys
@@ -57,15 +59,23 @@ _FINAL = (
     WidsError,
 )
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
-_CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio"})
+# huggingface_hub has had requests, httpx and httpx2.
+_CLIENTS = frozenset(
+    {
+        *("aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio", "huggingface_hub"),
+        *("requests", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2"),
+    }
+)
 _NOT_HTTP = "NonHttpUrlRedirectClientError"
 _FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError"})  # aiohttp's, Google's
+# Of a budget of requests: nothing is left, and for how long.
+_SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # The package for a scheme, as pip takes it.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'wids[s3]'"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
-    "hf": "huggingface_hub",
+    "hf": "'wids[hub]'",
 }
 
 
@@ -80,6 +90,16 @@ class InterruptedTransferError(_TransferError):
 
 class StalledTransferError(_TransferError):
     """The transfer ended too early, or nothing came for too long; the next try goes on."""
+
+
+class PausedError(_TransferError):
+    """The server was not asked: it is to be left alone for ``seconds``."""
+
+    status = 429
+
+    def __init__(self, message: str, *, seconds: float) -> None:
+        super().__init__(message)
+        self.headers = {"Retry-After": str(math.ceil(seconds))}
 
 
 class CancelledTransferError(Exception):
@@ -104,11 +124,14 @@ def public_cause(error: Exception, url: str) -> Exception | None:
 
 
 def find_retry_after(error: BaseException | None) -> float | None:
-    """The seconds that a server asks to be left alone for (RFC 9110, 10.2.3), or None."""
-    find = getattr(getattr(error, "headers", None), "get", None)
+    """The seconds that a server asks to be left alone for (RFC 9110, 10.2.3, and the draft of RateLimit), or None."""
+    headers = getattr(error, "headers", None) or getattr(getattr(error, "response", None), "headers", None)
+    find = getattr(headers, "get", None)
     text = None if find is None else find("Retry-After")
     if not isinstance(text, str):
-        return None
+        limit = None if find is None or error is None or _status_of(error) != 429 else find("RateLimit")
+        found = _SPENT.search(limit) if isinstance(limit, str) else None
+        return None if found is None else float(found[1])
     if text.strip().isdecimal():
         return float(text)
     with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -210,6 +233,10 @@ def _status_of(error: BaseException) -> int | None:
             return value
         if value == 0:  # aiohttp's, of a redirect without end; to look at its other names is deprecated
             break
+    # Clients of the Hub keep the answer.
+    value = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(value, int) and 100 <= value < 600:
+        return value
     # gcsfs tells a refusal in words only; taken for a fault of the network, it would be asked for again and again.
     if type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: "):
         return 403

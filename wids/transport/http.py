@@ -53,7 +53,7 @@ class HttpSource(ByteSource):
         self.url, self.go_on = url, go_on
         self._filesystem, self._name, self.precedence = filesystem, name, precedence
         self._host, self._connections = Place(url).host, filesystems.connections()
-        self._opened: _Answer | None = None
+        self._opened: Answer | None = None
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """See `ByteSource`. Without ranges, too, if it is another range that is given, or one of an unknown whole."""
@@ -70,7 +70,7 @@ class HttpSource(ByteSource):
             answer.close()
             answer = None
         if answer is None:
-            answer = await self._open(span)
+            answer = await self.ask(span)
         try:
             # All of it with status 200 is the range that was asked for, if that was all of it.
             sink.learn(answer.stat._replace(has_ranges=answer.stat.has_ranges or answer.span == span))
@@ -116,13 +116,13 @@ class HttpSource(ByteSource):
         if answer is not None:
             answer.close()
 
-    async def _keep(self, span: Span | None) -> _Answer:
+    async def _keep(self, span: Span | None) -> Answer:
         """Ask, and keep the answer: where this is cancelled, `close` finds it."""
         self._drop()
-        self._opened = answer = await self._open(span)
+        self._opened = answer = await self.ask(span)
         return answer
 
-    async def _open(self, span: Span | None, *, is_raw: bool = True) -> _Answer:
+    async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
         """Ask for a span, or for the whole. The caller closes the answer.
 
         Args:
@@ -149,7 +149,7 @@ class HttpSource(ByteSource):
                 _raise_for_status(response)
                 if not is_raw or _encoding_of(response) in ("", "identity", *_GZIP):
                     note = partial(self._connections.note, self._host, time.monotonic() - start)
-                    return _Answer(response, note, release, is_raw=is_raw)
+                    return Answer(response, note, release, is_raw=is_raw)
         except BaseException:
             release()
             if response is not None:
@@ -158,8 +158,8 @@ class HttpSource(ByteSource):
         release()
         response.close()
         if response.status != 416:
-            return await self._open(span, is_raw=False)
-        return await self._open(None)  # there is nothing to have a range of
+            return await self.ask(span, is_raw=False)
+        return await self.ask(None)  # there is nothing to have a range of
 
 
 @cache
@@ -199,7 +199,7 @@ def _within(limits: Any, seconds: float) -> Any:
     )
 
 
-class _Answer:
+class Answer:
     """The answer to a request, its body not yet read.
 
     Args:

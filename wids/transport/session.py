@@ -25,11 +25,13 @@ class Session:
             holds the options of that server, all of them; the other keys hold everywhere else.
         hooks: called with events.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
+        cache_dir: keeps what the processes of this machine need to know of a store once; None: the default one.
     """
 
     storage_options: dict[str, Any] | None = field(default=None, repr=False)
     hooks: Sequence[Hook] = ()
     allow_pipe: bool = False
+    cache_dir: str | None = None
 
     def __hash__(self) -> int:
         return hash(frozenset(self.storage_options or ()))
@@ -68,13 +70,23 @@ class Session:
         """The same, but these are called with events."""
         return replace(self, hooks=hooks)
 
+    def kept_in(self, cache_dir: str | None) -> Session:
+        """The same with this cache directory, unless it has one, or None is given."""
+        return self if cache_dir is None or self.cache_dir is not None else replace(self, cache_dir=cache_dir)
+
     def endpoint_of(self, place: Place) -> str:
         """The server that options name: one bucket and key may stand for two shards on two of them."""
         if not self.storage_options:
             return ""
         options = self.options_for(place)
         client = options.get("client_kwargs") or {}
-        return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")
+        return str(
+            options.get("endpoint_url")
+            or client.get("endpoint_url")
+            or options.get("endpoint")  # of the Hub
+            or options.get("host")
+            or ""
+        )
 
     def _split(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         general: dict[str, Any] = {}

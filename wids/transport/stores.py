@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import NotAllowedError
 from wids.files import atomic, system
-from wids.transport import filesystems
+from wids.transport import filesystems, hub
 from wids.transport.http import HttpSource
 from wids.transport.pipe import PipeSource
 from wids.transport.place import Place
@@ -47,6 +47,7 @@ def open_source(
     Raises:
         NotAllowedError: a program that may not be run.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
+        FetchError, aiohttp.ClientError: see `wids.transport.hub.open_hub`.
     """
     place = Place(url)
     if place.scheme == "pipe":
@@ -55,6 +56,8 @@ def open_source(
         return PipeSource(url, path, go_on=go_on)
     if place.is_local:
         return LocalSource(url, go_on=go_on)
+    if (where := hub.locate(place, session)) is not None:
+        return hub.open_hub(url, where, session, go_on=go_on, precedence=precedence)
     filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
     if place.scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)

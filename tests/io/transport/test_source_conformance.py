@@ -16,6 +16,7 @@ from s3fs import S3FileSystem
 
 from tests.support import backends
 from tests.support.children import PATIENCE_SECONDS
+from tests.support.hub import begin_run, standing_in
 from tests.support.range_faults import held, short
 from tests.support.servers import cut, stall, status
 from wids.errors import FetchError
@@ -183,6 +184,48 @@ class TestHttpWithoutRanges(TestHttp):
     def stop(self):
         """Half, and nothing more."""
         self.server.faults["/a.tar"] = [stall]
+
+
+class TestHub(Store):
+    """A file of a repository of the Hugging Face Hub, at the commit that each run finds."""
+
+    kind = "datasets"
+
+    @pytest.fixture(autouse=True)
+    def _store(self, tmp_path, monkeypatch):
+        self._patch = monkeypatch
+        with standing_in(monkeypatch, tmp_path / "hub", kind=self.kind) as self.hub:
+            self.url = f"hf://{self.kind}/org/set/a.tar"
+            yield
+
+    def put(self, data):
+        """By a commit, for a run that begins after it."""
+        self.hub.put({"a.tar": data})
+        begin_run(self._patch)
+
+    def remove(self):
+        """Likewise."""
+        self.hub.remove("a.tar")
+        begin_run(self._patch)
+
+    def deny(self):
+        """For all but those who have a token."""
+        self.hub.repository.is_gated, self.hub.repository.token = True, "secret"
+        return contextlib.nullcontext()
+
+    def shorten(self):
+        """The store behind the Hub gives half of it."""
+        self.hub.store_fault = short
+
+    def stop(self):
+        """It gives nothing more."""
+        self.hub.store_fault = held
+
+
+class TestHubBucket(TestHub):
+    """A file of a bucket, which has no commits."""
+
+    kind = "buckets"
 
 
 class TestS3(Store):

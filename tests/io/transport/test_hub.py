@@ -1,0 +1,331 @@
+"""The Hugging Face Hub's limits, its signed redirects, its refusals: against the stand-in."""
+
+import json
+import pickle
+import random
+import threading
+
+import pytest
+
+import wids
+from tests.support.hub import begin_run, standing_in
+from tests.support.shards import write_shards
+from wids.errors import ChangedShardError, DigestMismatchError, FetchDeniedError, FetchError, ShardNotFoundError
+from wids.transport import download, hub
+from wids.transport.range_client import ShardBytes
+from wids.transport.session import Session
+
+BASE = "hf://datasets/org/set"
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A Hub with one repository."""
+    with standing_in(monkeypatch, tmp_path / "hub") as found:
+        yield found
+
+
+def body_of(number, size=3000):
+    """The bytes of a file, which no other one has."""
+    return random.Random(number).randbytes(size)
+
+
+def test_a_listing_is_asked_for_once_for_a_machine(stand_in, monkeypatch):
+    """A thousand files, paged, take three calls; another process none, and so does a second dataset."""
+    names = [f"train/{k:04d}.tar" for k in range(1000)]
+    commit = stand_in.put({name: body_of(k, 10) for k, name in enumerate(names)} | {"train.json": b"{}"})
+    stand_in.page_size = 400
+    listing = hub.list_files(BASE)
+    assert (listing.commit, len(listing.files)) == (commit, 1001)
+    for name in names:
+        with ShardBytes(f"{BASE}/{name}") as shard:
+            assert (shard.size, shard.is_strong) == (10, True)
+    assert stand_in.requests == {"api": 4}
+    handed = hub.pins()
+    begin_run(monkeypatch)  # a process that the run starts, at any time: it reads the listing that is kept
+    hub.note_pins(handed)
+    assert ShardBytes(f"{BASE}/{names[7]}").size == 10
+    assert stand_in.requests == {"api": 4}
+
+
+def test_processes_that_start_together_read_one_commit(stand_in):
+    """That which the first of them asked for."""
+    stand_in.put({"a.tar": b"old"})
+    assert hub.list_files(BASE).files["a.tar"].size == 3
+    stand_in.put({"a.tar": b"newer"})
+    hub.forget()
+    assert hub.list_files(BASE).files["a.tar"].size == 3
+
+
+def test_many_samples_ask_the_resolver_once_for_a_shard(stand_in):
+    """10,000 pieces of 100 shards."""
+    stand_in.put({f"{k:03d}.tar": body_of(k) for k in range(100)})
+    draw = random.Random(7)
+    for _ in range(500):
+        number = draw.randrange(100)
+        starts = [draw.randrange(2900) for _ in range(20)]
+        with ShardBytes(f"{BASE}/{number:03d}.tar") as shard:
+            found = shard.read_many([(lo, lo + 100) for lo in starts])
+        assert found == [body_of(number)[lo : lo + 100] for lo in starts]
+    assert stand_in.requests["resolvers"] <= 110
+    assert stand_in.requests["api"] == 2
+
+
+def test_threads_ask_the_resolver_once(stand_in, no_waits):
+    """Of one file, however many of them read it at the same time."""
+    stand_in.put({"a.tar": body_of(1)})
+    found = []
+
+    def read():
+        found.append(ShardBytes(f"{BASE}/a.tar").read(100, 200))
+
+    threads = [threading.Thread(target=read) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [body_of(1)[100:300]] * 16
+    assert stand_in.requests["resolvers"] == 1
+    assert stand_in.requests["api"] == 2
+
+
+def test_a_redirect_that_is_refused_or_has_ended_is_asked_for_again(stand_in):
+    """Once."""
+    stand_in.put({"a.tar": body_of(1)})
+    shard = ShardBytes(f"{BASE}/a.tar")
+    assert shard.read(0, 10) == body_of(1)[:10]
+    stand_in.expire()
+    assert shard.read(5, 10) == body_of(1)[5:15]
+    assert stand_in.requests["resolvers"] == 2
+    hub.forget()
+    stand_in.seconds = 20  # this machine's clock may be late
+    for _ in range(2):
+        assert shard.read(5, 10) == body_of(1)[5:15]
+    assert stand_in.requests["resolvers"] == 4
+
+
+def test_a_store_that_refuses_everything_is_a_refusal(stand_in, no_waits):
+    """Not a loop."""
+    stand_in.put({"a.tar": body_of(1)})
+    stand_in.seconds = -1
+    with pytest.raises(FetchDeniedError) as caught:
+        ShardBytes(f"{BASE}/a.tar").read(0, 10)
+    assert "secret" not in str(caught.value)
+    assert stand_in.requests["resolvers"] == 1
+
+
+@pytest.mark.parametrize("where", ["hf", "https"])
+def test_the_token_goes_to_the_hub_alone(stand_in, monkeypatch, tmp_path, where):
+    """Also that which a URL of the Hub is given in its options."""
+    stand_in.put({"a.tar": body_of(1), "a.json": b"{}"})
+    stand_in.repository.token = "s3cret"
+    options = {"headers": {"Authorization": "Bearer s3cret", "X-Own": "own"}}
+    if where == "hf":
+        monkeypatch.setenv("HF_TOKEN", "s3cret")
+        options = None
+    base = BASE if where == "hf" else f"{stand_in.url}/datasets/org/set/resolve/main"
+    session = Session(options)
+    assert ShardBytes(f"{base}/a.tar", session=session).read(7, 10) == body_of(1)[7:17]
+    target = tmp_path / "a.tar"
+    target.touch()
+    download.download_to(f"{base}/a.tar", str(target), check=lambda: None, session=session)
+    assert target.read_bytes() == body_of(1)
+    assert download.read_bytes(f"{base}/a.json", session=session) == b"{}"
+    assert set(stand_in.authorizations["api"] + stand_in.authorizations["resolvers"]) == {"Bearer s3cret"}
+    assert set(stand_in.authorizations["store"]) == {""}
+    assert not any("x-own" in headers for headers in stand_in.store.headers)
+
+
+@pytest.mark.parametrize("header", ["RateLimit", "Retry-After"])
+@pytest.mark.parametrize("part", ["api", "resolvers"])
+def test_a_spent_budget_costs_one_more_request(stand_in, no_waits, header, part):
+    """All wait as long as the Hub says, and none asks meanwhile."""
+    stand_in.put({"a.tar": body_of(1), "b.tar": body_of(2)})
+    stand_in.wait_header, stand_in.budgets[part] = header, 0
+    original = hub.retrying.pause
+
+    def pause(seconds, is_cancelled):
+        del stand_in.budgets[part]
+        original(seconds, is_cancelled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub.retrying, "pause", pause)
+        before = dict(stand_in.requests)
+        assert ShardBytes(f"{BASE}/a.tar").read(0, 10) == body_of(1)[:10]
+    asked = stand_in.requests[part] - before.get(part, 0)
+    assert asked == {"api": 3, "resolvers": 2}[part]
+    assert [round(wait) for wait in no_waits] == [40]
+
+
+def test_other_threads_do_not_ask_during_a_pause(stand_in, no_waits):
+    """The pause is one for the process: another file's reader asks nothing before it is over."""
+    stand_in.put({"a.tar": body_of(1), "b.tar": body_of(2)})
+    hub.list_files(BASE)
+    stand_in.budgets["resolvers"] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub.retrying._Tries, "find_delay", lambda *_: None)
+        with pytest.raises(FetchError, match="429"):
+            ShardBytes(f"{BASE}/a.tar").read(0, 10)
+    assert stand_in.requests["resolvers"] == 1
+    stand_in.budgets.clear()
+    assert ShardBytes(f"{BASE}/b.tar").read(0, 10) == body_of(2)[:10]
+    assert stand_in.requests["resolvers"] == 2
+    assert [round(wait) for wait in no_waits] == [40]
+
+
+def test_an_outage_of_a_minute_is_survived(stand_in, no_waits, monkeypatch):
+    """By a Hub that has answered before."""
+    stand_in.put({"a.tar": body_of(1), "b.tar": body_of(2)})
+    assert ShardBytes(f"{BASE}/a.tar").read(0, 10) == body_of(1)[:10]
+    stand_in.is_away = True
+    original = hub.retrying.pause
+
+    def pause(seconds, is_cancelled):
+        original(seconds, is_cancelled)
+        stand_in.is_away = sum(no_waits) < 60
+
+    monkeypatch.setattr(hub.retrying, "pause", pause)
+    assert ShardBytes(f"{BASE}/b.tar").read(0, 10) == body_of(2)[:10]
+    assert sum(no_waits) >= 60
+
+
+def test_a_listing_goes_on_after_a_failure(stand_in, no_waits, monkeypatch):
+    """Pages that came are not asked for again."""
+    stand_in.put({f"{k:02d}.tar": b"x" for k in range(20)})
+    stand_in.page_size, stand_in.budgets["api"] = 5, 3  # the commit and two pages
+    original = hub.retrying.pause
+
+    def pause(seconds, is_cancelled):
+        stand_in.budgets.clear()
+        original(seconds, is_cancelled)
+
+    monkeypatch.setattr(hub.retrying, "pause", pause)
+    assert len(hub.list_files(BASE).files) == 20
+    assert stand_in.requests["api"] == 6
+
+
+def test_a_file_that_is_replaced(stand_in, monkeypatch):
+    """By one of the same size: a run reads on at its commit; the next one finds out, unless it names the commit."""
+    commit = stand_in.put({"a.tar": body_of(1)})
+    shard, pinned = ShardBytes(f"{BASE}/a.tar"), ShardBytes(f"{BASE}@{commit}/a.tar")
+    assert shard.read(0, 10) == pinned.read(0, 10) == body_of(1)[:10]
+    stand_in.put({"a.tar": body_of(2)})
+    assert shard.read(10, 10) == body_of(1)[10:20]
+    begin_run(monkeypatch)
+    with pytest.raises(ChangedShardError, match="version"):
+        shard.read(20, 10)
+    assert pinned.read(20, 10) == body_of(1)[20:30]
+
+
+def test_another_commit_that_leaves_a_file_alone_changes_nothing(stand_in, monkeypatch):
+    """Its version is that of its bytes."""
+    stand_in.put({"a.tar": body_of(1)})
+    shard = ShardBytes(f"{BASE}/a.tar")
+    shard.read(0, 10)
+    stand_in.put({"README.md": b"# Title"})
+    begin_run(monkeypatch)
+    assert shard.read(10, 10) == body_of(1)[10:20]
+
+
+def test_a_file_of_a_bucket_that_is_replaced(stand_in):
+    """It is found out when the redirect has ended."""
+    stand_in.put({"a.tar": body_of(1)}, "buckets/org/b")
+    shard = ShardBytes("hf://buckets/org/b/a.tar")
+    assert shard.read(0, 10) == body_of(1)[:10]
+    stand_in.put({"a.tar": body_of(2)}, "buckets/org/b")
+    stand_in.expire()
+    with pytest.raises(ChangedShardError, match="version"):
+        shard.read(10, 10)
+    assert hub.list_files("hf://buckets/org/b").files["a.tar"][:2] == (3000, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "words"),
+    [
+        (
+            "hf://datasets/org/gated/a.tar",
+            FetchDeniedError,
+            "is gated; accept its terms at .*/datasets/org/gated, and log",
+        ),
+        ("hf://datasets/org/private/a.tar", ShardNotFoundError, "no repository org/private .*private and no token"),
+        ("hf://datasets/org/none/a.tar", ShardNotFoundError, "no repository org/none .*check the name, or log in"),
+        ("hf://buckets/org/none/a.tar", ShardNotFoundError, "no bucket org/none"),
+        (f"{BASE}@v9/a.tar", ShardNotFoundError, "has no revision v9"),
+        (f"{BASE}/b.tar", ShardNotFoundError, "nothing there at commit [0-9a-f]{12} of .*/datasets/org/set; check"),
+        (f"{BASE}/train", ShardNotFoundError, "nothing there at commit"),
+        ("hf://gpt2", FetchError, "names a repository: hf://datasets/ORG/NAME"),
+    ],
+)
+def test_refusals_say_what_to_do(stand_in, no_waits, url, error, words):
+    """Each by the type that its reader would catch, without another try."""
+    stand_in.put({"a.tar": b"x", "train/a.tar": b"x"})
+    for name in ("gated", "private"):
+        stand_in.put({"a.tar": b"x"}, f"datasets/org/{name}")
+        stand_in.repositories[f"datasets/org/{name}"].token = "t0ken"
+    stand_in.repositories["datasets/org/gated"].is_gated = True
+    with pytest.raises(error, match=words):
+        download.read_bytes(url)
+    assert no_waits == []
+
+
+def test_a_commit_that_was_deleted(stand_in, no_waits):
+    """Its history was squashed: the run has to start anew, and is told so."""
+    stand_in.put({"a.tar": b"old"})
+    hub.list_files(BASE)
+    stand_in.repository.commits.clear()
+    stand_in.put({"a.tar": b"new"})
+    with pytest.raises(ShardNotFoundError, match="was deleted since this run began"):
+        ShardBytes(f"{BASE}/a.tar").read(0, 3)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", json.dumps({"commit": "x", "at": 1}).encode()])
+def test_kept_files_that_are_damaged_are_made_again(stand_in, damage, tmp_path):
+    """Whatever is in them."""
+    stand_in.put({"a.tar": b"abc"})
+    hub.list_files(BASE)
+    kept = [path for path in (tmp_path / "hub" / ".wids" / "indexes").iterdir() if path.suffix in (".pin", ".hub")]
+    assert len(kept) == 2
+    for path in kept:
+        path.write_bytes(damage)
+    hub.forget()
+    assert hub.list_files(BASE).files["a.tar"].size == 3
+
+
+@pytest.fixture
+def dataset_on_hub(stand_in, tmp_path):
+    """Opens a set of eight shards of five samples by its index; it says no checksum."""
+    listed = []
+    for number, shard in enumerate(write_shards(tmp_path, (5,) * 8)):
+        with open(shard["url"], "rb") as file:
+            stand_in.put({f"{number}.tar": file.read()})
+        listed.append({"url": f"{number}.tar", "nsamples": 5})
+    stand_in.put({"train.json": json.dumps({"wids_version": 1, "shardlist": listed}).encode()})
+    return lambda **options: wids.ShardListDataset(f"{BASE}/train.json", cache_dir=tmp_path / "cache", **options)
+
+
+def test_samples_by_range_and_a_process_that_is_started(stand_in, dataset_on_hub, monkeypatch):
+    """Two calls open the set and one more each shard; a worker asks the Hub's API for nothing."""
+    dataset = dataset_on_hub(access="range")
+    kept = [sorted(dataset[k]) for k in range(40)]
+    assert stand_in.requests["api"] == 2
+    assert stand_in.requests["resolvers"] == 9
+    handed = pickle.dumps(dataset)
+    begin_run(monkeypatch)
+    stand_in.put({"new.tar": b"x"})
+    worker = pickle.loads(handed)
+    assert [sorted(worker[k]) for k in range(40)] == kept
+    assert stand_in.requests["api"] == 2
+
+
+def test_a_shard_is_compared_with_what_the_hub_says(stand_in, dataset_on_hub, no_waits):
+    """Where the index says no checksum."""
+
+    def damaged(reply, body):
+        at = body.rindex(b"\0" * 512) + 511  # of the tar's end, which nobody else looks at
+        reply.end(reply.begin(body[:at] + b"x" + body[at + 1 :]))
+
+    dataset = dataset_on_hub(access="fetch", early_reads=False, prefetch=False)
+    assert dataset[0]["__key__"]
+    stand_in.store_fault = damaged
+    with pytest.raises(DigestMismatchError, match="sha256 of what arrived"):
+        dataset[39]

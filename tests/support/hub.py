@@ -1,0 +1,36 @@
+"""The stand-in for the Hugging Face Hub, which is the notebooks' own, and runs of wids that know nothing of it yet."""
+
+import contextlib
+
+from notebooks.hub import Hub, Repository
+from tests.support.clocks import set_limits
+from wids.transport import hub
+
+__all__ = ["Hub", "Repository", "begin_run", "standing_in"]
+
+
+@contextlib.contextmanager
+def standing_in(patch, cache_dir, name="org/set", **options):
+    """A Hub in the place of the real one, for this process; nobody is logged in.
+
+    Args:
+        patch: a monkeypatch.
+        cache_dir: the default one of wids.
+        name: of its first repository.
+        **options: see `Hub`.
+    """
+    with Hub(name=name, **options) as stand_in:
+        patch.setenv("HF_ENDPOINT", stand_in.url)
+        patch.setenv("HF_HOME", str(cache_dir))  # no token in it
+        patch.setenv("WIDS_CACHE", str(cache_dir))
+        for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+            patch.delenv(variable, raising=False)
+        hub.forget()
+        yield stand_in
+        hub.forget()
+
+
+def begin_run(patch):
+    """As a process that starts later: another commit may be the newest one."""
+    hub.forget()
+    set_limits(hub, patch.setattr, pin_seconds=0.0)

@@ -1,0 +1,81 @@
+"""What is a place on the Hugging Face Hub, and whose token goes there."""
+
+import pytest
+
+from wids.transport import hub
+from wids.transport.place import Place
+from wids.transport.session import Session
+
+HUB = "https://huggingface.co"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch, tmp_path):
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "repository", "revision", "path"),
+    [
+        ("hf://datasets/org/set/a/b.tar", "datasets", "org/set", "", "a/b.tar"),
+        ("hf://datasets/org/set@v1.0/a@b.tar", "datasets", "org/set", "v1.0", "a@b.tar"),
+        ("hf://datasets/org/set/a@b.tar", "datasets", "org/set", "", "a@b.tar"),
+        ("hf://datasets/org/set@refs/convert/parquet/a.tar", "datasets", "org/set", "refs/convert/parquet", "a.tar"),
+        ("hf://datasets/org/set@refs%2Fpr%2F1/a.tar", "datasets", "org/set", "refs/pr/1", "a.tar"),
+        ("hf://datasets/org/set", "datasets", "org/set", "", ""),
+        ("hf://org/model/a b%20#?.tar", "models", "org/model", "", "a b%20#?.tar"),
+        ("hf://buckets/org/b/a@v1.tar", "buckets", "org/b", "", "a@v1.tar"),
+        (f"{HUB}/datasets/org/set/resolve/main/a%20b.tar?download=true", "datasets", "org/set", "main", "a b.tar"),
+        (f"{HUB}/org/model/resolve/refs%2Fpr%2F1/a.tar", "models", "org/model", "refs/pr/1", "a.tar"),
+        (f"{HUB}/buckets/org/b/resolve/a/b.tar", "buckets", "org/b", "", "a/b.tar"),
+    ],
+)
+def test_places(url, kind, repository, revision, path):
+    """Both ways to write one."""
+    assert hub.locate(Place(url)) == hub.Location(HUB, kind, repository, revision, path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("https://example.com/datasets/org/set/resolve/main/a.tar", f"{HUB}.example.com/org/m/resolve/main/a.tar"),
+        *(f"{HUB}/datasets/org/set/raw/main/a.tar", f"{HUB}/docs/a.tar", "s3://org/set/resolve/main/a.tar"),
+    ],
+)
+def test_other_places(url):
+    """Other servers, and other pages of it."""
+    assert hub.locate(Place(url)) is None
+
+
+@pytest.mark.parametrize("url", ["hf://", "hf://datasets", "hf://datasets/org", "hf://gpt2", "hf://datasets/org/@v1/a"])
+def test_places_without_a_repository(url):
+    """They are refused in words."""
+    with pytest.raises(ValueError, match="names a repository: hf://datasets/ORG/NAME"):
+        hub.locate(Place(url))
+
+
+def test_endpoints(monkeypatch):
+    """That of the options, then that of the environment."""
+    place = Place("hf://datasets/o/n/a.tar")
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    assert hub.locate(place).endpoint == "https://mirror.example"
+    assert hub.locate(Place("https://mirror.example/datasets/o/n/resolve/main/a.tar")) is not None
+    assert hub.locate(place, Session({"endpoint": "https://own.example"})).endpoint == "https://own.example"
+
+
+def test_tokens(monkeypatch, tmp_path):
+    """As huggingface_hub finds its own; it is for the endpoint in force alone."""
+
+    def found(given=None, endpoint=HUB):
+        return hub._find_token(given, endpoint, {})
+
+    assert found() is None
+    (tmp_path / "token").write_text("filed\n")
+    assert found() == found(given=True) == "filed"
+    monkeypatch.setenv("HF_TOKEN", " set ")
+    assert (found(), found(given="given"), found(given=False)) == ("set", "given", None)
+    assert found(endpoint="https://other.example") is None
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    assert (found(), found(given=True)) == (None, "set")

@@ -1,0 +1,669 @@
+"""Files of the Hugging Face Hub, over the HTTP source of wids: repositories at one commit each, and buckets.
+
+The revision of a repository becomes a commit once: processes that a run starts are told, others on the machine find it
+in the cache directory for a minute. What a commit holds is listed once (paged), kept in the cache directory, and
+says sizes, versions and sha256 of its files without a request for any. A file's URL leads to another server by a
+redirect that is signed for some time; it is remembered until then, or until it is refused. The token goes to the Hub
+alone. A 429 makes all threads of a process leave that part of the Hub alone for as long as it says.
+
+    .wids/indexes/KEY.pin, KEY.hub      a revision's commit and when it was asked for; the files of a commit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
+
+from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError
+from wids.files import forks
+from wids.files.own_folder import default_cache_dir
+from wids.files.shared_files import SharedFile, SharedFiles
+from wids.transport import filesystems, retrying
+from wids.transport.failures import PausedError, find_retry_after
+from wids.transport.http import HttpSource
+from wids.transport.place import Place
+from wids.transport.session import PLAIN, Session
+from wids.transport.source import HEAD, Stat, parse_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from wids.transport.filesystems import Precedence
+    from wids.transport.http import Answer
+    from wids.transport.source import ByteSource
+    from wids.transport.spans import Span
+
+_HUB = "https://huggingface.co"
+_KINDS = ("datasets", "spaces", "models", "kernels", "buckets")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# Revisions with a slash in them that need no quoting.
+_SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
+_WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolve/(.+)")
+_NEXT = re.compile(r"<([^>]*)>\s*;[^,]*\brel=\"?next\"?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_HOPS = 5
+_MAX_PAGE_BYTES = 64 << 20
+# Of storage options: what gives access to the Hub, and is nobody else's. The others hold for where it leads to, too.
+_OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
+_EXPIRED = frozenset({401, 403, 410})
+
+
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """How long what the Hub says is used; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        pin_seconds: a process that starts takes the commit that another one of this machine asked for so long ago.
+        target_seconds: a redirect is followed without asking again, unless its signature ends before.
+        early_seconds: before that: this machine's clock may be late.
+    """
+
+    pin_seconds: float = 60.0
+    target_seconds: float = 3600.0
+    early_seconds: float = 30.0
+
+
+LIMITS = HubLimits()
+
+
+class Location(NamedTuple):
+    """Where a file of the Hub is.
+
+    Attributes:
+        endpoint: the Hub's URL, without a slash at its end.
+        kind: "datasets", "models", "spaces", "kernels" or "buckets".
+        repository: ORG/NAME.
+        revision: a branch, tag or commit; "" for the default, and of buckets.
+        path: of the file in it.
+    """
+
+    endpoint: str
+    kind: str
+    repository: str
+    revision: str
+    path: str
+
+    @property
+    def page(self) -> str:
+        """The address of the repository, for people."""
+        return f"{self.endpoint}/{'' if self.kind == 'models' else self.kind + '/'}{self.repository}"
+
+    @property
+    def api(self) -> str:
+        """The address of the repository, for programs."""
+        return f"{self.endpoint}/api/{self.kind}/{self.repository}"
+
+
+class File(NamedTuple):
+    """What a listing says of a file.
+
+    Attributes:
+        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: not said, as of small files and in buckets.
+        tag: two files with the same one have the same bytes.
+    """
+
+    size: int
+    sha256: str | None
+    tag: str
+
+
+class Listing(NamedTuple):
+    """All files of a repository at one commit, or of a bucket.
+
+    Attributes:
+        commit: "" of a bucket. files: path -> what is said of it.
+    """
+
+    commit: str
+    files: dict[str, File]
+
+
+def locate(place: Place, session: Session = PLAIN) -> Location | None:
+    """Where on the Hub a place is: ``hf://`` URLs, and the Hub's own ``.../resolve/REVISION/PATH``; None: elsewhere.
+
+    Raises:
+        ValueError: an ``hf://`` URL that names no repository.
+    """
+    if place.scheme == "hf":
+        return _parse(place, str(session.options_for(place).get("endpoint") or _endpoint()).rstrip("/"))
+    if place.scheme in ("http", "https") and "/resolve/" in str(place):
+        for endpoint in {_endpoint(), _HUB}:
+            text = place.without_query
+            if text.startswith(endpoint + "/") and (found := _WEB.fullmatch(text[len(endpoint) :])):
+                kind, repository, rest = found[1] or "models", found[2], found[3]
+                if kind == "buckets":
+                    return Location(endpoint, kind, repository, "", unquote(rest))
+                revision, path = _split_revision(rest)
+                return Location(endpoint, kind, repository, revision, unquote(path)) if path else None
+    return None
+
+
+def list_files(place: Place | str, session: Session = PLAIN) -> Listing:
+    """All files of the repository, at the commit that this process reads, or of the bucket, that a place is in.
+
+    Args:
+        place: a file, a directory or the repository itself.
+        session: what opens URLs; its ``cache_dir`` keeps the listing of a repository.
+
+    Raises:
+        ValueError: it is not on the Hub.
+        ShardNotFoundError: no such repository or revision. FetchDeniedError: it is gated. FetchError: it cannot be
+            read.
+    """
+    url = str(place)
+    where = locate(Place(url), session)
+    if where is None:
+        raise ValueError(f"{url}: is no place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
+    return retrying.try_repeatedly(
+        lambda: _Hub(url, where, session, lambda: None).listing(), url=url, path=None, hooks=session.hooks
+    )
+
+
+def sha256_of(url: str, session: Session = PLAIN) -> str | None:
+    """What the Hub says of a file's bytes that this process has begun to read; None where nothing is said.
+
+    Nobody is asked.
+    """
+    where = locate(Place(url), session)
+    if where is None or where.kind == "buckets":
+        return None
+    listing = _listings.get((where.endpoint, where.kind, where.repository, _known_commit(where) or ""))
+    file = None if listing is None else listing.files.get(where.path)
+    return None if file is None else file.sha256
+
+
+def open_hub(
+    url: str, where: Location, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
+) -> ByteSource:
+    """The source of a file of the Hub; see `wids.transport.stores.open_source`.
+
+    Raises:
+        ShardNotFoundError: there is none. FetchDeniedError: it is gated.
+        OSError, aiohttp.ClientError: the Hub cannot be asked for its listing.
+    """
+    return HubSource(_Hub(url, where, session, go_on), precedence=precedence)
+
+
+def pins() -> dict[tuple[str, ...], str]:
+    """The commits that this process reads, to be handed to a process that is started."""
+    return dict(_pins)
+
+
+def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
+    """Read these commits, but for those that this process has begun to read."""
+    for key, commit in found.items():
+        _pins.setdefault(key, commit)
+
+
+def forget() -> None:
+    """Know nothing of the Hub, as a process that has just started."""
+    for memory in (_pins, _listings, _pages, _targets, _pauses):
+        memory.clear()
+
+
+class HubSource(HttpSource):
+    """One file of the Hub.
+
+    Args:
+        hub: the Hub as the file's reader knows it.
+        precedence: see `wids.transport.stores.open_source`.
+    """
+
+    def __init__(self, hub: _Hub, *, precedence: Precedence | None) -> None:
+        self._hub, (self._file, commit) = hub, hub.file()
+        where = hub.where
+        revision = f"/{commit}" if commit else ""
+        super().__init__(
+            hub.url,
+            hub.filesystem,
+            f"{where.page}/resolve{revision}/{quote(where.path)}",
+            go_on=hub.go_on,
+            precedence=precedence,
+        )
+        self._elsewhere = hub.open_elsewhere()
+        self._failure: Exception | None = None
+        if self._known() is None:
+            hub.check_pause("resolvers")
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """See `ByteSource`. That of a commit's file is known without a request."""
+        if self._file is None or first is None or self._opened is not None:
+            return super().stat(first, is_fresh=is_fresh)
+        return Stat(self._file.size, self._file.tag, has_ranges=True, is_strong=True)
+
+    async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
+        """See `HttpSource`: where the Hub leads to, which is asked only if that is not known."""
+        refused = None
+        while True:
+            target, is_new = self._known(refused), False
+            if target is None:
+                async with _lock_of(self._name):
+                    target = self._known(refused)  # another read has asked meanwhile
+                    if target is None:
+                        found = await self._resolve(span, is_raw=is_raw)
+                        if not isinstance(found, _Target):
+                            return found
+                        target, is_new = found, True
+            there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
+            try:
+                answer = await there.ask(span, is_raw=is_raw)
+            except Exception as error:
+                if is_new or getattr(error, "status", None) not in _EXPIRED:
+                    raise
+                refused = target
+            else:
+                return self._marked(answer, target.tag)
+
+    def _known(self, refused: _Target | None = None) -> _Target | None:
+        target = _targets.get(self._name)
+        return None if target is None or target == refused or target.ends < time.time() else target
+
+    async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Target | Answer:
+        """Ask the Hub for a file: it gives small ones itself, and says where others are.
+
+        Reads of one try of one file ask once: what is refused is refused to all of them.
+        """
+        if self._failure is not None:
+            raise self._failure
+        url, tag = self._name, ""
+        for _ in range(_MAX_HOPS):
+            here = HttpSource(self.url, self._filesystem, url, go_on=self.go_on, precedence=self.precedence)
+            try:
+                answer = await here.ask(span, is_raw=is_raw)
+            except Exception as error:
+                headers = getattr(error, "headers", None) or {}
+                leads_to = headers.get("Location") if 300 <= (getattr(error, "status", None) or 0) < 400 else None
+                if not leads_to:
+                    self._failure = self._hub.explained(error, "resolvers")
+                    raise self._failure from error
+                tag = tag or headers.get("X-Linked-Etag") or ""
+                url = urljoin(url, leads_to)
+                place = Place(url)
+                if place.scheme not in ("http", "https"):
+                    raise FetchError(
+                        f"{self.url}: the Hub leads to {place.public}, and only http(s) URLs are followed", url=self.url
+                    ) from None
+                if place.origin != Place(self._name).origin:
+                    return _remember(self._name, _Target(url, tag, _end_of(url)))
+            else:
+                return self._marked(answer, tag)
+        raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
+
+    def _marked(self, answer: Answer, tag: str) -> Answer:
+        """An answer that says the file's version, not that of a copy in a store of the Hub."""
+        if self._file is not None:
+            answer.stat = answer.stat._replace(version=self._file.tag, is_strong=True)
+        elif tag:
+            version, is_strong = parse_tag(tag)
+            answer.stat = answer.stat._replace(version=version, is_strong=is_strong)
+        return answer
+
+
+class _Hub:
+    """The Hub, as the reader of one file asks it.
+
+    Args:
+        url: of the file, for messages.
+        where: it is.
+        session: what opens URLs.
+        go_on: called now and then while the Hub is waited for.
+    """
+
+    def __init__(self, url: str, where: Location, session: Session, go_on: Callable[[], None]) -> None:
+        self.url, self.where, self.go_on = url, where, go_on
+        options = session.options_for(Place(url))
+        self._files_dir = session.cache_dir or default_cache_dir()
+        is_web = Place(url).scheme != "hf"
+        # Of an hf:// URL's options, those of huggingface_hub's file system mean nothing here.
+        own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
+        client = dict(own.get("client_kwargs") or {})
+        self._other = {name: value for name, value in own.items() if name not in _OWN_OPTIONS}
+        if client:
+            self._other["client_kwargs"] = {name: client[name] for name in client if name not in _OWN_OPTIONS}
+        headers = dict(own.pop("headers", None) or {})
+        is_known = "authorization" in {name.lower() for name in (*headers, *(client.get("headers") or {}))}
+        is_known = is_known or "auth" in client
+        token = None if is_known else _find_token(own.pop("token", options.get("token")), where.endpoint, options)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._has_token = bool(token) or is_known
+        own = {name: value for name, value in own.items() if name not in ("endpoint", "token")}
+        self.filesystem = self._open_http({**own, "headers": headers, "allow_redirects": False})
+
+    def open_elsewhere(self) -> Any:
+        """The file system of the servers that the Hub leads to, without what gives access to the Hub."""
+        return self._open_http(self._other)
+
+    def _open_http(self, options: dict[str, Any]) -> Any:
+        return filesystems.open_filesystem(self.where.endpoint, Session(options))[0]
+
+    def file(self) -> tuple[File | None, str]:
+        """What is known of the file, and at which commit; (None, "") in a bucket.
+
+        Raises:
+            ShardNotFoundError: there is none.
+        """
+        if self.where.kind == "buckets":
+            return None, ""
+        commit, files = self.listing()
+        file = files.get(self.where.path)
+        if file is None:
+            raise ShardNotFoundError(
+                f"{self.url}: there is nothing there at commit {commit[:12]} of {self.where.page}; check the path and "
+                "the revision (ORG/NAME@REVISION)",
+                url=self.url,
+            )
+        return file, commit
+
+    def listing(self) -> Listing:
+        """All files of the commit, or of the bucket as it is now.
+
+        Raises:
+            ShardNotFoundError, FetchDeniedError, OSError, aiohttp.ClientError: see `open_hub`.
+        """
+        where = self.where
+        if where.kind == "buckets":
+            with _alone(self.go_on):
+                return Listing("", self._list(f"{where.api}/tree?recursive=true", where[:3]))
+        commit = _known_commit(where)
+        found = None if commit is None else _listings.get((*where[:3], commit))
+        if found is not None:
+            return found
+        with _alone(self.go_on):
+            commit = _known_commit(where) or self._find_commit()
+            key = (*where[:3], commit)
+            found = _listings.get(key)
+            if found is None:
+                found = _listings[key] = self._find_listing(commit, key)
+        return found
+
+    def _find_commit(self) -> str:
+        """The commit of the revision: another process may have asked for it just now."""
+        where, revision = self.where, self.where.revision or "main"
+        kept = SharedFiles(self._files_dir, ".pin")
+        key = _digest(*where[:3], revision)
+        with kept.alone(key):
+            commit = kept.find(key, _take_pin)
+            if commit is None:
+                _, body = self._ask(f"{where.api}/revision/{quote(revision, safe='')}?expand=sha")
+                found = _parse_json(body, self.url)
+                commit = found.get("sha") if isinstance(found, dict) else None
+                if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+                    raise FetchError(f"{self.url}: {where.endpoint} names no commit for {revision}", url=self.url)
+                kept.put(key, json.dumps({"commit": commit, "at": time.time()}).encode())
+        _pins[(*where[:3], where.revision)] = commit
+        return commit
+
+    def _find_listing(self, commit: str, key: tuple[str, ...]) -> Listing:
+        kept, name = SharedFiles(self._files_dir, ".hub"), _digest(*key)
+        with kept.alone(name):
+            files = kept.find(name, _take_files)
+            if files is None:
+                files = self._list(f"{self.where.api}/tree/{commit}?recursive=true&expand=false", key)
+                kept.put(name, json.dumps(files).encode())
+        return Listing(commit, files)
+
+    def _list(self, url: str, key: tuple[str, ...]) -> dict[str, File]:
+        """All pages of a listing; those that have come stay if one fails."""
+        pages = _pages.setdefault(key, _Pages({}, url))
+        while pages.next:
+            headers, body = self._ask(pages.next)
+            entries = _parse_json(body, self.url)
+            try:
+                pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
+            except (TypeError, KeyError, ValueError, AttributeError) as error:
+                raise FetchError(f"{self.url}: a listing of {self.where.endpoint} is none", url=self.url) from error
+            found = _NEXT.search(headers.get("Link", ""))
+            pages.next = urljoin(pages.next, found[1]) if found else ""
+        _pages.pop(key, None)
+        return pages.files
+
+    def _ask(self, url: str) -> tuple[Mapping[str, str], bytes]:
+        """The headers and the body of an answer of the Hub's API."""
+        self.check_pause("api")
+        try:
+            return filesystems.run(self._get(url), go_on=self.go_on)
+        except Exception as error:
+            explained = self.explained(error, "api")
+            if explained is error:
+                raise
+            raise explained from error
+
+    async def _get(self, url: str) -> tuple[Mapping[str, str], bytes]:
+        # A mirror may name pages of the Hub that it copies.
+        is_own = Place(url).origin == Place(self.where.endpoint).origin
+        filesystem = self.filesystem if is_own else self._open_http(self._other)
+        session = await filesystem.set_session()
+        options = {**filesystem.kwargs, "allow_redirects": True}
+        limit = filesystems.limit_of(_MAX_PAGE_BYTES)
+        async with await asyncio.wait_for(session.get(filesystem.encode_url(url), **options), limit) as response:
+            response.raise_for_status()
+            parts, size = [], 0
+            while data := await response.content.readany():
+                parts.append(data)
+                size += len(data)
+                if size > _MAX_PAGE_BYTES:
+                    raise FetchError(f"{self.url}: an answer of {self.where.endpoint} has no end", url=self.url)
+            return response.headers, b"".join(parts)
+
+    def check_pause(self, part: str) -> None:
+        """Do not ask a part of the Hub that is to be left alone.
+
+        Raises:
+            PausedError: another try may begin when it says.
+        """
+        left = _pauses.get((self.where.endpoint, part), 0.0) - retrying.now()
+        if left > 0:
+            raise PausedError(f"{self.url}: the Hub asked to be left alone", seconds=left)
+
+    def explained(self, error: Exception, part: str) -> Exception:
+        """What an error of the Hub means: a typed one where it says more than its status, else the same."""
+        status = getattr(error, "status", None)
+        headers = getattr(error, "headers", None) or {}
+        if status == 429 and (seconds := find_retry_after(error)) is not None:
+            key = (self.where.endpoint, part)
+            _pauses[key] = max(_pauses.get(key, 0.0), retrying.now() + seconds)
+        code, where = headers.get("X-Error-Code", ""), self.where
+        log_in = "check that its account may read it" if self._has_token else "log in (hf auth login), or set HF_TOKEN"
+        what = "bucket" if where.kind == "buckets" else "repository"
+        if code == "GatedRepo":
+            return FetchDeniedError(
+                f"{self.url}: the repository is gated; accept its terms at {where.page}, and "
+                f"{'use a token of that account' if self._has_token else log_in}",
+                url=self.url,
+            )
+        if code == "RepoNotFound" or (status == 401 and not code and part == "api" and not self._has_token):
+            token = "the token given may not read it" if self._has_token else "no token was given"
+            return ShardNotFoundError(
+                f"{self.url}: there is no {what} {where.repository} of {where.kind} at {where.endpoint}, or it is "
+                f"private and {token}; check the name, or {log_in}",
+                url=self.url,
+            )
+        if code == "RevisionNotFound":
+            revision = where.revision or "main"
+            return ShardNotFoundError(
+                f"{self.url}: {where.page} has no revision {revision}, or its commit was deleted since this run began; "
+                "check the name, or start anew",
+                url=self.url,
+            )
+        return error
+
+
+class _Target(NamedTuple):
+    """Where the Hub leads to.
+
+    Attributes:
+        url: signed. tag: of the file, as the Hub says. ends: when it is no longer used, in seconds since 1970.
+    """
+
+    url: str
+    tag: str
+    ends: float
+
+
+class _Pages:
+    """A listing on its way: the files that have come, and the URL of the next page; "" at the end."""
+
+    def __init__(self, files: dict[str, File], url: str) -> None:
+        self.files, self.next = files, url
+
+
+# What this process knows of the Hub. A forked child knows as much.
+_pins: dict[tuple[str, ...], str] = {}
+_listings: dict[tuple[str, ...], Listing] = {}
+_pages: dict[tuple[str, ...], _Pages] = {}
+_targets: dict[str, _Target] = {}
+_pauses: dict[tuple[str, str], float] = {}
+_MAX_TARGETS = 100_000
+_lock = threading.Lock()
+_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Lock]]
+_locks = weakref.WeakKeyDictionary()
+
+
+def _start_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread that the child does not have may hold the parent's
+    _lock = threading.Lock()
+
+
+forks.call_in_child(_start_child)
+
+
+@contextlib.contextmanager
+def _alone(go_on: Callable[[], None]) -> Iterator[None]:
+    """One thread of the process at a time is in this block."""
+    held = _lock
+    while not held.acquire(timeout=filesystems.LIMITS.poll_seconds):
+        go_on()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _lock_of(url: str) -> asyncio.Lock:
+    """Who asks where a URL leads to; on the event loop."""
+    locks = _locks.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+    return locks.setdefault(url, asyncio.Lock())
+
+
+def _remember(url: str, target: _Target) -> _Target:
+    _targets.pop(url, None)
+    while len(_targets) >= _MAX_TARGETS:
+        _targets.pop(next(iter(_targets)))
+    _targets[url] = target
+    return target
+
+
+def _end_of(url: str) -> float:
+    """Until when a signed URL is good: as it says, an hour at most."""
+    now = time.time()
+    query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+    ends = now + LIMITS.target_seconds
+    with contextlib.suppress(ValueError, OverflowError):
+        if "expires" in query:
+            ends = min(ends, float(query["expires"]) - LIMITS.early_seconds)
+        elif "x-amz-expires" in query:
+            ends = min(ends, now + float(query["x-amz-expires"]) - LIMITS.early_seconds)
+    return ends
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+
+
+def _parse(place: Place, endpoint: str) -> Location:
+    parts = str(place)[len("hf://") :].strip("/").split("/")
+    kind = parts.pop(0) if parts[0] in _KINDS else "models"
+    if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
+        raise ValueError("an hf:// URL names a repository: hf://datasets/ORG/NAME[@REVISION]/PATH")
+    name, at, rest = "/".join(parts[1:]).partition("@")
+    revision = ""
+    if at and "/" not in name:
+        revision, path = _split_revision(rest)
+    else:
+        name, path = parts[1], "/".join(parts[2:])
+    return Location(endpoint, kind, f"{parts[0]}/{name}", revision, path)
+
+
+def _split_revision(text: str) -> tuple[str, str]:
+    """(revision, path) of ``REVISION/PATH``."""
+    found = _SPECIAL.match(text)
+    if found:
+        return found[0], text[found.end() :].lstrip("/")
+    revision, _, path = text.partition("/")
+    return unquote(revision), path
+
+
+def _known_commit(where: Location) -> str | None:
+    return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get((*where[:3], where.revision))
+
+
+def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
+    """The token of the Hub: as given, or huggingface_hub's own, by its rules.
+
+    The latter is for the endpoint that is in force, or that the caller names, and for no other.
+    """
+    if given is False or (isinstance(given, str) and given):
+        return given or None
+    is_implicit = given is not True and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _YES
+    if is_implicit or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
+        return None
+    text = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not text:
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
+        path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+        path = os.path.expandvars(os.path.expanduser(path))
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            text = file.read()
+    return (text or "").replace("\r", "").replace("\n", "").strip() or None
+
+
+_YES = frozenset({"1", "ON", "YES", "TRUE"})
+
+
+def _file_of(entry: dict[str, Any]) -> File:
+    """What an entry of a listing says of a file."""
+    lfs = entry.get("lfs") or {}
+    sha256 = lfs.get("oid") or lfs.get("sha256")
+    sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
+    tag = sha256 or entry.get("xetHash") or entry.get("oid")
+    return File(int(lfs.get("size", entry["size"])), sha256, str(tag))
+
+
+def _take_pin(file: SharedFile) -> str | None:
+    found = json.loads(bytes(file.data))
+    try:
+        commit, age = str(found["commit"]), time.time() - float(found["at"])
+    except (TypeError, KeyError) as error:
+        raise ValueError("it is no pin") from error
+    return commit if 0 <= age < LIMITS.pin_seconds and _COMMIT.fullmatch(commit) else None
+
+
+def _take_files(file: SharedFile) -> dict[str, File]:
+    try:
+        found = json.loads(bytes(file.data)).items()
+        return {str(path): File(int(size), sha256, str(tag)) for path, (size, sha256, tag) in found}
+    except (TypeError, AttributeError) as error:
+        raise ValueError("it is no listing") from error
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _parse_json(body: bytes, url: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FetchError(f"{url}: the Hub's answer is no JSON ({error})", url=url) from error
