@@ -120,9 +120,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     Args:
         shards: a JSON index (URL, path, path-like or open file), or a compiled one (``.widsx``); or a list of
-            ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or local tars without an index: a path or
-            brace pattern ending in ``.tar``, a directory or glob of them (as ``wids index create`` takes them, in
-            natural order), or a list of these, whose samples are then counted here.
+            ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or tars without an index: a path, URL or
+            brace pattern ending in ``.tar``, a directory (of a store: with a slash at its end) or glob of them, as
+            ``wids index create`` takes them, in natural order, or a list of these. Their samples are then counted
+            here: of remote ones by byte ranges, from their member tables, else their headers; the counts are kept in
+            ``cache_dir``.
         cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
             free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds
@@ -138,7 +140,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"``, ``"raw"`` (bytes), a function, or a list of these, applied
             in turn; none (``[]``, ``()``, ``None``) leaves each member an ``io.BytesIO``.
         keep: this dataset's shards are not evicted from the cache by any job or cleaner.
-        base: what relative URLs are relative to; overrides the index's own ``base`` and its place.
+        base: what relative URLs, patterns and directories are relative to; overrides the index's own ``base`` and its
+            place.
         options: top-level keys that override those of the JSON index.
         fields: read only members with these extensions (``(".jpg", ".cls")``), in any case: ``.jpg`` reads ``.JPG``,
             which stays its key. No other bytes are touched. Those that the first shard lacks are warned of. Of

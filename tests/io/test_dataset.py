@@ -23,6 +23,7 @@ import typing
 from pathlib import Path
 from urllib.parse import quote
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -42,7 +43,9 @@ from wids.errors import (
     CompressedShardError,
     CountMismatchError,
     DecodeError,
+    FetchError,
     InputError,
+    NoRangesError,
     ShardNotFoundError,
     SpecError,
     TarError,
@@ -103,11 +106,10 @@ def test_local_tars_to_be_copied_are_counted_where_they_are(tmp_path):
         assert len(list((tmp_path / f"c{number}").glob("*.tar"))) == 1
 
 
-def test_remote_tars_without_an_index_are_refused(web):
+def test_remote_tars_without_an_index_whose_server_gives_no_ranges_are_refused(web):
     """Counting them would download them all; the message says what to do."""
-    with pytest.raises(SpecError, match=r"shards\[1\] .* has no nsamples.*wids index create") as caught:
+    with pytest.raises(NoRangesError, match=r"s1\.tar: no index says how many .* no byte ranges .*wids index create"):
         wids.ShardListDataset([(f"{web.url}/s0.tar", 3), f"{web.url}/s1.tar"])
-    assert caught.value.path == "shards[1]"
 
 
 def test_open_files_and_what_is_left_of_them(index, tmp_path):
@@ -144,12 +146,15 @@ def test_open_file_in_the_working_directory(index, monkeypatch):
         ([("a.tar", "many")], "nsamples"),
         (["x{0..1.tar"], "brace pattern"),
         ("", "shards is an empty text"),
-        ("no/*.tar", r"no/\*\.tar: no file has a name like this"),
+        ("no/*.tar", r"no/\*\.tar: no file has a name like this; that directory does not exist"),
         (["no/*.tar"], "no file has a name like this"),
-        ("s3://b/*.tar", r"is a glob of a store, .* index and give that: wids index create 's3://b/\*.tar' -o train"),
+        ("wids/order/*.tar", r"no file has a name like this; the directory has 'README\.md', .* and \d+ more"),
+        (["train.json"], r"train\.json: is an index, not a shard; .*wids index merge\), or mix"),
+        (["memory://b/train.widsx"], r"train\.widsx: is an index, not a shard"),
         ("wids/order", r"wids/order: there are no \.tar files in this directory; wids pack makes shards of other"),
         (["wids/order"], r"there are no \.tar files in this directory"),
-        ("gs://b/d/", r"is a directory of a store, .* index and give that: wids index create 'gs://b/d/' -o train"),
+        ("memory://none/", r"memory://none/: there are no \.tar files at this prefix"),
+        ("pipe:cat *.tar", r"shards\[0\] \(pipe:cat \*\.tar\) has no nsamples.*wids index create"),
         ("a.tar::b.tar", r"several places in one text; give a list of them: \['a\.tar', 'b\.tar'\]"),
         (["a-{0..3}.tar::b-{0..3}.tar"], "several places in one text"),
         ("a.json::s3://b/b.json", r"several indexes in one text; merge them .*wids\.mix"),
@@ -182,6 +187,77 @@ def test_a_directory_or_glob_of_tars(tmp_path, make, pattern):
         first[0][1:-4],
         "10b",
     ]
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """A directory of fsspec's memory with ten tars of two samples, an index of nine and a table: its URL."""
+    filesystem, root = fsspec.filesystem("memory"), f"/{tmp_path.name}"
+    for k in range(10):
+        path = write_tar(tmp_path / "s.tar", [(f"{k}.txt", b"%d" % k), (f"{k}b.txt", b"b")])
+        filesystem.pipe_file(f"{root}/d/s{k + 1}.tar", Path(path).read_bytes())
+    index = {"wids_version": 1, "shardlist": [{"url": f"s{k}.tar", "nsamples": 2} for k in range(1, 10)]}
+    filesystem.pipe_file(f"{root}/d/train.json", json.dumps(index).encode())
+    filesystem.pipe_file(f"{root}/d/s1.tar.idx", b"1")
+    yield f"memory:/{root}/d"
+    filesystem.rm(root, recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "names"),
+    [
+        ("{}/", None, ["s1", "s2", *(f"s{k}" for k in range(3, 11))]),
+        ("{}/s?.tar", None, [f"s{k}" for k in range(1, 10)]),
+        ("{}/*", None, [f"s{k}" for k in range(1, 11)]),
+        (["{}/s{{9..10}}.tar", "{}/s[12].tar"], None, ["s9", "s10", "s1", "s2"]),
+        ("s1*.tar", "{}", ["s1", "s10"]),
+        ("../d/", "{}", [f"s{k}" for k in range(1, 11)]),
+    ],
+)
+def test_a_directory_or_glob_of_a_store(bucket, tmp_path, given, base, names):
+    """As of this machine: its tars, in natural order, counted by byte ranges; what stands beside them is no shard."""
+    fill = lambda text: text.format(bucket)  # noqa: E731
+    given, base = [*map(fill, given)] if isinstance(given, list) else fill(given), base and fill(base)
+    dataset = wids.ShardListDataset(given, base=base, cache_dir=tmp_path / "c", transformations=[])
+    assert [os.path.basename(shard["url"])[:-4] for shard in dataset.shards] == names
+    assert [*dataset.lengths] == [2] * len(names)
+    assert dataset[1]["__key__"] == f"{int(names[0][1:]) - 1}b"
+
+
+def test_a_store_s_directories_and_globs_that_hold_no_shards(bucket):
+    """What is there is named."""
+    with pytest.raises(SpecError, match=r"no file has a name like this; the directory has 's1\.tar', .* and 9 more"):
+        wids.ShardListDataset(f"{bucket}/t*.tar")
+    with pytest.raises(SpecError, match=r"is an index, not a shard: 'train\.json'"):
+        wids.ShardListDataset(f"{bucket}/*.json")
+    with pytest.raises(SpecError, match=r"matches no shards, only files that stand beside shards \('s1\.tar\.idx'\)"):
+        wids.ShardListDataset(f"{bucket}/*.idx")
+    with pytest.raises(FetchError, match=r"/d: .*for the shards in a directory, give its name with / at its end"):
+        wids.ShardListDataset(bucket)
+
+
+def test_a_web_directory_without_an_index(tmp_path):
+    """A page with links is a directory, for the dataset and for commands."""
+    write_shards(tmp_path / "d", (3, 2))
+    with serve(tmp_path) as server:
+        server.has_ranges = True
+        server.add("/d/", b'<a href="s0.tar">s0.tar</a> <a href="s1.tar">s1.tar</a>')
+        url = f"{server.url}/d/"
+        assert [*wids.ShardListDataset(url, cache_dir=tmp_path / "c").lengths] == [3, 2]
+        assert json.loads(run_ok("info", url, "--cache-dir", tmp_path / "c", "--json"))["samples"] == 5
+        shown = run_ok("show", url, "4", "--cache-dir", tmp_path / "c")
+        assert "s1-001" in shown
+
+
+def test_local_globs_are_relative_to_a_base(tmp_path):
+    """As single tars are; what is beside shards is none, and an index of this machine is no directory of the base."""
+    write_index(tmp_path / "d", (2, 3))
+    (tmp_path / "d/s0.tar.idx").write_text("")
+    for given in ("*", "s*.tar", "../d", ".", ["s{0..1}.*"]):
+        assert [*wids.ShardListDataset(given, base=tmp_path / "d").lengths] == [2, 3], given
+    os.mkdir(tmp_path / "d/none")
+    with pytest.raises(SpecError, match=r"none: there are no \.tar files"):
+        wids.ShardListDataset("none", base=tmp_path / "d")
 
 
 def test_a_directory_of_what_is_no_shard(tmp_path):

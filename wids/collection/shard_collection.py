@@ -12,6 +12,7 @@ import contextlib
 import copy
 import difflib
 import itertools
+import logging
 import operator
 import os
 from bisect import bisect_right
@@ -24,7 +25,8 @@ import numpy as np
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown
 from wids.events import logger
 from wids.files import page_cache
-from wids.index.discovery import find_shards
+from wids.index import compiled
+from wids.index.discovery import find_shards, shards_are_indexes
 from wids.index.fingerprint import contents, fingerprint, fingerprint_of_part
 from wids.index.loading import IndexRequest, load_index
 from wids.index.readonly import LazyShardRows, ShardRow, ShardRows
@@ -35,6 +37,7 @@ from wids.order.layout import digest
 from wids.order.mixture import name_parts
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
+from wids.readers.remote_counts import Counted
 from wids.tables.fields import Alternatives
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
@@ -51,8 +54,8 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
 
 T = TypeVar("T")
-# What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a local directory or
-# glob of tars, or a list of shards.
+# What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a directory or glob of
+# tars, or a list of shards.
 ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
 # A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
@@ -62,8 +65,10 @@ OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _TABLES_AT_A_TIME = 16  # that are asked for
 _NAMED = 10  # extensions in a message
+_MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network file system
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_INDEXES = (".json", compiled.SUFFIX)
 _GLOB = frozenset("*?[")
 
 
@@ -73,17 +78,22 @@ def is_archive(place: str) -> bool:
 
 
 def lists_shards(place: str) -> bool:
-    """Whether a text is a tar, a brace pattern of tars, or a local directory or glob of them; any other is an index."""
-    return is_archive(place) or _is_several(place)
+    """Whether a text is a tar, a brace pattern of tars, or a directory or glob of them; any other is an index."""
+    return is_archive(place) or is_several(place)
 
 
-def _is_several(given: str) -> bool:
-    """Whether a text is a local directory, or a glob and no existing file."""
+def is_several(given: str) -> bool:
+    """Whether a text is a directory, or a glob and no existing file; that of a store has a slash at its end."""
     place = Place(given)
-    if not place.is_local or "\0" in given or "::" in given:
+    if "\0" in given or place.scheme == "pipe":
         return False
-    path = place.path
-    return os.path.isdir(path) or (not _GLOB.isdisjoint(path) and not os.path.lexists(path))
+    if place.is_local:
+        path = place.path
+        is_glob = not _GLOB.isdisjoint(path) and "::" not in given
+        return os.path.isdir(path) or (is_glob and not os.path.lexists(path))
+    if place.scheme in ("http", "https"):  # which knows no globs
+        return place.without_query.endswith("/")
+    return "::" not in given and (given.endswith("/") or not _GLOB.isdisjoint(given))
 
 
 def load_shards(
@@ -99,8 +109,9 @@ def load_shards(
 
     Args:
         shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; a tar, a
-            brace pattern, or a local directory or glob of tars, in natural order).
-        base: overrides the index's own ``base`` and its place.
+            brace pattern, or a directory or glob of tars, in natural order).
+        base: overrides the index's own ``base`` and its place; what a list of shards, a pattern or a directory is
+            relative to.
         options: top-level keys that override the index's; for a list of shards, its only ones.
         allow_local: let an index from a remote place point at local files.
         session: what opens URLs. The options of the returned one hold for the index's server and for those that the
@@ -119,13 +130,14 @@ def load_shards(
     if isinstance(shards, str):
         if not shards:
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
-        _check_place(shards, base)
-        if is_archive(shards) or (base is None and _is_several(shards)):
-            return base, _list([shards], base, options), session
+        _check_place(shards)
+        is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)
+        if is_archive(shards) or (not is_file and is_several(_based(shards, base))):
+            return base, _list([shards], base, options, session), session
     elif hasattr(shards, "read"):
         data = shards.read()
     else:
-        return base, _list(shards, base, options), session
+        return base, _list(shards, base, options, session), session
     request = IndexRequest(
         place=shards if isinstance(shards, str) else None,
         base=base,
@@ -279,19 +291,19 @@ class ShardCollection:
         """Count the samples of the collection's shards that have no count, as plain tars, before others ask for them.
 
         Args:
-            open_remote: opens the remote shard of a number, which may download it; None: they are not counted.
+            open_remote: opens the remote shard of a number, which may download it; None: `AutoProvider.count`.
             on_count: called with the number of samples of each shard that was counted.
             has_sizes: these have their sizes from then on, too.
 
         Raises:
-            SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read. Those
-                before it have been counted.
+            SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read. Those before
+                it have been counted.
         """
         counts, sizes = dict[int, int](), dict[int, int]()
         try:
-            for k, table in self._uncounted(self.shards, open_remote):
-                counts[k], sizes[k] = table.nsamples, table.identity.size
-                on_count(table.nsamples)
+            for k, found in self._uncounted(self.shards, open_remote):
+                counts[k], sizes[k] = found.nsamples, found.size
+                on_count(found.nsamples)
         finally:
             self._use(self.shards.with_known(counts, sizes if has_sizes else {}))
             self.pool.find = self.shards.find
@@ -300,17 +312,32 @@ class ShardCollection:
         """Shards that may become the collection's, those that have no count with one.
 
         Raises:
-            SpecError: such a shard is remote. FetchError, ShardError: it cannot be read.
+            SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read.
         """
-        return shards.with_known({k: table.nsamples for k, table in self._uncounted(shards)}, {})
+        return shards.with_known({k: found.nsamples for k, found in self._uncounted(shards)}, {})
 
     def _uncounted(
         self, shards: ShardList, open_remote: Callable[[int], Reader] | None = None
-    ) -> Iterator[tuple[int, MemberTable]]:
-        misses = self.pool.misses
-        for k in shards.unknown_counts():
-            yield k, self._read_table(shards, k, open_remote)
+    ) -> Iterator[tuple[int, Counted]]:
+        misses, unknown = self.pool.misses, shards.unknown_counts()
+        far = [k for k in unknown if self._is_counted_far(shards.urls[k])] if open_remote is None else []
+        if unknown and not far:
+            level = logging.INFO if len(unknown) < _MANY_TO_COUNT else logging.WARNING
+            words = "%d shards without a count are opened to count their samples; with an index (%s) a start opens none"
+            logger.log(level, words, len(unknown), "wids index create SHARDS -o train.json")
+        counted = dict(zip(far, self.provider.count([shards[k] for k in far]), strict=True)) if far else {}
+        for k in unknown:
+            if k in counted:
+                yield k, counted[k]
+            else:
+                table = self._read_table(shards, k, open_remote)
+                yield k, Counted(table.nsamples, table.identity.size)
         self.pool.misses = misses
+
+    def _is_counted_far(self, url: str) -> bool:
+        """Whether a shard is read where it is to be counted, by byte ranges."""
+        place = Place(url)
+        return not (place.is_local or place.scheme == "pipe" or self.provider.cache.place(url)[1])
 
     def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
         url, provider = shards.urls[k], self.provider
@@ -323,8 +350,8 @@ class ShardCollection:
             opened = open_remote(k)
         else:
             raise SpecError(
-                f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; make an index "
-                "of all of them (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs",
+                f"shards[{k}] ({url}) has no nsamples, and the output of a program is not counted on the spot; make an "
+                "index (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs",
                 path=f"shards[{k}]",
             )
         with contextlib.closing(opened) as reader:
@@ -636,7 +663,7 @@ def to_int(index: Any) -> int:
         raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
 
 
-def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> ShardList:
+def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session: Session) -> ShardList:
     if isinstance(shards, Mapping):
         raise SpecError("shards is a dict; give the index's path, or its list of shards (index['shardlist'])", path="")
     if isinstance(shards, (bytes, bytearray)) or not isinstance(shards, Iterable):
@@ -644,13 +671,14 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
             f"shards is {shards!r}; give an index (URL, path or open file) or a list of shards (dicts, pairs or tars)",
             path="",
         )
-    if isinstance(shards, (list, tuple)):
-        for name in shards:
-            if isinstance(name, str):
-                _check_place(name, base)
 
     def find(name: str) -> list[str] | None:
-        return [shard.url for shard in find_shards([name])] if base is None and _is_several(name) else None
+        _check_place(name)
+        if is_several(place := _based(name, base)):
+            return [shard.url for shard in find_shards([place], session=session)]
+        if name.endswith(_INDEXES):
+            raise shards_are_indexes(name, [name])
+        return None
 
     found = list_shards(shards, base=base, header=options, find=find)
     if sum(found.nsamples) > MAX_COUNT:
@@ -658,32 +686,26 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
     return found.with_packs(own_packs(found.header, None, base))
 
 
+def _based(name: str, base: str | None) -> str:
+    return name if base is None else str(Place(base).join(name))
+
+
 def _unpacked(column: Sequence[T]) -> Sequence[T]:
     """A column of few shards as a list, whose items are read ten times as fast."""
     return list(column) if len(column) < MANY else column
 
 
-def _check_place(place: str, base: str | None) -> None:
-    """Refuse a place that is neither an index nor a shard, and say what to do.
+def _check_place(place: str) -> None:
+    """Refuse several places in one text, and say what to do.
 
     Raises:
-        SpecError: it is a directory or glob of a store, or several places in one text.
+        SpecError: it is that.
     """
     parts = place.split("::")
     if len(parts) > 1 and all(map(is_archive, parts)):
         raise _no_shards(place, f"is several places in one text; give a list of them: {parts}")
     if len(parts) > 1 and all(part.endswith(".json") for part in parts):
         raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
-    if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
-        return
-    scheme, why = Place(place).scheme, "whose shards would have to be read to count their samples"
-    if scheme in ("", "pipe", "file"):
-        return
-    way = f"make its index and give that: wids index create '{place}' -o train.json"
-    if Place(place).without_query.endswith("/"):
-        raise _no_shards(place, f"is a directory of a store, {why}; {way}")
-    if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
-        raise _no_shards(place, f"is a glob of a store, {why}; {way}")
 
 
 def _no_shards(place: str, what: str) -> SpecError:

@@ -2,8 +2,9 @@
 
 Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
 comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
-unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Facts of a shard in a listing
-(size, version) are kept, so that they are not asked for again.
+unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Of what a glob matches, all
+files count but those that stand beside shards (indexes, member tables, columns). Facts of a shard in a listing (size,
+version) are kept, so that they are not asked for again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import FetchDeniedError, SpecError, WidsError
+from wids.errors import FetchDeniedError, SpecError, WidsError, shown
 from wids.transport import filesystems, retrying, urls
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
@@ -29,6 +30,9 @@ SUFFIX = ".tar"
 # The compressed ones are no shards, and named as such when they are read.
 _ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
 _INDEXES = (".json", ".widsx")
+# What wids and others put beside shards, and a glob like ``dir/*`` matches with them.
+_BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", ".parquet", ".state", ".journal")
+_SHOWN = 3  # names in a message
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
@@ -145,21 +149,60 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         before = len(failed)
         paths = _archives_in(path, failed)
         if not paths and len(failed) == before:
-            indexes = [found for found in sorted(os.listdir(path)) if found.endswith(_INDEXES)]
+            indexes = [found for found in os.listdir(path) if found.endswith(_INDEXES)]
             advice = "; wids pack makes shards of other files" if os.listdir(path) else ""
             if indexes:
-                advice = f"; for an index give its file, as {os.path.join(name, indexes[0])}"
+                advice = f"; for an index give its file, as {os.path.join(name, min(indexes))}"
+                advice += f" (there are {shown_names(indexes)})" if len(indexes) > 1 else ""
             raise SpecError(f"{name}: there are no {SUFFIX} files in this directory{advice}", path=path)
     elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
         matches = glob.glob(path, recursive=True)
-        paths = [found for found in matches if not os.path.isdir(found)]
-        for directory in sorted(set(matches).difference(paths)):
+        files = [found for found in matches if not os.path.isdir(found)]
+        paths = [found for found in files if not found.endswith(_BESIDE)]
+        for directory in sorted(set(matches).difference(files)):
             paths += _archives_in(directory, failed)
         if not paths:
-            raise SpecError(f"{name}: no file has a name like this", path=path)
+            raise _no_match(name, files, _local_names(path), path=path)
     else:
         paths = [path]
     return [look_local(str(Place.of_path(found))) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
+
+
+def _local_names(pattern: str) -> list[str] | None:
+    """The files in the last directory before the first star of a pattern; None: there is no such directory."""
+    directory = os.path.dirname(pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)])
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return None
+
+
+def _no_match(pattern: str, files: Sequence[str], names: Sequence[str] | None, *, path: str | None) -> SpecError:
+    """The error for a pattern that matches no shards, but perhaps other files; ``names``: of those that there are."""
+    if files:
+        raise shards_are_indexes(pattern, [found for found in files if found.endswith(_INDEXES)] or files)
+    found = "; that directory does not exist" if names is None else "; the directory is empty"
+    if names:
+        found = f"; the directory has {shown_names(names)}"
+    return SpecError(f"{pattern}: no file has a name like this{found}", path=path, url=pattern)
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """The last parts of the first names, and how many there are beyond them, for a message."""
+    found = sorted({Place(name).name or name for name in names}, key=urls.natural_key)
+    more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+    return ", ".join(map(shown, found[:_SHOWN])) + more
+
+
+def shards_are_indexes(given: str, names: Sequence[str]) -> SpecError:
+    """The error where shards were to be given, and these are files that stand beside shards."""
+    if not all(name.endswith(_INDEXES) for name in names):
+        what = f"matches no shards, only files that stand beside shards ({shown_names(names)})"
+        return SpecError(f"{given}: {what}", path="shards", url=given)
+    own = "" if names == [given] else f": {shown_names(names)}"
+    what = f"is an index, not a shard{own}" if len(names) == 1 else f"names indexes, not shards{own}"
+    way = "give an index alone, by its path or URL; of several make one (wids index merge), or mix them (wids.mix)"
+    return SpecError(f"{given}: {what}; {way}", path="shards", url=given)
 
 
 def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
@@ -195,14 +238,33 @@ def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
     """The shards below a remote prefix, or of the names that match a pattern."""
     is_web = Place(url).scheme in _WEB
     listed = _list(url, kind, session)
-    names = [name for name in listed if kind == "pattern" or _is_archive(Place(name).name)]
+    if kind == "pattern":
+        names = [name for name in listed if name == url or not name.endswith(_BESIDE)]
+        if not names:
+            raise _no_match(url, list(listed), _remote_names(url, session), path=None)
+    else:
+        names = [name for name in listed if _is_archive(Place(name).name)]
     if not names:
-        advice = "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
+        advice = f"; it has {shown_names(listed)}" if listed else ""
+        advice += "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
         raise SpecError(f"{url}: there are no {SUFFIX} files at this {kind}{advice}", url=url)
     for name in sorted(names, key=urls.natural_key):
         info = listed[name]
         if info.get("type") != "directory":
             yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
+
+
+def _remote_names(pattern: str, session: Session) -> list[str] | None:
+    """As `_local_names`, of a store; [] where it does not say."""
+    head = pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)]
+    directory = head[: head.rfind("/") + 1]
+    try:
+        filesystem, name = filesystems.open_filesystem(directory, session)
+        return [Place(found).name for found in filesystem.ls(name, detail=False)]
+    except FileNotFoundError:
+        return None
+    except Exception:  # noqa: BLE001 - of any client: this is for a message alone
+        return []
 
 
 def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> list[str]:

@@ -24,6 +24,7 @@ from wids.policy.access import Access, can_range, choose, reads_ranges
 from wids.readers.base import announce
 from wids.readers.local import Blocks, LocalReader
 from wids.readers.range_provider import RangeProvider
+from wids.readers.remote_counts import RemoteCounts
 from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.transport.place import Place
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.policy.access import AccessMode
     from wids.readers.base import Reader
+    from wids.readers.remote_counts import Counted
     from wids.tables.table import Group, KeyRule, MemberTable
 
 
@@ -323,6 +325,13 @@ class AutoProvider:
             path = self._originals.local_path(shard.url)  # it will be copied when it is read
         with contextlib.closing(self._in_place.open_at(shard, path)) as reader:
             return reader.table
+
+    def count(self, shards: Sequence[Shard]) -> list[Counted]:
+        """How many samples remote shards hold, and their bytes; see `wids.readers.remote_counts`."""
+        counts = RemoteCounts(
+            cache_dir=self.cache.placement.cache_dir, session=self.session, rule=self.files.rule, group=self.files.group
+        )
+        return counts.count(shards)
 
     def is_here(self, shard: Shard) -> bool:
         """Whether a shard is read from this machine's disk, as it stands there: neither downloaded nor copied first."""

@@ -173,6 +173,8 @@ def _likely_cause(url: str, status: int | None) -> str:
     place = Place(url)
     if place.scheme in ("http", "https") and "*" in place.without_query:
         return " (HTTP knows no globs; name a directory, with / at its end, or a brace pattern)"
+    if not place.is_local and "." not in place.name:
+        return " (for the shards in a directory, give its name with / at its end)"
     return ""
 
 
@@ -211,7 +213,8 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
             "endpoint, credentials and storage_options",
             url=url,
         )
-    return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
+    advice = _likely_cause(url, status) if isinstance(error, IsADirectoryError) else ""
+    return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries}){advice}", url=url)
 
 
 def missing_advice(error: ImportError, url: str) -> str:

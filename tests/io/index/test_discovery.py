@@ -146,6 +146,56 @@ def test_a_remote_name_with_stars_is_a_name_first(bucket):
     assert names(find_shards(patterns)) == list(objects[1::2])
 
 
+def test_what_stands_beside_shards_is_none_of_a_glob(bucket, tmp_path, monkeypatch):
+    """Indexes, member tables, columns and journals, here and in a store; a name in full is that file."""
+    url, filesystem = bucket
+    monkeypatch.chdir(tmp_path)
+    beside = (
+        "i.json",
+        "i.widsx",
+        "i.json.state",
+        "i.json.journal",
+        "s1.tar.widx",
+        "s1.tar.idx",
+        "i.tables",
+        "i.parquet",
+    )
+    write_shard("d/s1.tar", 1)
+    for name in beside:
+        (tmp_path / "d" / name).write_text("{}")
+        filesystem.pipe_file(f"{url}/{name}", b"{}")
+    filesystem.pipe_file(f"{url}/s1.tar", pack([("a.txt", b"1")]))
+    assert names(find_shards(["d/*"])) == names(find_shards([f"{url}/*"])) == ["s1.tar"]
+    assert names(find_shards(["d/i.json"])) == names(find_shards([f"{url}/i.json"])) == ["i.json"]
+    for place in ("d", url):
+        with pytest.raises(SpecError, match=r"names indexes, not shards: 'i\.json', 'i\.widsx'; give an index alone"):
+            find_shards([f"{place}/i.[jw]*[nx]"])
+        with pytest.raises(SpecError, match=r"only files that stand beside shards \('i\.parquet', 'i\.tables'\)"):
+            find_shards([f"{place}/i.[pt]*"])
+
+
+def test_a_pattern_that_matches_nothing_names_what_is_there(bucket, tmp_path, monkeypatch):
+    """The first files of its directory and their number; or that there is no such directory."""
+    url, filesystem = bucket
+    monkeypatch.chdir(tmp_path)
+    for k in range(1, 12):
+        write_shard(f"d/s{k}.tar", 0)
+        filesystem.pipe_file(f"{url}/d/s{k}.tar", b"")
+    (tmp_path / "e").mkdir()
+    there = r"no file has a name like this; the directory has 's1\.tar', 's2\.tar', 's3\.tar' and 8 more"
+    for source in ("d/x*.tar", "d/*/s1.tar", f"{url}/d/x*.tar"):
+        with pytest.raises(SpecError, match=there):
+            find_shards([source])
+    for source in ("gone/*.tar", f"{url}/gone/*.tar"):
+        with pytest.raises(SpecError, match="no file has a name like this; that directory does not exist"):
+            find_shards([source])
+    with pytest.raises(SpecError, match="the directory is empty"):
+        find_shards(["e/*.tar"])
+    filesystem.pipe_file(f"{url}/f/readme.md", b"")
+    with pytest.raises(SpecError, match=r"no \.tar files at this prefix; it has 'readme\.md'"):
+        find_shards([f"{url}/f/"])
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [("empty", "no .tar files in this directory"), ("x*.tar", "no file has a name like this"), ("a{.tar", "brace")],

@@ -105,7 +105,7 @@ class Listed:
         """Where each shard's samples end; shards without a count in the index are counted first.
 
         Raises:
-            SpecError: such shards are remote.
+            SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read.
         """
         if not self._has_counted:
             self.count()
@@ -129,7 +129,7 @@ class Listed:
         """The sub-datasets as the sources of a mixture; None: the index has no weights for them.
 
         Raises:
-            SpecError: the weights are bad, or shards without a count are remote.
+            SpecError: the weights are bad.
         """
         self.ends  # noqa: B018 - counts
         return self.collection.mixed_parts()

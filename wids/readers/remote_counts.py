@@ -1,0 +1,153 @@
+"""How many samples remote shards hold that no index lists: from their member tables, else from their headers.
+
+    .wids/indexes/KEY.counts        counts of a list of shards; KEY: a digest of their URLs, sizes and versions
+
+Rules: one process of a machine counts and the others wait for it. Counts are kept only where the store tells versions
+of each shard apart, and where members are grouped in the standard way; else each process counts for itself. No shard is
+downloaded: one that cannot be read by byte ranges is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from wids.errors import NoRangesError
+from wids.events import logger
+from wids.files import system
+from wids.files.identity import Identity
+from wids.files.shared_files import SharedFiles
+from wids.index.discovery import mark_words
+from wids.index.shardlist import MAX_COUNT
+from wids.readers.header_reader import Window
+from wids.tables import table as tables
+from wids.tables import tar
+from wids.tables.published_tables import PublishedTables
+from wids.transport.range_client import ShardBytes
+from wids.transport.session import PLAIN, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.files.shared_files import SharedFile
+    from wids.index.spec import Shard
+    from wids.tables.table import Group, KeyRule
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+SUFFIX = ".counts"
+_AT_A_TIME = 16
+_ADVICE = "make an index of all of them (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs"
+
+
+class Counted(NamedTuple):
+    """How many samples a shard holds, and its bytes."""
+
+    nsamples: int
+    size: int
+
+
+class RemoteCounts:
+    """Counts the samples of remote shards.
+
+    Args:
+        cache_dir: where counts are kept; None: nowhere.
+        session: what opens URLs.
+        rule, group: see `wids.tables.table.build_table`.
+    """
+
+    def __init__(
+        self, *, cache_dir: str | None, session: Session = PLAIN, rule: KeyRule = "first-dot", group: Group = "adjacent"
+    ) -> None:
+        self._session = session
+        self._rule: KeyRule = rule
+        self._group: Group = group
+        self._is_standard = tables.is_standard(rule, group)
+        self._kept = SharedFiles(cache_dir, SUFFIX) if cache_dir is not None and self._is_standard else None
+        self._published = PublishedTables(cache_dir=cache_dir, session=session)
+
+    def count(self, shards: Sequence[Shard]) -> list[Counted]:
+        """How many samples each shard holds, and its bytes.
+
+        Raises:
+            NoRangesError: one cannot be read by byte ranges. FetchError: it cannot be read.
+            ChangedShardError, ShardError: it is not what the index says, or no readable tar.
+        """
+        is_over = threading.Event()
+        sources = _of_all(partial(self._look, is_over=is_over), shards, is_over)
+        key = self._key(sources)
+        kept = None if key is None else self._kept
+        made: list[list[int]] = []
+
+        def count_now() -> list[int]:
+            logger.warning(
+                "%s%s: no index says how many samples there are, so that the headers of %s are read now%s; with an "
+                "index (wids index create URLS -o train.json) a start reads nothing of the shards",
+                shards[0].url,
+                "" if len(shards) == 1 else f" and {len(shards) - 1:,} more",
+                "this shard" if len(shards) == 1 else "these shards",
+                "" if kept is None else ", and the counts kept in the cache directory",
+            )
+            pairs = list(zip(shards, sources, strict=True))
+            made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over)]
+            return made[0]
+
+        def make(_: str, fd: int) -> None:
+            system.write_all(fd, msgspec.json.encode(count_now()), 0)
+
+        found = None if kept is None or key is None else kept.get(key, make, partial(_take, len(shards)))
+        if found is None:
+            found = made[0] if made else count_now()
+        return [Counted(nsamples, source.size) for nsamples, source in zip(found, sources, strict=True)]
+
+    def _key(self, sources: Sequence[ShardBytes]) -> str | None:
+        """What tells a list of shards, as they are now, from all others; None: their store does not say."""
+        marks = [mark_words(source.version) for source in sources]
+        if None in marks:
+            return None
+        facts = [(source.url, source.size, mark) for source, mark in zip(sources, marks, strict=True)]
+        return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _look(self, shard: Shard, is_over: threading.Event) -> ShardBytes:
+        source = ShardBytes(shard.url, session=self._session, size=shard.filesize, is_cancelled=is_over.is_set)
+        if not source.has_ranges:
+            what = "no index says how many samples it holds, and its server gives no byte ranges to count them by"
+            raise NoRangesError(f"{shard.url}: {what}; {_ADVICE}", url=shard.url)
+        return source
+
+    def _count_one(self, pair: tuple[Shard, ShardBytes], is_over: threading.Event) -> int:
+        shard, source = pair
+        table = self._published.load(shard, shard_bytes=source.size) if self._is_standard else None
+        if table is None:
+            window = Window(source.read, source.size, is_cancelled=is_over.is_set)
+            members = tar.scan(window.read, source.size, shard=shard.url, split=tables.parse_rule(self._rule))
+            identity = Identity(size=source.size)
+            table = tables.build_table(members, identity=identity, shard=shard.url, rule=self._rule, group=self._group)
+        return table.nsamples
+
+
+def _of_all(function: Callable[[T], U], items: Sequence[T], is_over: threading.Event) -> list[U]:
+    """What a function gives of each, several at a time; the first error ends the others."""
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _take(count: int, file: SharedFile) -> list[int] | None:
+    """The counts that a file holds; None: it is damaged."""
+    try:
+        found = msgspec.json.decode(file.data, type=list[int])
+    except msgspec.MsgspecError:
+        return None
+    return found if len(found) == count and all(0 <= each <= MAX_COUNT for each in found) else None
