@@ -74,6 +74,10 @@ class _ByUse:
             self._sizes[name] = size
             heapq.heappush(self._by_use, (0, name))  # its time is looked up when its turn comes
 
+    def bytes_without(self, may_go: Callable[[str], bool]) -> int:
+        """Of those that this says False of."""
+        return sum(size for name, size in self._sizes.items() if not may_go(name))
+
     def oldest_first(self) -> Generator[Entry, None, None]:
         """All of them, least recently used first; looks at no more than are asked for."""
         passed: list[tuple[int, str]] = []

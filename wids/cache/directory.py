@@ -216,18 +216,11 @@ class CacheDirectory(OwnFolder):
 
     def deletable(self) -> Callable[[str], bool]:
         """A function: whether this user may delete the cached shard of a name, which a sticky bit keeps others from."""
-        user = os.geteuid()
-        with contextlib.suppress(OSError):
-            status = os.stat(self.path)
-            if status.st_mode & stat.S_ISVTX and user not in (0, status.st_uid):
-                return partial(self._is_own, user)
-        return lambda _: True
+        return _deletable(self.path, self.shard)
 
-    def _is_own(self, user: int, name: str) -> bool:
-        try:
-            return os.stat(self.shard(name)).st_uid == user
-        except OSError:  # it is gone
-            return True
+    def forgettable(self) -> Callable[[str], bool]:
+        """As `deletable`, of the remembered table of a name."""
+        return _deletable(self.remembered, self.remembered_table)
 
     def remove_orphans(self, found: Inventory) -> None:
         """Delete member tables, and marks, whose shard is gone; under the lock of `wids.cache.space`."""
@@ -247,6 +240,22 @@ class CacheDirectory(OwnFolder):
 @functools.cache  # once for each directory, not for each shard
 def _warn_of_no_marks(directory: str, error: str) -> None:
     logger.warning("%s: shards cannot be marked as kept (%s), and may be evicted", directory, error)
+
+
+def _deletable(folder: str, path_of: Callable[[str], str]) -> Callable[[str], bool]:
+    user = os.geteuid()
+    with contextlib.suppress(OSError):
+        status = os.stat(folder)
+        if status.st_mode & stat.S_ISVTX and user not in (0, status.st_uid):
+            return partial(_is_own, user, path_of)
+    return lambda _: True
+
+
+def _is_own(user: int, path_of: Callable[[str], str], name: str) -> bool:
+    try:
+        return os.stat(path_of(name)).st_uid == user
+    except OSError:  # it is gone
+        return True
 
 
 def directory_of(path: str) -> tuple[CacheDirectory, str]:

@@ -229,7 +229,7 @@ class Space:
             size = self._size_of_table(entry.name)
             may_stay = 0 < size <= max_remembered
             # Before it comes: a process that is killed leaves no more than there may be.
-            self.forget(max_remembered - (size if may_stay else 0))
+            may_stay &= self.forget(max_remembered - (size if may_stay else 0)) <= max_remembered - size
             with self._contents.changing() as note:
                 if not self._unlink(path):
                     return False
@@ -263,17 +263,20 @@ class Space:
     def forget(self, most: int) -> int:
         """With the lock held: delete remembered tables, those used longest ago first, until they have so many bytes.
 
+        Those of other users stay, where a sticky bit keeps this one from deleting them.
+
         Returns:
             The bytes that they have then.
         """
         remembered = self._contents.remembered
         if remembered.bytes <= most:
             return remembered.bytes
+        may_go = self.directory.forgettable()
         with contextlib.closing(remembered.oldest_first()) as oldest, self._contents.changing() as note:
             for entry in oldest:
                 if remembered.bytes <= most:
                     break
-                if self._unlink(self.directory.remembered_table(entry.name)):
+                if may_go(entry.name) and self._unlink(self.directory.remembered_table(entry.name)):
                     note(LoggedChange(entry.name, 0))
                     remembered.note(entry.name, 0)
         return remembered.bytes
@@ -393,7 +396,7 @@ class Space:
 class _DirectorySnapshot:
     """A cache directory as `wids.policy.reservation.Snapshot`, under its lock; listed only if that is needed.
 
-    What remembered tables have counts as free: they go when it is granted.
+    What remembered tables have counts as free, for they go when it is granted; not those of others that have to stay.
     """
 
     second = 1.0
@@ -408,8 +411,10 @@ class _DirectorySnapshot:
         self.denied_bytes = self.kept_bytes = 0
         if self.limit is not None or wanted > self.free - self.promised - self.floor:
             contents.refresh()
-        self.free += contents.remembered.bytes
-        self.used = contents.shards.bytes + found.used_bytes
+        stuck = contents.remembered.bytes_without(space.directory.forgettable())
+        self.free += contents.remembered.bytes - stuck
+        self.used = contents.shards.bytes + found.used_bytes + stuck
+        self._stuck = stuck
 
     @functools.cached_property
     def uses(self) -> usage_hints.Uses:
@@ -451,7 +456,7 @@ class _DirectorySnapshot:
 
     def forget_tables(self) -> None:
         """Delete remembered tables that have what was granted."""
-        remembered = self._contents.remembered.bytes
+        remembered = self._contents.remembered.bytes - self._stuck
         missing = missing_bytes(
             used=self.used + remembered,
             wanted=self._wanted,
@@ -460,7 +465,7 @@ class _DirectorySnapshot:
             floor=self.floor,
         )
         if missing > 0:
-            self._space.forget(max(remembered - missing, 0))
+            self._space.forget(max(remembered - missing, 0) + self._stuck)
 
 
 class Excess:

@@ -149,6 +149,30 @@ def test_each_user_of_a_sticky_directory_has_what_the_others_leave(world, sticky
     assert BOB in owners
 
 
+def evict_all(cache):
+    """Evict all shards; their tables are remembered."""
+    space = Space(str(cache), limit=None)
+    with space.lock():
+        assert all(space.delete(entry, max_remembered=1 << 20) for entry in space.directory.inventory().entries)
+
+
+@needs_root
+def test_remembered_tables_of_others_stay_in_a_sticky_directory(world, sticky):
+    """They count, so that the limit holds, and nothing is said of each of them; nor are there more for them."""
+    urls = [write(world, tag) for tag in "abcdefgh"]
+    as_user(ALICE, read_all, sticky, urls)
+    as_user(ALICE, evict_all, sticky)
+    before = CacheDirectory(str(sticky)).inventory()
+    assert len(before.remembered) == len(urls)
+    limit = int(2.5 * len(shards.shard("a")))
+    found, _, log = as_user(BOB, read_and_tell, sticky, urls, limit)
+    assert found == [texts_of(tag) for tag in "abcdefgh"]
+    assert [line for line in log if line.startswith("WARNING")] == []
+    after = CacheDirectory(str(sticky)).inventory()
+    assert after.used_bytes <= limit
+    assert {entry.name for entry in after.remembered} <= {entry.name for entry in before.remembered}
+
+
 @needs_root
 def test_what_another_user_reads_stays(world, sticky):
     """A lease of one user's process is seen by another user's, and by a cleaner of root, who may delete all."""
