@@ -10,6 +10,7 @@ version) are kept, so that they are not asked for again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import re
@@ -222,11 +223,19 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         for entry in entries:
-            if entry.is_dir():
+            if _is_directory(entry):
                 (links if entry.is_symlink() else todo).append(entry.path)
             elif _is_archive(entry.name):
                 found.append(entry.path)
     return found
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one, or a link to one; a link that leads in a circle is none, as one that leads nowhere."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        return error.errno != errno.ELOOP  # else opening it tells what is wrong
 
 
 def _is_archive(name: str) -> bool:

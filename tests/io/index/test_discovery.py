@@ -59,6 +59,7 @@ def test_links_are_followed_each_file_once(tmp_path):
         write_shard(tmp_path / "d" / name, 1)
     os.symlink("../elsewhere", tmp_path / "d/linked")
     os.symlink("..", tmp_path / "d/deep/loop")
+    os.symlink("itself", tmp_path / "d/itself")
     os.symlink("s2.tar", tmp_path / "d/a-link.tar")
     os.link(tmp_path / "d/s2.tar", tmp_path / "d/same.tar")
     named = discovery.look_for_shards([str(tmp_path / "d")])
