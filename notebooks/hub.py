@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -107,6 +108,7 @@ class Hub:
         budgets: how many of each the Hub answers; then it says 429, and to come back after ``wait_seconds``.
         wait_header: how it says that: "RateLimit" or "Retry-After".
         is_away: it answers everything with 503.
+        knows_no_token: requests with any are refused.
         seconds: how long a redirect's signature is good.
     """
 
@@ -117,10 +119,11 @@ class Hub:
         self.requests: Counter[str] = Counter()
         self.authorizations: dict[str, list[str]] = {"api": [], "resolvers": [], "store": []}
         self.budgets: dict[str, int] = {}
-        self.wait_header, self.is_away = "RateLimit", False
+        self.wait_header, self.is_away, self.knows_no_token = "RateLimit", False, False
         self.inline_bytes = self._epoch = 0
         self._lock = threading.Lock()
-        self.store = testing.Server()
+        self._folder = tempfile.TemporaryDirectory()  # not in memory: each answer would make a tag of all of it
+        self.store = testing.Server(self._folder.name)
         self.store_fault: testing.Fault = testing.whole
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
@@ -136,6 +139,7 @@ class Hub:
         self._server.shutdown()
         self._server.server_close()
         self.store.close()
+        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -172,9 +176,12 @@ class Hub:
 
     def signed(self, file: File) -> str:
         """Where a large file is, for some time."""
-        path = f"/blobs/{file.sha256}"
-        if path not in self.store.files:
-            self.store.add(path, file.data, self._send_stored)
+        path = f"/{file.sha256}"
+        with self._lock:
+            if path not in self.store.faults:
+                with open(self._folder.name + path, "wb") as stored:
+                    stored.write(file.data)
+                self.store.faults[path] = [self._send_stored]
         return f"{self.store.url}{path}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
 
     def count(self, part: str, authorization: str | None) -> bool:
@@ -214,6 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         has_budget = hub.count(part, self.headers.get("Authorization"))
         if hub.is_away:
             return self._send(503, b"", {})
+        if hub.knows_no_token and self.headers.get("Authorization"):
+            return self._send(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
         if not has_budget:
             wait = str(hub.wait_seconds)
             said = f'"{part}";r=0;t={wait}' if hub.wait_header == "RateLimit" else wait

@@ -6,7 +6,7 @@
 # ends with the samples that each rank read: both ranks together read each sample once.
 #
 # Takes 40 seconds on a laptop without a GPU. For your own data, set `train_url` and `test_url`. Without them, a small server
-# on this machine stands in for the Hub (`hub.py`); its client is the real `huggingface_hub`.
+# on this machine stands in for the Hub (`hub.py`): with commits, listings, and a store behind signed redirects.
 
 # %% tags=["parameters"]
 train_url = None  # as "hf://datasets/user/name/train.json", or any other; None: scikit-learn's digits, from a stand-in
@@ -29,7 +29,7 @@ import hub
 stand_in = None
 if train_url is None:
     stand_in = hub.Hub(bucket.digits().directory, "digits/digits")
-    os.environ["HF_ENDPOINT"] = stand_in.url  # before huggingface_hub is imported
+    os.environ["HF_ENDPOINT"] = stand_in.url
     train_url, test_url = "hf://datasets/digits/digits/train.json", "hf://datasets/digits/digits/test.json"
 os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 if cache_dir is None:
@@ -48,8 +48,8 @@ import wids
 # %% [markdown]
 # ## Shards on the Hub
 #
-# A data set repository holds the tars and their index, whose URLs are relative to it. fsspec finds `huggingface_hub` behind
-# `hf://`; a token, a revision or another endpoint go into `storage_options`.
+# A data set repository holds the tars and their index, whose URLs are relative to it. A run reads one commit of it, by default
+# the newest; `hf://datasets/user/name@COMMIT/train.json` names one. The token is that of `hf auth login`, or `HF_TOKEN`.
 
 # %%
 look = wids.ShardListDataset(train_url, access="range", prefetch=False)  # no shard is fetched for a look
@@ -155,7 +155,8 @@ history = pd.DataFrame([log for log in trainer.state.log_history if "eval_accura
 history[["epoch", "step", "eval_loss", "eval_accuracy", "eval_counted"]].set_index("epoch").round(3)
 
 # %% [markdown]
-# Each shard came from the Hub once, whatever the number of epochs:
+# Each shard came from the Hub's store once, whatever the number of epochs. The Hub's API was asked for the commit and its files,
+# the resolver where each of them is:
 
 # %%
 if stand_in is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from wids.cache.directory import directory_of
 from wids.errors import CacheError
 from wids.policy import freshness
+from wids.transport import hub
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Placement:
         """Words for what a cached copy must have come from, with spaces between; None: its path says it all.
 
         - Of a local shard: the size, time and inode of its file as it is now; nothing where it cannot be seen.
+        - Of a shard of the Hugging Face Hub: its version at the commit that this process reads, once that is known.
         - Where ``localname`` may give two shards one path, a digest of the URL, its query aside (signatures change).
         """
         place, words = Place(url), []
@@ -92,6 +94,8 @@ class Placement:
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(path)
                 words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")
+        elif (known := hub.known_file(url, self._session)) is not None:
+            words.append(f"{freshness.HUB}{known.tag}")
         return " ".join(words) or None
 
     def _absolute(self, path: str) -> str:

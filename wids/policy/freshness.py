@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.tables.table import MemberTable
 
-FILE = "file:"
+FILE, HUB = "file:", "hub:"
 _CRC32 = "crc32:"
 
 
@@ -51,7 +51,8 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         facts: size and modification time of the file now.
         table: the verified member table: saved beside it, or just built from it.
         origin: words that the table must have for what it came from, where its place does not say it; see
-            `wids.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file.
+            `wids.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file, with
+            `HUB` for the version that a run reads.
         miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
     """
     if cause := find_difference_in_size(shard, facts):
@@ -63,8 +64,8 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     marks = _marks(table.identity)
     for word in (origin or "").split():
         if word not in marks:
-            is_file = word.startswith(FILE)
-            return "its source was written anew" if is_file else "it came from another URL that has the same place"
+            is_anew = word.startswith((FILE, HUB))
+            return "its source was written anew" if is_anew else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
     if shard.crc32 and _crc32_in(marks) != shard.crc32:

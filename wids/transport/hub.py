@@ -169,17 +169,23 @@ def list_files(place: Place | str, session: Session = PLAIN) -> Listing:
     )
 
 
-def sha256_of(url: str, session: Session = PLAIN) -> str | None:
-    """What the Hub says of a file's bytes that this process has begun to read; None where nothing is said.
-
-    Nobody is asked.
-    """
-    where = locate(Place(url), session)
-    if where is None or where.kind == "buckets":
+def known_file(url: str, session: Session = PLAIN) -> File | None:
+    """What is known of a file at the commit that this process reads; None where nothing is. Nobody is asked."""
+    try:
+        where = locate(Place(url), session)
+    except ValueError:
         return None
-    listing = _listings.get((where.endpoint, where.kind, where.repository, _known_commit(where) or ""))
-    file = None if listing is None else listing.files.get(where.path)
-    return None if file is None else file.sha256
+    commit = None if where is None or where.kind == "buckets" else _known_commit(where)
+    if where is None or commit is None:
+        return None
+    key = (*where[:3], commit)
+    listing = _listings.get(key)
+    if listing is None:
+        files = _kept_listings(session).find(_digest(*key), _take_files)
+        if files is None:
+            return None
+        listing = _listings[key] = Listing(commit, files)
+    return listing.files.get(where.path)
 
 
 def open_hub(
@@ -322,7 +328,7 @@ class _Hub:
     def __init__(self, url: str, where: Location, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))
-        self._files_dir = session.cache_dir or default_cache_dir()
+        self._session = session
         is_web = Place(url).scheme != "hf"
         # Of an hf:// URL's options, those of huggingface_hub's file system mean nothing here.
         own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
@@ -390,7 +396,7 @@ class _Hub:
     def _find_commit(self) -> str:
         """The commit of the revision: another process may have asked for it just now."""
         where, revision = self.where, self.where.revision or "main"
-        kept = SharedFiles(self._files_dir, ".pin")
+        kept = SharedFiles(_directory(self._session), ".pin")
         key = _digest(*where[:3], revision)
         with kept.alone(key):
             commit = kept.find(key, _take_pin)
@@ -405,7 +411,7 @@ class _Hub:
         return commit
 
     def _find_listing(self, commit: str, key: tuple[str, ...]) -> Listing:
-        kept, name = SharedFiles(self._files_dir, ".hub"), _digest(*key)
+        kept, name = _kept_listings(self._session), _digest(*key)
         with kept.alone(name):
             files = kept.find(name, _take_files)
             if files is None:
@@ -487,6 +493,12 @@ class _Hub:
             return ShardNotFoundError(
                 f"{self.url}: there is no {what} {where.repository} of {where.kind} at {where.endpoint}, or it is "
                 f"private and {token}; check the name, or {log_in}",
+                url=self.url,
+            )
+        if status == 401 and not code and self._has_token:
+            return FetchDeniedError(
+                f"{self.url}: {where.endpoint} does not accept the token; log in anew (hf auth login), or unset "
+                "HF_TOKEN where none is needed",
                 url=self.url,
             )
         if code == "RevisionNotFound":
@@ -575,6 +587,14 @@ def _end_of(url: str) -> float:
         elif "x-amz-expires" in query:
             ends = min(ends, now + float(query["x-amz-expires"]) - LIMITS.early_seconds)
     return ends
+
+
+def _directory(session: Session) -> str:
+    return session.cache_dir or default_cache_dir()
+
+
+def _kept_listings(session: Session) -> SharedFiles:
+    return SharedFiles(_directory(session), ".hub")
 
 
 def _endpoint() -> str:

@@ -4,14 +4,15 @@ import json
 import pickle
 import random
 import threading
+import types
 
 import pytest
 
 import wids
 from tests.support.hub import begin_run, standing_in
-from tests.support.shards import write_shards
+from tests.support.shards import write_shard, write_shards
 from wids.errors import ChangedShardError, DigestMismatchError, FetchDeniedError, FetchError, ShardNotFoundError
-from wids.transport import download, hub
+from wids.transport import download, failures, hub
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
 
@@ -329,3 +330,46 @@ def test_a_shard_is_compared_with_what_the_hub_says(stand_in, dataset_on_hub, no
     stand_in.store_fault = damaged
     with pytest.raises(DigestMismatchError, match="sha256 of what arrived"):
         dataset[39]
+
+
+def test_a_cached_shard_of_an_older_commit_is_fetched_again(stand_in, dataset_on_hub, monkeypatch, tmp_path):
+    """By a run that reads a newer one, also if the sizes are the same; not for a commit that leaves it alone."""
+    options = {"access": "fetch", "early_reads": False, "prefetch": False}
+    dataset = dataset_on_hub(**options)
+    before = [dataset[k]["__key__"] for k in (0, 5)]
+    dataset.close()
+    old = stand_in.repository.commits[hub.list_files(BASE).commit]["0.tar"].data
+    with open(write_shard(tmp_path / "new.tar", 5, first=70), "rb") as file:
+        new = file.read()
+    assert len(new) == len(old)
+    stand_in.put({"0.tar": new})
+    begin_run(monkeypatch)
+    dataset = wids.ShardListDataset(f"{BASE}/train.json", cache_dir=tmp_path / "cache", **options)
+    after = [dataset[k]["__key__"] for k in (0, 5)]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+    assert dataset.stats().fetches == 1
+
+
+@pytest.mark.parametrize("client", ["httpx", "requests"])
+@pytest.mark.parametrize(("status", "is_again"), [(503, True), (429, True), (404, False), (403, False)])
+def test_failures_of_the_hub_s_own_client_count_as_a_server_s(client, status, is_again):
+    """Of whichever package its answers are: directories and writing go through it."""
+    base = {"httpx": Exception, "requests": OSError}[client]
+    kind = type("HfHubHTTPError", (base,), {"__module__": "huggingface_hub.errors"})
+    error = kind("no")
+    error.response = types.SimpleNamespace(status_code=status, headers={"Retry-After": "7"})
+    assert failures.is_transient(error, None) is is_again
+    assert failures.find_retry_after(error) == 7
+    lost = type("ReadTimeout", (base,), {"__module__": f"{client}.errors"})("the connection was lost")
+    assert failures.is_transient(lost, None)
+
+
+def test_a_token_that_is_not_known(stand_in, no_waits, monkeypatch):
+    """It says so, and what to do."""
+    stand_in.put({"a.tar": b"x"})
+    monkeypatch.setenv("HF_TOKEN", "wr0ng")
+    stand_in.knows_no_token = True
+    with pytest.raises(FetchDeniedError, match="does not accept the token; log in anew") as caught:
+        download.read_bytes(f"{BASE}/a.tar")
+    assert "wr0ng" not in str(caught.value)
