@@ -9,8 +9,10 @@ import types
 import pytest
 
 import wids
+from tests.support import cache_shards
 from tests.support.hub import begin_run, standing_in
 from tests.support.shards import write_shard, write_shards
+from tests.support.tars import pack_of, table_of
 from wids.errors import ChangedShardError, DigestMismatchError, FetchDeniedError, FetchError, ShardNotFoundError
 from wids.transport import download, failures, hub
 from wids.transport.range_client import ShardBytes
@@ -373,3 +375,47 @@ def test_a_token_that_is_not_known(stand_in, no_waits, monkeypatch):
     with pytest.raises(FetchDeniedError, match="does not accept the token; log in anew") as caught:
         download.read_bytes(f"{BASE}/a.tar")
     assert "wr0ng" not in str(caught.value)
+
+
+@pytest.fixture
+def tabled(stand_in, tmp_path):
+    """Opens a set of three shards, and of a pack of their tables."""
+    found = {f"{tag}.tar": cache_shards.shard(tag, 20, 3000) for tag in "abc"}
+    place = f"{BASE}/train.tables"
+    pack = pack_of({f"{BASE}/{name}": table_of(data).to_bytes() for name, data in found.items()}, place)
+    listed = [{"url": name, "nsamples": 20, "filesize": len(data)} for name, data in found.items()]
+    index = {"wids_version": 1, "member_tables": "train.tables", "shardlist": listed}
+    stand_in.put({**found, "train.tables": pack, "train.json": json.dumps(index).encode()})
+    options = {"cache_dir": tmp_path / "cache", "transformations": "raw"}
+    return lambda **more: wids.ShardListDataset(f"{BASE}/train.json", **options, **more)
+
+
+def test_packs_of_tables_are_read(stand_in, tabled):
+    """A few bytes of one for each shard, and then each sample is one request."""
+    dataset = tabled(access="range")
+    for k, tag in enumerate("abc"):
+        assert dataset[20 * k + 3][".txt"] == cache_shards.text(tag, 3)
+    assert dataset.stats().table_requests == 4
+    assert stand_in.requests["store"] == 3
+
+
+def test_a_sample_comes_before_its_shard(stand_in, tabled):
+    """It is read by a range while the shard is on its way."""
+    go = threading.Event()
+
+    def held(reply, body):
+        data = reply.begin(body)
+        if len(data) > len(body) // 2:
+            reply.wait(go)
+        reply.end(data)
+
+    stand_in.store_fault = held
+    dataset = tabled(prefetch=False)
+    try:
+        assert dataset[3][".txt"] == cache_shards.text("a", 3)
+        assert (dataset.stats().fetches, dataset.stats().range_requests) == (0, 1)
+    finally:
+        go.set()
+        downloads = dataset._collection.provider._arrivals
+        downloads.end(is_finished=False)
+        downloads.join()
