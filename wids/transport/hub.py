@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from wids.transport.spans import Span
 
 _HUB = "https://huggingface.co"
-_KINDS = ("datasets", "spaces", "models", "kernels", "buckets")
+_WORDS = {"datasets": "data set", "models": "model", "spaces": "space", "kernels": "kernel", "buckets": "bucket"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Revisions with a slash in them that need no quoting.
 _SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
@@ -481,7 +481,6 @@ class _Hub:
             _pauses[key] = max(_pauses.get(key, 0.0), retrying.now() + seconds)
         code, where = headers.get("X-Error-Code", ""), self.where
         log_in = "check that its account may read it" if self._has_token else "log in (hf auth login), or set HF_TOKEN"
-        what = "bucket" if where.kind == "buckets" else "repository"
         if code == "GatedRepo":
             return FetchDeniedError(
                 f"{self.url}: the repository is gated; accept its terms at {where.page}, and "
@@ -489,10 +488,11 @@ class _Hub:
                 url=self.url,
             )
         if code == "RepoNotFound" or (status == 401 and not code and part == "api" and not self._has_token):
+            hint = " (that of a data set is hf://datasets/ORG/NAME)" if where.kind == "models" else ""
             token = "the token given may not read it" if self._has_token else "no token was given"
             return ShardNotFoundError(
-                f"{self.url}: there is no {what} {where.repository} of {where.kind} at {where.endpoint}, or it is "
-                f"private and {token}; check the name, or {log_in}",
+                f"{self.url}: there is no {_WORDS[where.kind]} {where.repository} at {where.endpoint}, or it is "
+                f"private and {token}; check the name{hint}, or {log_in}",
                 url=self.url,
             )
         if status == 401 and not code and self._has_token:
@@ -603,7 +603,7 @@ def _endpoint() -> str:
 
 def _parse(place: Place, endpoint: str) -> Location:
     parts = str(place)[len("hf://") :].strip("/").split("/")
-    kind = parts.pop(0) if parts[0] in _KINDS else "models"
+    kind = parts.pop(0) if parts[0] in _WORDS else "models"
     if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
         raise ValueError("an hf:// URL names a repository: hf://datasets/ORG/NAME[@REVISION]/PATH")
     name, at, rest = "/".join(parts[1:]).partition("@")
