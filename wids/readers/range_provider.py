@@ -202,9 +202,9 @@ class RangeProvider:
     def _ask_for_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
         """The published table, if it comes soon."""
         record = self._book.of(shard.url)
-        ends = time.perf_counter() + LIMITS.table_seconds
         try:
             self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
+            ends = time.perf_counter() + LIMITS.table_seconds
             table = self._published.read(
                 shard,
                 shard_bytes=shard.filesize,

@@ -323,6 +323,21 @@ def test_samples_of_versions_that_nothing_tells_apart(web, far, headers, has_tab
         dataset.close()
 
 
+@pytest.mark.parametrize("place", range(10))
+def test_a_version_that_came_and_went(web, far, place):
+    """Headers that are read again after a doubt say nothing of the bytes before: these are read again, too."""
+    first, other = (
+        shards.pack([("a.txt", digit * 600), (f"{key}.bin", digit * 600)]) for digit, key in ((b"1", "b"), (b"0", "a"))
+    )
+    faults = [*[whole] * place, replaced(other), replaced(first), whole]
+    url = web.add("/a.tar", first, *(said(fault, **WEAK["none"]) for fault in faults))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=2)
+    for _ in range(4):
+        with contextlib.suppress(ChangedShardError):
+            assert dataset[0][".txt"] == b"1" * 600
+
+
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
 def test_long_names_of_versions_that_nothing_tells_apart(web, far, form):
     """They are read with their sample; members of no sample before them, too."""
