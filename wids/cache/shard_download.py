@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -14,7 +14,7 @@ from wids.cache.space import table_allowance
 from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
 from wids.files import atomic, locks, system
 from wids.index import checksums
-from wids.policy.freshness import mark_of
+from wids.policy.freshness import mark_of, version_mark
 from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.transport import download, hub
@@ -84,6 +84,7 @@ class ShardDownload:
         self._directory, self._name = directory_of(path)
         self._verified: CachedShard | None = None
         self._waited = 0.0  # seconds, for space
+        self._version = ""
 
     def run(self) -> CachedShard:
         """Download, verify and publish the shard.
@@ -120,11 +121,15 @@ class ShardDownload:
             is_cancelled=self._is_ended,
             is_ahead=self._after is not None,
             has_checksum=bool(checksums.promised(self._shard)),
+            on_version=self._note_version,
             session=self._session,
         )
         verified = cast("CachedShard", self._verified)  # by `_verify`
         self._space.note_download(verified.table.identity.size, time.monotonic() - start - (self._waited - waited))
         return verified
+
+    def _note_version(self, version: Any) -> None:
+        self._version = version_mark(version)
 
     def _reserve(self, size: int, table_bytes: int | None = None) -> None:
         """Have space for a shard of ``size`` bytes and its table."""
@@ -158,7 +163,7 @@ class ShardDownload:
             self._reserve(facts.size)
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
-            table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin))
+            table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin, version=self._version))
             if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
                 raise EmptyShardError(
                     f"{shard.url}: {facts.size} bytes arrived without a sample, and the index says nsamples "
@@ -290,7 +295,9 @@ def file_digest(file: str | int, key: str, *, go_on: Callable[[], None] = lambda
     return digest.hexdigest()
 
 
-def identify(fd: int, shard: Shard, origin: str | None, known: Identity | None = None) -> Identity:
+def identify(
+    fd: int, shard: Shard, origin: str | None, known: Identity | None = None, *, version: str = ""
+) -> Identity:
     """The identity that is verified of a file that came from ``shard.url``.
 
     Args:
@@ -298,6 +305,7 @@ def identify(fd: int, shard: Shard, origin: str | None, known: Identity | None =
         shard: what its bytes have been compared with.
         origin: see `wids.cache.placement.Placement.origin`.
         known: that of the same bytes, as it was verified by another index.
+        version: see `wids.policy.freshness.version_mark`.
     """
     now = atomic.identify(fd, md5=shard.md5sum or (None if known is None else known.md5))
-    return msgspec.structs.replace(now, etag=mark_of(shard, origin, known))
+    return msgspec.structs.replace(now, etag=mark_of(shard, origin, known, version=version))

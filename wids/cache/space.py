@@ -178,9 +178,13 @@ class Space:
         """Give a shard and its table their names in the block, under the lock; bytes are those of both."""
         with self.lock(), self._contents.changing() as note:
             yield
-            with contextlib.suppress(OSError):
-                os.unlink(self.directory.remembered_table(name))
-            note(LoggedChange(name, size_bytes))
+            remembered, left = self.directory.remembered_table(name), 0
+            try:
+                os.unlink(remembered)
+            except OSError:
+                with contextlib.suppress(OSError):  # another user's, in a sticky directory
+                    left = os.lstat(remembered).st_size
+            note(LoggedChange(name, size_bytes, left))
 
     def adopt(self, name: str, table: MemberTable) -> None:
         """Make a shard the cache's own whose bytes have been proved; where that cannot be written, it stays foreign."""

@@ -5,7 +5,8 @@ Pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wids.files.identity import Identity
@@ -13,27 +14,38 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
 
 FILE, HUB = "file:", "hub:"
-_CRC32 = "crc32:"
+_CRC32, _VERSION = "crc32:", "version:"
 
 
-def mark_of(shard: Shard, origin: str | None, known: Identity | None = None) -> str | None:
-    """What the table of a cached shard holds in its ``etag``: where it came from, and the CRC-32 that it has.
+def mark_of(shard: Shard, origin: str | None, known: Identity | None = None, *, version: str = "") -> str | None:
+    """What the table of a cached shard holds in its ``etag``: where it came from, its CRC-32, its server's version.
 
     Args:
         shard: what the index says of its bytes, which they were compared with.
         origin: see `find_difference`.
         known: earlier findings about the same bytes.
+        version: see `version_mark`.
     """
-    crc = shard.crc32 or _crc32_in(_marks(known))
-    return " ".join(filter(None, (origin, crc and _CRC32 + crc))) or None
+    crc, version = shard.crc32 or _find(_CRC32, _marks(known)), version or version_in(known)
+    return " ".join(filter(None, (origin, crc and _CRC32 + crc, version and _VERSION + version))) or None
+
+
+def version_mark(version: Any) -> str:
+    """A short word for what a store says of a version (an entity tag, a generation); "" where it says nothing."""
+    return "" if version is None else hashlib.sha256(str(version).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def version_in(known: Identity | None) -> str:
+    """The version at its server of a shard that was downloaded; "": not known."""
+    return _find(_VERSION, _marks(known))
 
 
 def _marks(identity: Identity | None) -> list[str]:
     return [] if identity is None else (identity.etag or "").split()
 
 
-def _crc32_in(marks: list[str]) -> str:
-    return next((mark.removeprefix(_CRC32) for mark in marks if mark.startswith(_CRC32)), "")
+def _find(prefix: str, marks: list[str]) -> str:
+    return next((mark.removeprefix(prefix) for mark in marks if mark.startswith(prefix)), "")
 
 
 def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
@@ -68,8 +80,8 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
             return "its source was written anew" if is_anew else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
-    if shard.crc32 and _crc32_in(marks) != shard.crc32:
-        return f"its crc32 is {_crc32_in(marks) or 'unknown'}, the index says {shard.crc32}"
+    if shard.crc32 and _find(_CRC32, marks) != shard.crc32:
+        return f"its crc32 is {_find(_CRC32, marks) or 'unknown'}, the index says {shard.crc32}"
     if shard.nsamples != table.nsamples and miscounted != table.identity:
         return find_difference_in_count(shard, table)
     return ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wids.cache.book import ShardBook
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files.identity import Identity
+from wids.policy.freshness import version_in, version_mark
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.remote import RangeReader, are_same
@@ -150,6 +151,7 @@ class RangeProvider:
             seconds=LIMITS.answer_seconds,
             is_cancelled=is_there,
             needs_strong=True,
+            is_expected=partial(_is_version_of, table.identity),
         )
         reader = RangeReader(
             source,
@@ -370,7 +372,16 @@ class RangeProvider:
         if not self._is_standard():
             return None, False, None
         remembered = self._remembered(shard)
-        if remembered is not None and remembered.identity.size == source.size:
+        if (
+            remembered is not None
+            and remembered.identity.size == source.size
+            and (not source.is_strong or _is_version_of(remembered.identity, source.version))
+        ):
             return remembered.with_identity(identity), False, remembered.identity
         table = self._published.load(shard, shard_bytes=source.size)
         return (None if table is None else table.with_identity(identity)), False, None
+
+
+def _is_version_of(identity: Identity, version: Any) -> bool:
+    """Whether a store's version is the one that a shard had when it was downloaded, as far as that is known."""
+    return version_in(identity) in ("", version_mark(version))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
 from wids.files import system
@@ -46,6 +46,7 @@ def download_to(
     is_ahead: bool = False,
     has_checksum: bool = False,
     max_bytes: int | None = None,
+    on_version: Callable[[Any], None] = lambda _: None,
     session: Session = PLAIN,
 ) -> int:
     """Write the bytes behind ``url`` to the file ``path`` (which exists, and is ours), with retries.
@@ -60,6 +61,7 @@ def download_to(
         is_ahead: no reader waits for it; downloads with one come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
         max_bytes: the longest it may be, as it is unpacked; None: as long as there is space.
+        on_version: called before ``check`` with the version of what came, if the store is sure of it, else with None.
         session: what opens URLs; its hooks are called for each retry.
 
     Returns:
@@ -90,6 +92,7 @@ def download_to(
 
     def once() -> None:
         transfer.run()
+        on_version(transfer.version)
         try:
             check()
         except BaseException:
@@ -184,6 +187,7 @@ class Transfer:
 
     Attributes:
         requests: byte ranges and streams that were asked for so far, in all tries.
+        version: of the bytes that came, if the store is sure of it, else None.
     """
 
     def __init__(
@@ -207,6 +211,7 @@ class Transfer:
         self._deadline, self._is_ahead, self._has_checksum = deadline, is_ahead, has_checksum
         self.requests = self._interruptions = 0
         self._is_one_stream = False
+        self.version: Any = None
         self._fd = -1
         self.begin_anew()
 
@@ -255,6 +260,7 @@ class Transfer:
         # A source that seems to change all the time is read in one go. For one stream the client's memory will do.
         is_one = self._is_one_stream or self._interruptions >= 2 or self._is_known_as_weak(source)
         stat = source.stat(None if is_one else first, is_fresh=not source.is_blocking)
+        self.version = stat.version if stat.is_strong else None
         if source.is_blocking or not stat.has_ranges:
             self._stream(source, stat)
             return
@@ -262,6 +268,7 @@ class Transfer:
             if source.answers_have_stat:
                 self._note_weak()
                 stat = source.stat(None)
+                self.version = stat.version if stat.is_strong else None
             self._stream(source, stat)
             return
         self._learn(stat)

@@ -46,6 +46,7 @@ class ShardBytes:
         is_cancelled: asked now and then; once it says True, a read ends.
         needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
         needs_strong: likewise, one that does not tell them apart for certain.
+        is_expected: whether a version that the store is sure of is the one that is wanted.
 
     Attributes:
         requests: how many were made. read_bytes: how many bytes they brought.
@@ -66,11 +67,13 @@ class ShardBytes:
         is_cancelled: Callable[[], bool] = lambda: False,
         needs_version: bool = False,
         needs_strong: bool = False,
+        is_expected: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         self.url, self._session, self._seconds = url, session, seconds
         self.requests = self.read_bytes = 0
         self._size, self._is_cancelled = size, is_cancelled
         self._needs_version, self._needs_strong = needs_version, needs_strong
+        self._is_expected = is_expected
         self._stat = stat
         if stat is not None:
             self._size = stat.size
@@ -248,6 +251,9 @@ class ShardBytes:
                 "access='fetch', which brings each shard in one request"
             )
             raise self._changed(f"{what}: {advice}", before, now)
+        if self._stat is None and stat.is_strong and not self._is_expected(stat.version):
+            what = f"its version is {stat.version!s:.80} now, and was another when it was downloaded"
+            raise self._changed(what, None, stat.version)
         self._size = self._size if stat.size is None else stat.size
         self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 

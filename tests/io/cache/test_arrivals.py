@@ -412,6 +412,24 @@ def test_a_remembered_table_that_is_too_long(bare, make):
     assert make(facts={"filesize": None})[0][".txt"] == text_of(0)
 
 
+def test_a_shard_of_the_same_layout_is_another_version(bare, make, held):
+    """Replaced by one with other bytes at the same places: its server's version says so, as no header can."""
+    md5 = shards.md5(bare.files["/a.tar"])
+    first = make("a", {"md5sum": md5})
+    assert first[0][".txt"] == text_of(0)
+    evict(first)
+    members = [
+        (f"a{row:04d}.{end}", data)
+        for row in range(ROWS)
+        for end, data in (("txt", b"z" * len(text_of(row))), ("bin", bytes(SIZE)))
+    ]
+    bare.add("/a.tar", shards.pack(members), held)
+    assert make("a")[1][".txt"] == b"zz"  # what the index says of its bytes is right
+    evict(first)
+    with pytest.raises(DigestMismatchError):
+        make("a", {"md5sum": md5})[1]
+
+
 @pytest.mark.parametrize("fact", ["md5sum", "filesize", "nsamples"])
 def test_a_remembered_table_that_the_index_contradicts(bare, make, fact, caplog):
     """An index of another version: the table that the cache remembers is not used for it, and stays for others."""
