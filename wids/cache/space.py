@@ -178,13 +178,9 @@ class Space:
         """Give a shard and its table their names in the block, under the lock; bytes are those of both."""
         with self.lock(), self._contents.changing() as note:
             yield
-            remembered, left = self.directory.remembered_table(name), 0
-            try:
-                os.unlink(remembered)
-            except OSError:
-                with contextlib.suppress(OSError):  # another user's, in a sticky directory
-                    left = os.lstat(remembered).st_size
-            note(LoggedChange(name, size_bytes, left))
+            with contextlib.suppress(OSError):
+                os.unlink(self.directory.remembered_table(name))
+            note(LoggedChange(name, size_bytes, _size_of(self.directory.remembered_table(name))))
 
     def adopt(self, name: str, table: MemberTable) -> None:
         """Make a shard the cache's own whose bytes have been proved; where that cannot be written, it stays foreign."""
@@ -230,7 +226,7 @@ class Space:
         try:
             if system.try_lock(fd, is_shared=False) is False:
                 return False
-            size = self._size_of_table(entry.name)
+            size = _size_of(self.directory.table(entry.name))
             may_stay = 0 < size <= max_remembered
             # Before it comes: a process that is killed leaves no more than there may be.
             may_stay &= self.forget(max_remembered - (size if may_stay else 0)) <= max_remembered - size
@@ -238,22 +234,16 @@ class Space:
                 if not self._unlink(path):
                     return False
                 # The table last: without its shard it is inert.
-                kept = size if may_stay and self._remember(entry.name) else 0
-                if not kept:
+                if not (may_stay and self._remember(entry.name)):
                     with contextlib.suppress(OSError):
                         os.unlink(self.directory.table(entry.name))
+                kept = _size_of(self.directory.remembered_table(entry.name))  # or another user's, which had to stay
                 note(LoggedChange(entry.name, 0, kept))
                 self._contents.remembered.note(entry.name, kept)
         finally:
             os.close(fd)
         emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
         return True
-
-    def _size_of_table(self, name: str) -> int:
-        try:
-            return os.lstat(self.directory.table(name)).st_size
-        except OSError:
-            return 0
 
     def _remember(self, name: str) -> bool:
         """Move the table of a shard that was deleted, whether it could be done."""
@@ -576,6 +566,14 @@ def evict_from(
             space.request_release()
     report(excess)
     return gone
+
+
+def _size_of(path: str) -> int:
+    """Bytes of a file; 0: there is none."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
