@@ -33,6 +33,7 @@ from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
+from wids.index.repository import with_split
 from wids.order.layout import Inside
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
@@ -125,6 +126,10 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             ``wids index create`` takes them, in natural order, or a list of these. Their samples are then counted
             here: of remote ones by byte ranges, from their member tables, else their headers; the counts are kept in
             ``cache_dir``.
+            A data set of the Hugging Face Hub by its name, ``hf://datasets/ORG/NAME``: the tars of its split, in
+            natural order, with the counts that its files have of them, else counted.
+        split: of such a data set; default ``"train"``, or its only one. As ``hf://datasets/ORG/NAME?split=test``, too.
+        revision: of such a data set: a branch, tag or commit. As ``hf://datasets/ORG/NAME@REVISION``, too.
         cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
             free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds
@@ -213,6 +218,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self,
         shards: Shards,
         *,
+        split: str | None = None,
+        revision: str | None = None,
         cache_size: int | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         lru_size: int | None = None,
@@ -242,6 +249,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        shards = with_split(shards, split=split, revision=revision)
         cache = arguments.parse_cache(
             cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local
         )

@@ -28,8 +28,9 @@ from wids.files import page_cache
 from wids.index import compiled
 from wids.index.discovery import find_shards, shards_are_indexes
 from wids.index.fingerprint import contents, fingerprint, fingerprint_of_part
-from wids.index.loading import IndexRequest, load_index
+from wids.index.loading import IndexRequest, load_index, load_named
 from wids.index.readonly import LazyShardRows, ShardRow, ShardRows
+from wids.index.repository import parse_name
 from wids.index.selection import RepeatedRows, no_sample
 from wids.index.shardlist import MANY, MAX_COUNT
 from wids.index.spec import list_shards, own_packs
@@ -83,10 +84,15 @@ def lists_shards(place: str) -> bool:
 
 
 def is_several(given: str) -> bool:
-    """Whether a text is a directory, or a glob and no existing file; that of a store has a slash at its end."""
+    """Whether a text is a directory, a glob and no existing file, or a data set of the Hub by its name.
+
+    The name of a directory of a store has a slash at its end.
+    """
     place = Place(given)
     if "\0" in given or place.scheme == "pipe":
         return False
+    if parse_name(given) is not None:
+        return True
     if place.is_local:
         path = place.path
         is_glob = not _GLOB.isdisjoint(path) and "::" not in given
@@ -131,6 +137,10 @@ def load_shards(
         if not shards:
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards)
+        if (named := parse_name(shards)) is not None:
+            found = load_named(named, shards, session=session, cache_dir=session.cache_dir)
+            found = found.with_header({**found.header, **(options or {})})
+            return base, found.with_packs(own_packs(found.header, None, base)), session
         is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)
         if is_archive(shards) or (not is_file and is_several(_based(shards, base))):
             return base, _list([shards], base, options, session), session

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import os
 import re
@@ -20,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
-from wids.transport import filesystems, retrying, urls
+from wids.events import logger
+from wids.index import repository
+from wids.transport import filesystems, hub, retrying, urls
+from wids.transport.download import read_bytes
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
@@ -132,7 +136,9 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
         return
     for name in urls.expand(source):
         place = Place(name)
-        if place.is_local:
+        if (named := repository.parse_name(name)) is not None:
+            yield find_split(named, name, reader_of(named, session), session=session)[0]
+        elif place.is_local:
             yield _local(name, failed)
         elif place.scheme == "pipe":
             yield [Found(name)]
@@ -142,6 +148,34 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
             yield list(_listed(name, "pattern", session))
         else:
             yield [Found(name)]
+
+
+def find_split(
+    named: repository.Named, name: str, read: repository.Read, *, session: Session
+) -> tuple[list[Found], repository.Split]:
+    """The shards of a split of a data set of the Hub, in order, and what else is there.
+
+    Args:
+        named: which.
+        name: as it was given, for messages.
+        read: see `reader_of`.
+        session: what opens URLs.
+
+    Raises:
+        SpecError: there are none. FetchError: the Hub cannot be asked.
+    """
+    files = hub.list_files(named.root, session).files
+    sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
+    split = repository.find_split(sizes, archives, read, split=named.split, name=name)
+    if split.left:
+        logger.warning("%s: %d .tar files are of no split: %s", name, len(split.left), shown_names(split.left))
+    shards = [Found(f"{named.root}/{path}", sizes[path], files[path].tag or None) for path in split.shards]
+    return shards, split
+
+
+def reader_of(named: repository.Named, session: Session) -> Callable[[str], bytes]:
+    """What reads a file of a data set of the Hub, each once."""
+    return functools.cache(lambda path: read_bytes(f"{named.root}/{path}", session=session))
 
 
 def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
@@ -225,7 +259,7 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
         for entry in entries:
             if _is_directory(entry):
                 (links if entry.is_symlink() else todo).append(entry.path)
-            elif _is_archive(entry.name):
+            elif is_archive(entry.name):
                 found.append(entry.path)
     return found
 
@@ -238,7 +272,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return error.errno != errno.ELOOP  # else opening it tells what is wrong
 
 
-def _is_archive(name: str) -> bool:
+def is_archive(name: str) -> bool:
     """Whether a file's name is that of an archive; hidden files are others' (``._a.tar`` of macOS)."""
     return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
 
@@ -252,7 +286,7 @@ def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
         if not names:
             raise _no_match(url, list(listed), _remote_names(url, session), path=None)
     else:
-        names = [name for name in listed if _is_archive(Place(name).name)]
+        names = [name for name in listed if is_archive(Place(name).name)]
     if not names:
         advice = f"; it has {shown_names(listed)}" if listed else ""
         advice += "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
@@ -267,6 +301,9 @@ def _remote_names(pattern: str, session: Session) -> list[str] | None:
     """As `_local_names`, of a store; [] where it does not say."""
     head = pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)]
     directory = head[: head.rfind("/") + 1]
+    if Place(pattern).scheme == "hf":
+        listed = _list(directory, "prefix", session)
+        return [name.removeprefix(directory).partition("/")[0] for name in listed] if listed else None
     try:
         filesystem, name = filesystems.open_filesystem(directory, session)
         return [Place(found).name for found in filesystem.ls(name, detail=False)]
@@ -289,6 +326,13 @@ def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> 
 def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
     """The files by name, with the listing's facts of each."""
     place = Place(url)
+    if place.scheme == "hf" and (where := hub.locate(place, session)) is not None:
+        root = url.rstrip("/").removesuffix(where.path).rstrip("/")
+        home = re.escape(where.path) + "/.*" if where.path else ".*"
+        own = re.compile(repository.regex_of(where.path) if kind == "pattern" else home)
+        files = hub.list_files(place, session).files
+        names = [where.path] if where.path in files else [path for path in files if own.fullmatch(path)]
+        return {f"{root}/{path}": {"size": files[path].size, "etag": files[path].tag} for path in names}
 
     def once() -> dict[str, Any]:
         filesystem, name = filesystems.open_filesystem(url, session)

@@ -26,12 +26,14 @@ from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
-from wids.index import checks, compiled, compiled_files, energon, view_file
+from wids.files.shared_files import SharedFiles
+from wids.index import checks, compiled, compiled_files, discovery, energon, repository, view_file
 from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
+from wids.index.shardlist import Row, ShardListBuilder
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.index.view_rows import ViewRows
-from wids.transport import retrying
+from wids.transport import hub, retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
 from wids.transport.place import Place, cache_directory
 from wids.transport.session import PLAIN, Session
@@ -138,6 +140,77 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     if Place(request.place).is_local:
         return _map_local(request, request.place)
     return _RemoteIndex(request, request.place).load()
+
+
+# --- a data set of the Hub, by its name
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What is known of a split: its shards with their counts (-1: no file says) and sizes, by path."""
+
+    split: str
+    shards: list[tuple[str, int, int]]
+
+
+def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
+    """The shards of a split of a data set of the Hugging Face Hub, with the counts that its files have of them.
+
+    What files say is kept for the commit in the cache directory. Shards of which none says anything are counted by
+    who opens the list.
+
+    Args:
+        named: which.
+        name: as it was given, for messages.
+        session: what opens URLs.
+        cache_dir: where it is kept; None: nowhere.
+
+    Raises:
+        SpecError: there are none. FetchError: the Hub cannot be asked.
+    """
+    listing = hub.list_files(named.root, session)
+    made: list[_Found] = []
+
+    def make() -> bytes:
+        sizes, read = {path: file.size for path, file in listing.files.items()}, discovery.reader_of(named, session)
+        found, split = discovery.find_split(named, name, read, session=session)
+        counts = repository.find_counts(sizes, split, read, name=name)
+        missing = len(split.shards) - len(counts.nsamples)
+        others = ", ".join(f"{other} ({count:,})" for other, count in split.others.items())
+        logger.info(
+            "%s: split %s: %d shards, of which %d are counted by %s; other splits: %s",
+            *(name, split.name, len(found), len(counts.nsamples), ", ".join(counts.sources) or "no file"),
+            others or "none",
+        )
+        if missing:
+            logger.warning(
+                "%s: no file of the repository says how many samples %d of %d shards of the split %s hold; for a file "
+                "that does: wids index create '%s' -o %s.json, and commit that to the repository",
+                *(name, missing, len(found), split.name, name, split.name),
+            )
+        shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
+        made[:] = [_Found(split.name, shards)]
+        return msgspec.json.encode(made[0])
+
+    def take(file: SharedFile) -> _Found | None:
+        try:
+            return msgspec.json.decode(file.data, type=_Found)
+        except msgspec.MsgspecError:
+            return None
+
+    found = None
+    if cache_dir is not None and listing.commit:
+        key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, named.split)).encode())
+        kept = SharedFiles(cache_dir, ".split")
+        found = kept.get(key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), take)
+    if found is None:
+        if not made:
+            make()
+        found = made[0]
+    builder = ShardListBuilder()
+    for path, nsamples, size in found.shards:
+        url = f"{named.root}/{path}"
+        builder.append(url, Row(url=url, nsamples=nsamples, filesize=size), {})
+    return builder.build({"name": f"{named.root.removeprefix('hf://datasets/')} {found.split}"})
 
 
 # --- JSON

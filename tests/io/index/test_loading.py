@@ -1,19 +1,26 @@
-"""Indexes from servers that nobody vouches for: what they may not name, and how long they may be."""
+"""Indexes from servers that nobody vouches for: what they may not name, and how long they may be; data sets by name."""
 
 import json
 import os
+import pickle
 import re
 
 import pytest
 
 import wids
 from tests.support import cache_shards
+from tests.support.cache_shards import pack
+from tests.support.cli import run_ok
+from tests.support.hub import begin_run, standing_in
 from tests.support.servers import bomb, endless, whole
 from tests.support.shards import write_shards
 from wids import errors
 from wids.columns import file
+from wids.errors import InputError, ShardNotFoundError, SpecError
 from wids.index import loading
-from wids.transport import download
+from wids.index.discovery import find_shards
+from wids.jobs import scan
+from wids.transport import download, hub
 
 LOCAL = ["file://{}", "FILE://{}", "local://{}", "~/..{}", "pipe:cat {}", "pipe://cat {}", "simplecache::{}"]
 LOCAL += ["simplecache::file://{}", "tar://s0.tar::file://{}", "generic://{}", "dir::{}"]
@@ -107,3 +114,147 @@ def test_counts_that_overflow_in_all_are_refused(tmp_path):
     first, second = (shard["url"] for shard in write_shards(tmp_path, (3, 4)))
     with pytest.raises(errors.SpecError, match="more than can be counted"):
         wids.ShardListDataset([(first, 2**63 - 1), (second, 2**63 - 1)])
+
+
+# --- data sets of the Hub by name
+
+HUB = "hf://datasets/org/set"
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A Hub with one repository."""
+    with standing_in(monkeypatch, tmp_path / "hub") as found:
+        yield found
+
+
+def tar(rows, first=0):
+    """A shard of so many samples, whose texts say their numbers."""
+    return pack([(f"{row:03d}.txt", b"%d" % row) for row in range(first, first + rows)])
+
+
+SHARDS = {"train/0.tar": tar(3), "train/1.tar": tar(2, 3), "val/0.tar": tar(1, 5)}
+COUNTS = dict(zip(SHARDS, (3, 2, 1), strict=True))
+CARD = "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: 'train/*'}\n---\n"
+
+
+def webshart(name):
+    """What webshart has beside a shard."""
+    members = {f"{row:03d}.txt": {"offset": 512 + 1024 * row, "length": 1} for row in range(COUNTS[name])}
+    return {"path": name, "filesize": len(SHARDS[name]), "files": members}
+
+
+LAYOUTS = {
+    "wids": {"train.json": {"wids_version": 1, "shardlist": [{"url": n, "nsamples": c} for n, c in COUNTS.items()]}},
+    "timm": {
+        "_info.json": {
+            "splits": {
+                "train": {"filenames": ["train/0.tar", "train/1.tar"], "shard_lengths": [3, 2], "num_samples": 5},
+                "validation": {"filenames": ["val/0.tar"], "shard_lengths": [1], "num_samples": 1},
+            }
+        }
+    },
+    "open_clip": {"train/sizes.json": {"0.tar": 3, "1.tar": 2}},
+    "img2dataset": {f"train/{k}_stats.json": {"successes": 3 - k} for k in range(2)},
+    "webshart": {f"train/{k}.json": webshart(f"train/{k}.tar") for k in range(2)},
+    "energon": {".nv-meta/.info.json": {"shard_counts": COUNTS}},
+}
+
+
+def fill(stand_in, files=None, **more):
+    """Put the shards, and these files, into the repository; returns the commit."""
+    texts = {
+        name: value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        for name, value in (files or {}).items()
+    }
+    return stand_in.put({**SHARDS, **texts, **more})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layouts_open_by_name(stand_in, caplog, layout):
+    """With the right length, and no shard is asked for it."""
+    fill(stand_in, LAYOUTS[layout])
+    dataset = wids.ShardListDataset(HUB, transformations="raw")
+    assert [*dataset.lengths] == [3, 2]
+    assert dataset.dataset_name == "org/set train"
+    assert stand_in.requests["resolvers"] == len(LAYOUTS[layout])
+    assert [dataset[k][".txt"] for k in (0, 4)] == [b"0", b"4"]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_shards_that_no_file_counts_are_counted_once_for_a_machine(stand_in, monkeypatch, caplog):
+    """By their headers; the next run asks for the commit alone, and another commit is counted anew."""
+    fill(stand_in)
+    assert len(wids.ShardListDataset(HUB)) == 5
+    assert "no file of the repository says how many samples 2 of 2 shards of the split train hold" in caplog.text
+    assert "wids index create 'hf://datasets/org/set' -o train.json, and commit that" in caplog.text
+    caplog.clear()
+    begin_run(monkeypatch)
+    stand_in.requests.clear()
+    assert len(wids.ShardListDataset(HUB)) == 5
+    assert (stand_in.requests, caplog.text) == ({"api": 1}, "")
+    fill(stand_in, **{"train/1.tar": tar(7)})
+    begin_run(monkeypatch)
+    assert [*wids.ShardListDataset(HUB).lengths] == [3, 7]
+
+
+def test_splits_and_revisions(stand_in):
+    """As arguments and in the name; a card goes before names."""
+    first = fill(stand_in)
+    assert [*wids.ShardListDataset(HUB, split="validation").lengths] == [1]
+    assert [*wids.ShardListDataset(f"{HUB}@{first}?split=val").lengths] == [1]
+    second = fill(stand_in, {"README.md": CARD}, **{"train/1.tar": tar(7)})
+    assert [*wids.ShardListDataset(HUB, revision=second).lengths] == [3, 7]
+    with pytest.raises(SpecError, match=r"no split 'val'; .*: train \(2\)"):
+        wids.ShardListDataset(HUB, split="val", revision=second)
+    assert [*wids.ShardListDataset(HUB, revision=first).lengths] == [3, 2]
+    with pytest.raises(InputError, match="split and revision are for a data set of the Hugging Face Hub"):
+        wids.ShardListDataset([("a.tar", 1)], split="val")
+    with pytest.raises(ShardNotFoundError, match="org/none"):
+        wids.ShardListDataset("hf://datasets/org/none")
+
+
+def test_a_dataset_by_name_goes_to_workers_and_is_saved_as_a_view(stand_in, tmp_path):
+    """A pickle asks nobody; a view is of its list of shards."""
+    fill(stand_in, LAYOUTS["timm"])
+    dataset = wids.ShardListDataset(HUB, transformations="raw")
+    stand_in.requests.clear()
+    assert len(pickle.loads(pickle.dumps(dataset))) == 5
+    assert stand_in.requests == {}
+    dataset.select([4, 0]).save(tmp_path / "view.json")
+    assert [sample[".txt"] for sample in wids.ShardListDataset(tmp_path / "view.json", transformations="raw")] == [
+        b"0",
+        b"4",
+    ]
+
+
+def test_commands_take_names(stand_in, tmp_path):
+    """As they take an index; `index create` makes the file that the repository lacks."""
+    fill(stand_in)
+    index = tmp_path / "train.json"
+    assert json.loads(run_ok("index", "create", HUB, "-o", index, "--json"))["samples"] == 5
+    rows = json.loads(index.read_text())["shardlist"]
+    assert [(row["url"], row["nsamples"]) for row in rows] == [(f"{HUB}/train/0.tar", 3), (f"{HUB}/train/1.tar", 2)]
+    stand_in.put({**SHARDS, "train.json": index.read_bytes()})
+    hub.forget()
+    commit = stand_in.repository.find("main")
+    name = f"{HUB}@{commit}"
+    assert json.loads(run_ok("info", name, "--json"))["samples"] == 5
+    assert [json.loads(line)["nsamples"] for line in run_ok("ls", name, "--shards", "--json").splitlines()] == [3, 2]
+    assert "004" in run_ok("show", name, "4")
+    assert json.loads(run_ok("verify", name, "--json"))["wrong"] == 0
+    run_ok("columns", "create", name, "-o", tmp_path / "c.parquet")
+    assert json.loads(run_ok("info", f"{name}?split=val", "--json"))["shards"] == 1
+
+
+def test_folders_and_globs_of_the_hub_come_from_its_listing(stand_in):
+    """With sizes and versions, without a request of their own."""
+    fill(stand_in, LAYOUTS["timm"])
+    assert [each.url for each in find_shards([f"{HUB}/*/0.tar"])] == [f"{HUB}/train/0.tar", f"{HUB}/val/0.tar"]
+    (found,) = find_shards([f"{HUB}/val/"])
+    assert (found.size, found.mark) == (len(SHARDS["val/0.tar"]), scan.look_remote(found.url).mark)
+    assert [each.url for each in find_shards([HUB])] == [f"{HUB}/train/0.tar", f"{HUB}/train/1.tar"]
+    with pytest.raises(SpecError, match=r"the directory has '0\.tar', '1\.tar'"):
+        find_shards([f"{HUB}/train/x*.tar"])
+    assert "api" in stand_in.requests
+    assert stand_in.requests["api"] <= 2

@@ -1,0 +1,286 @@
+"""Which files are the shards of a split, and how many samples they hold: the layouts of data sets on the Hub."""
+
+import json
+
+import pytest
+
+from wids.errors import InputError, SpecError
+from wids.index.repository import find_counts, find_split, parse_name, with_split
+
+NAME = "hf://datasets/org/set"
+CARD = """---
+license: mit
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: shards/part-*.tar
+  - split: held_out
+    path: ["extra/**/*.tar", "more"]
+---
+# A set
+"""
+TIMM = {
+    "splits": {
+        "train": {"name": "train", "num_samples": 7, "filenames": ["b-0.tar", "a-1.tar"], "shard_lengths": [3, 4]},
+        "validation": {"name": "validation", "num_samples": 2, "filenames": ["v.tar"], "shard_lengths": [2]},
+    }
+}
+INDEX = {
+    "wids_version": 1,
+    "base": "data",
+    "shardlist": [
+        {"url": "a.tar", "nsamples": 5},
+        {"url": f"{NAME}@main/data/b.tar", "nsamples": 6},
+        {"url": "https://elsewhere/data/c.tar", "nsamples": 7},
+        {"url": "../../out.tar", "nsamples": 8},
+    ],
+}
+SHARDS = [{"offset": 512 * k, "length": 1} for k in range(5)]
+WEBSHART = {
+    "path": "0.tar",
+    "filesize": 100,
+    "files": dict(
+        zip(["b.txt", "a.jpg", "a.txt", "noext", "b.jpg"], [SHARDS[k] for k in (4, 0, 1, 2, 3)], strict=True)
+    ),
+}
+
+
+def repository(*archives, **files):
+    """(files, archives, read, the names that were read) of a repository; names of others with __ for / and _ for ."""
+    texts = {name: text if isinstance(text, str) else json.dumps(text) for name, text in files.items()}
+    sizes = {**dict.fromkeys(archives, 100), **{name: len(text.encode()) for name, text in texts.items()}}
+    asked = []
+
+    def read(path):
+        asked.append(path)
+        return texts[path].encode()
+
+    return sizes, list(archives), read, asked
+
+
+def find(given, split=None):
+    """(name, shards) of a split, and what files say of their samples."""
+    files, archives, read, _ = given
+    found = find_split(files, archives, read, split=split, name=NAME)
+    return found, find_counts(files, found, read, name=NAME)
+
+
+@pytest.mark.parametrize(
+    ("archives", "split", "shards"),
+    [
+        (["b10.tar", "b9.tar", "__x/a.tar", ".h/a.tar"], None, ["b9.tar", "b10.tar"]),
+        (["train-1.tar", "test-1.tar"], None, ["train-1.tar"]),
+        (["train-1.tar", "set_val.01.tar", "valid2.tar"], "validation", ["set_val.01.tar", "valid2.tar"]),
+        (["train-1.tar", "set_val.01.tar"], "dev", ["set_val.01.tar"]),
+        (["training/test-1.tar", "eval/train-1.tar"], "train", ["training/test-1.tar"]),
+        (["training/test-1.tar", "eval/train-1.tar"], "test", ["eval/train-1.tar"]),
+        (["x/my train/1.tar", "x/trains/2.tar"], None, ["x/my train/1.tar"]),
+        (["data/web-00000-of-00002.tar", "data/web-00001-of-00002.tar"], "web", ...),
+        (["data/web-00000-of-00001.tar"], None, ["data/web-00000-of-00001.tar"]),
+        (["test/0.tar"], None, ["test/0.tar"]),
+    ],
+)
+def test_splits_by_names(archives, split, shards):
+    """Numbered files in data/, else folders, else files, else all; keywords stand for each other."""
+    found, _ = find(repository(*archives), split)
+    assert found.shards == (archives if shards is ... else shards)
+    assert set(found.shards).isdisjoint(found.left)
+
+
+def test_what_is_of_no_split_is_told():
+    """Other splits and what is left over."""
+    found, _ = find(repository("train-1.tar", "val-1.tar", "val-2.tar", "odd.tar"))
+    assert (found.name, found.others, found.left) == ("train", {"validation": 2}, ["odd.tar"])
+
+
+@pytest.mark.parametrize(
+    ("archives", "split", "words"),
+    [
+        ([], None, r"no \.tar files in this repository; its files end in \.md, \.parquet.*datasets package"),
+        (["test-0.tar", "val-0.tar"], None, r"no split 'train'; .*: validation \(1\), test \(1\); choose"),
+        (["train-0.tar"], "odd", r"no split 'odd'; .*choose one with split='train', or with \?split=train behind"),
+    ],
+)
+def test_a_split_that_is_not_there(archives, split, words):
+    """The splits that there are, or the kinds of files."""
+    with pytest.raises(SpecError, match=words):
+        find(repository(*archives, **{"README.md": "# x", "a.parquet": "x"}), split)
+
+
+def test_a_card_says_which_files():
+    """Before names; globs, lists and folders, in their order; a split of other formats has no shards."""
+    given = repository(
+        "shards/part-2.tar",
+        "shards/part-10.tar",
+        "extra/x/y/1.tar",
+        "extra/0.tar",
+        "more/m.tar",
+        "shards/deep/part-3.tar",
+        **{"README.md": CARD},
+    )
+    assert find(given)[0].shards == ["shards/part-2.tar", "shards/part-10.tar"]
+    found, _ = find(given, "held_out")
+    assert found.shards == ["extra/0.tar", "extra/x/y/1.tar", "more/m.tar"]
+    assert found.left == ["shards/deep/part-3.tar"]
+    other = CARD.replace("shards/part-*.tar", "data/*.parquet")
+    with pytest.raises(SpecError, match=r"the split 'train' has no \.tar files"):
+        find(repository("a.tar", **{"README.md": other}))
+
+
+@pytest.mark.parametrize(
+    ("text", "shards"),
+    [
+        ("configs:\n- config_name: x\n  data_files: a/*.tar\n", ["a/1.tar"]),
+        ("configs:\n- config_name: x\n  data_files: ['b/[12].tar', 'a/?.tar']\n", ["b/1.tar", "b/2.tar", "a/1.tar"]),
+        ("configs:\n- config_name: x\n  data_files: {train: 'b/[!2].tar'}\n", ["b/1.tar"]),
+        ("configs:\n- config_name: x\n  data_dir: b\n", ["b/1.tar", "b/2.tar"]),
+        ("configs:\n- config_name: x\n  data_dir: b\n  data_files: '1*'\n", ["b/1.tar"]),
+        (
+            "configs:\n- {config_name: x, data_files: b/1.tar}\n- {config_name: y, data_files: a, default: true}\n",
+            ["a/1.tar"],
+        ),
+        ("configs:\n- {config_name: x, data_files: b/1.tar}\n- {config_name: default, data_files: a}\n", ["a/1.tar"]),
+        ("license: mit\n", ["a/1.tar", "b/1.tar", "b/2.tar"]),
+        ("configs:\n- config_name: x\n", ["a/1.tar", "b/1.tar", "b/2.tar"]),
+    ],
+)
+def test_forms_of_a_card(text, shards):
+    """What `data_files` and `data_dir` may be."""
+    given = repository("a/1.tar", "b/1.tar", "b/2.tar", **{"README.md": f"---\n{text}---\n"})
+    assert find(given)[0].shards == shards
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("configs: 7\n", "configs is no list"),
+        ("configs: [\n", r"README\.md: not valid YAML"),
+        ("configs:\n- data_files: [{split: x}]\n", "an entry of data_files has no split or no path"),
+        ("configs:\n- data_files: [[7]]\n", "a path of data_files"),
+        (
+            "configs:\n- {config_name: x, data_files: a}\n- {config_name: y, data_files: b}\n",
+            "none is the default: x, y",
+        ),
+    ],
+)
+def test_a_card_that_is_malformed(text, words):
+    """It is no card without configurations."""
+    with pytest.raises(SpecError, match=words):
+        find(repository("a.tar", **{"README.md": f"---\n{text}---\n"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "split", "counts", "source"),
+    [
+        pytest.param(
+            repository("b-0.tar", "a-1.tar", "v.tar", **{"_info.json": TIMM}),
+            None,
+            {"b-0.tar": 3, "a-1.tar": 4},
+            "_info.json",
+            id="timm",
+        ),
+        pytest.param(
+            repository("b-0.tar", "a-1.tar", "v.tar", **{"info.json": TIMM}),
+            "val",
+            {"v.tar": 2},
+            "info.json",
+            id="timm-validation",
+        ),
+        pytest.param(
+            repository("d/0.tar", "d/1.tar", **{"d/sizes.json": {"0.tar": 3, "1.tar": "4", "9.tar": 1}}),
+            None,
+            {"d/0.tar": 3, "d/1.tar": 4},
+            "d/sizes.json",
+            id="open_clip",
+        ),
+        pytest.param(
+            repository("d/00.tar", **{"d/00_stats.json": {"count": 9, "successes": 7}}),
+            None,
+            {"d/00.tar": 7},
+            "d/00_stats.json",
+            id="img2dataset",
+        ),
+        pytest.param(repository("0.tar", **{"0.json": WEBSHART}), None, {"0.tar": 2}, "0.json", id="webshart"),
+        pytest.param(
+            repository("s/0.tar", "s/1.tar", **{".nv-meta/.info.json": {"shard_counts": {"s/0.tar": 5, "s/1.tar": 6}}}),
+            None,
+            {"s/0.tar": 5, "s/1.tar": 6},
+            ".nv-meta/.info.json",
+            id="energon",
+        ),
+        pytest.param(
+            repository("data/a.tar", "data/b.tar", "data/c.tar", **{"train.json": INDEX}),
+            None,
+            {"data/a.tar": 5, "data/b.tar": 6},
+            "train.json",
+            id="wids",
+        ),
+    ],
+)
+def test_counts_of_the_layouts(given, split, counts, source):
+    """Each of these files says how many samples there are; none is read that is not needed."""
+    _, found = find(given, split)
+    assert (found.nsamples, found.sources) == (counts, {source: len(counts)})
+
+
+def test_energon_s_splits():
+    """Braces and regular expressions, in YAML; the counts are of all."""
+    text = "split_parts:\n  train: ['s/x_{0..1}.tar']\n  val: 's/x_[23]\\.tar'\nexclude: []\n"
+    info = {"shard_counts": {f"s/x_{k}.tar": k + 1 for k in range(4)}}
+    given = repository(*info["shard_counts"], **{".nv-meta/split.yaml": text, ".nv-meta/.info.json": info})
+    assert find(given)[1].nsamples == {"s/x_0.tar": 1, "s/x_1.tar": 2}
+    found, counts = find(given, "validation")
+    assert (found.name, counts.nsamples) == ("val", {"s/x_2.tar": 3, "s/x_3.tar": 4})
+
+
+def test_counts_come_from_several_files(caplog):
+    """Of each shard from the first that has one; what cannot be used is warned of."""
+    given = repository(
+        *("0.tar", "1.tar", "2.tar", "3.tar", "4.tar"),
+        **{
+            "sizes.json": {"0.tar": 3},
+            "0_stats.json": {"successes": 99},
+            "1_stats.json": {"successes": 4},
+            "2_stats.json": {"successes": "many"},
+            "3.json": {**WEBSHART, "filesize": 7},
+            "4_stats.json": "{",
+            "train.json": {"annotations": []},
+        },
+    )
+    _, found = find(given)
+    assert (found.nsamples, found.sources) == ({"0.tar": 3, "1.tar": 4}, {"sizes.json": 1, "1_stats.json": 1})
+    assert "0_stats.json" not in given[3]
+    for words in (
+        "2_stats.json is not used for counts: that of 2.tar is 'many'",
+        "of a shard of 7 bytes",
+        "4_stats.json",
+    ):
+        assert words in caplog.text
+
+
+def test_names():
+    """Data sets, revisions, splits and pages; no files, folders and globs."""
+    assert parse_name(NAME) == (NAME, None)
+    assert parse_name(f"{NAME}@v1/?split=val") == (f"{NAME}@v1", "val")
+    assert parse_name(f"{NAME}@refs/pr/3") == (f"{NAME}@refs/pr/3", None)
+    assert parse_name("https://huggingface.co/datasets/org/set/tree/v1") == (f"{NAME}@v1", None)
+    for other in (f"{NAME}/a.tar", f"{NAME}/a/", f"{NAME}/*.tar", "hf://datasets/org", "hf://buckets/org/set", "a.tar"):
+        assert parse_name(other) is None
+
+
+def test_a_name_with_its_split_and_revision():
+    """Said once; for such names alone."""
+    assert with_split(NAME, split=None, revision=None) == NAME
+    assert with_split(NAME, split="val", revision="a/b") == f"{NAME}@a%2Fb?split=val"
+    assert with_split(f"{NAME}@v1", split="val", revision="v1") == f"{NAME}@v1?split=val"
+    for given, options in (
+        (f"{NAME}@v1", {"split": None, "revision": "v2"}),
+        (f"{NAME}?split=a", {"split": "b", "revision": None}),
+        (f"{NAME}/a.tar", {"split": "b", "revision": None}),
+        ([NAME], {"split": "b", "revision": None}),
+    ):
+        with pytest.raises(InputError):
+            with_split(given, **options)
+    with pytest.raises(TypeError, match="split is 3"):
+        with_split(NAME, split=3, revision=None)
