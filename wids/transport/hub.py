@@ -581,11 +581,12 @@ def _end_of(url: str) -> float:
     now = time.time()
     query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     ends = now + LIMITS.target_seconds
-    with contextlib.suppress(ValueError, OverflowError):
+    with contextlib.suppress(ValueError):
         if "expires" in query:
-            ends = min(ends, float(query["expires"]) - LIMITS.early_seconds)
-        elif "x-amz-expires" in query:
-            ends = min(ends, now + float(query["x-amz-expires"]) - LIMITS.early_seconds)
+            ends = min(ends, int(query["expires"]) - LIMITS.early_seconds)
+        for name in ("x-amz-expires", "x-goog-expires"):  # from its signature on, which is new
+            if name in query:
+                ends = min(ends, now + int(query[name]) - LIMITS.early_seconds)
     return ends
 
 

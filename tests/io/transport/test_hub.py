@@ -1,16 +1,19 @@
 """The Hugging Face Hub's limits, its signed redirects, its refusals: against the stand-in."""
 
 import json
+import operator
 import pickle
 import random
 import threading
 import types
 
 import pytest
+from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards
 from tests.support.hub import begin_run, standing_in
+from tests.support.servers import cut, whole
 from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
 from wids.errors import ChangedShardError, DigestMismatchError, FetchDeniedError, FetchError, ShardNotFoundError
@@ -323,6 +326,30 @@ def test_samples_by_range_and_a_process_that_is_started(stand_in, dataset_on_hub
     worker = pickle.loads(handed)
     assert [sorted(worker[k]) for k in range(40)] == kept
     assert stand_in.requests["api"] == 2
+
+
+def test_workers_of_a_loader_ask_no_api(stand_in, dataset_on_hub):
+    """They know what their parent knew."""
+    dataset = dataset_on_hub(access="range", transformations=[operator.itemgetter("__key__")])
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context="fork")
+    assert len({key for keys in loader for key in keys}) == 40
+    assert stand_in.requests["api"] == 2
+
+
+def test_a_download_that_breaks_off_goes_on(stand_in, no_waits, tmp_path):
+    """What has come is not asked for again, of the store or of the Hub."""
+    body = body_of(1, 3 << 20)
+    stand_in.put({"a.tar": body})
+    answers = [cut, cut]
+    stand_in.store_fault = lambda reply, data: (answers.pop() if answers else whole)(reply, data)
+    target = tmp_path / "a.tar"
+    target.touch()
+    download.download_to(f"{BASE}/a.tar", str(target), check=lambda: None)
+    assert target.read_bytes() == body
+    assert answers == []
+    assert len(no_waits) >= 1
+    assert stand_in.sent_bytes < 1.1 * len(body)
+    assert stand_in.requests["resolvers"] == 1
 
 
 def test_a_shard_is_compared_with_what_the_hub_says(stand_in, dataset_on_hub, no_waits):

@@ -79,3 +79,20 @@ def test_tokens(monkeypatch, tmp_path):
     assert found(endpoint="https://other.example") is None
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     assert (found(), found(given=True)) == (None, "set")
+
+
+@pytest.mark.parametrize(
+    ("query", "seconds"),
+    [
+        *(("", 3600), ("Expires=1000100", 70), ("Expires=2000000", 3600), ("Expires=soon", 3600)),
+        *(
+            ("X-Amz-Date=x&X-Amz-Expires=900", 870),
+            ("X-Goog-Expires=60&Expires=1000500", 30),
+            ("Expires=1", -999_999 - 30),
+        ),
+    ],
+)
+def test_how_long_a_redirect_is_followed(monkeypatch, query, seconds):
+    """As its signature says, an hour at most, and not to its last second."""
+    monkeypatch.setattr(hub.time, "time", lambda: 1_000_000.0)
+    assert hub._end_of(f"https://cdn.example/a?{query}") == 1_000_000 + seconds
