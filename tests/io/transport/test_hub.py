@@ -341,7 +341,7 @@ def test_a_download_that_breaks_off_goes_on(stand_in, no_waits, tmp_path):
     body = body_of(1, 3 << 20)
     stand_in.put({"a.tar": body})
     answers = [cut, cut]
-    stand_in.store_fault = lambda reply, data: (answers.pop() if answers else whole)(reply, data)
+    stand_in.store_fault = lambda reply, data: answers.pop()(reply, data) if answers else whole(reply, data)
     target = tmp_path / "a.tar"
     target.touch()
     download.download_to(f"{BASE}/a.tar", str(target), check=lambda: None)
