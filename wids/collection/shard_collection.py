@@ -25,6 +25,7 @@ import numpy as np
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown
 from wids.events import logger
 from wids.files import page_cache
+from wids.files.own_folder import default_cache_dir
 from wids.index import compiled
 from wids.index.discovery import find_shards, shards_are_indexes
 from wids.index.fingerprint import contents, fingerprint, fingerprint_of_part
@@ -138,7 +139,7 @@ def load_shards(
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards)
         if (named := parse_name(shards)) is not None:
-            found = load_named(named, shards, session=session, cache_dir=session.cache_dir)
+            found = load_named(named, shards, session=session, cache_dir=session.cache_dir or default_cache_dir())
             found = found.with_header({**found.header, **(options or {})})
             return base, found.with_packs(own_packs(found.header, None, base)), session
         is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)
@@ -346,8 +347,10 @@ class ShardCollection:
 
     def _is_counted_far(self, url: str) -> bool:
         """Whether a shard is read where it is to be counted, by byte ranges."""
-        place = Place(url)
-        return not (place.is_local or place.scheme == "pipe" or self.provider.cache.place(url)[1])
+        place, placement = Place(url), self.provider.cache.placement
+        has_place = placement.cache_dir is not None or placement.localname is not None
+        is_here = place.is_local or place.scheme == "pipe" or (has_place and self.provider.cache.place(url)[1])
+        return not is_here
 
     def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
         url, provider = shards.urls[k], self.provider

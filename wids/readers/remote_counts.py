@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -44,6 +46,20 @@ U = TypeVar("U")
 SUFFIX = ".counts"
 _AT_A_TIME = 16
 _ADVICE = "make an index of all of them (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs"
+
+
+@dataclass(frozen=True, slots=True)
+class CountLimits:
+    """How a long count shows; the default is in force, tests put another one in its place.
+
+    Attributes:
+        told_seconds: so often it is said how far it is.
+    """
+
+    told_seconds: float = 10.0
+
+
+LIMITS = CountLimits()
 
 
 class Counted(NamedTuple):
@@ -85,6 +101,9 @@ class RemoteCounts:
         kept = None if key is None else self._kept
         made: list[list[int]] = []
 
+        def tell(count: int) -> None:
+            logger.warning("%d of %d shards are counted", count, len(shards))
+
         def count_now() -> list[int]:
             logger.warning(
                 "%s%s: no index says how many samples there are, so that the headers of %s are read now%s; with an "
@@ -95,7 +114,7 @@ class RemoteCounts:
                 "" if kept is None else ", and the counts kept in the cache directory",
             )
             pairs = list(zip(shards, sources, strict=True))
-            made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over)]
+            made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over, tell=tell)]
             return made[0]
 
         def make(_: str, fd: int) -> None:
@@ -132,16 +151,28 @@ class RemoteCounts:
         return table.nsamples
 
 
-def _of_all(function: Callable[[T], U], items: Sequence[T], is_over: threading.Event) -> list[U]:
-    """What a function gives of each, several at a time; the first error ends the others."""
+def _of_all(
+    function: Callable[[T], U],
+    items: Sequence[T],
+    is_over: threading.Event,
+    *,
+    tell: Callable[[int], object] = lambda _: None,
+) -> list[U]:
+    """What a function gives of each, several at a time; the first error ends the others; ``tell`` is told how many."""
+    told, found = time.monotonic(), list[U]()
     with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                found.append(future.result())
+                if time.monotonic() - told >= LIMITS.told_seconds and len(found) < len(items):
+                    told = time.monotonic()
+                    tell(len(found))
         except BaseException:
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return found
 
 
 def _take(count: int, file: SharedFile) -> list[int] | None:

@@ -9,9 +9,12 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.servers import status, whole
 from tests.support.tars import publish
+from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.errors import NoRangesError, ShardNotFoundError, TarError
 from wids.files.shared_files import SharedFiles
 from wids.index.spec import list_shards
+from wids.readers import remote_counts
+from wids.readers.provider import AutoProvider
 from wids.readers.remote_counts import SUFFIX, Counted, RemoteCounts
 
 NAMES = ("/a.tar", "/b.tar", "/c.tar")
@@ -57,6 +60,17 @@ def test_counts_are_kept_for_all_processes(web, tmp_path, caplog):
     web.add("/b.tar", pack(5))
     assert [each.nsamples for each in RemoteCounts(cache_dir=cache_dir).count(listed(web))] == [3, 5, 2]
     assert [each.nsamples for each in RemoteCounts(cache_dir=cache_dir).count(listed(web, NAMES[1:]))] == [5, 2]
+
+
+def test_a_long_count_says_how_far_it_is(web, tmp_path, set_limits, caplog):
+    """Now and then, not for each shard."""
+    RemoteCounts(cache_dir=str(tmp_path / "a")).count(listed(web))
+    assert "shards are counted" not in caplog.text
+    set_limits(remote_counts, told_seconds=0.0)
+    RemoteCounts(cache_dir=str(tmp_path / "b")).count(listed(web))
+    assert [record.getMessage() for record in caplog.records if "are counted" in record.getMessage()] == [
+        f"{k} of 3 shards are counted" for k in (1, 2)
+    ]
 
 
 def test_processes_that_start_together_count_once(web, tmp_path):
@@ -133,3 +147,12 @@ def test_a_dataset_of_counted_shards_reads_them(web, tmp_path):
         dataset = wids.ShardListDataset(given, cache_dir=tmp_path, access=access, transformations=[])
         assert [*dataset.lengths] == [3, 1, 2]
         assert [dataset[k]["__key__"] for k in (2, 3, 5)] == ["002", "000", "001"]
+
+
+def test_a_collection_without_a_cache_counts_by_ranges_too(web):
+    """As `wids simulate` has it, which reads nothing else."""
+    _, shards, _ = load_shards([f"{web.url}/a.tar", f"{web.url}/b.tar"])
+    collection = ShardCollection(shards, AutoProvider(cache_dir=None))
+    collection.count_unknown(has_sizes=True)
+    assert [*collection.shards.nsamples] == [3, 1]
+    assert [*collection.shards.filesizes] == [len(web.files[name]) for name in NAMES[:2]]
