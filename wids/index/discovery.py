@@ -36,7 +36,8 @@ SUFFIX = ".tar"
 _ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
 _INDEXES = (".json", ".widsx")
 # What wids and others put beside shards, and a glob like ``dir/*`` matches with them.
-_BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", ".parquet", ".state", ".journal")
+_ROWS = ".parquet"
+_BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
@@ -193,7 +194,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
         matches = glob.glob(path, recursive=True)
         files = [found for found in matches if not os.path.isdir(found)]
-        paths = [found for found in files if not found.endswith(_BESIDE)]
+        paths = [found for found in files if not _is_beside(found, path)]
         for directory in sorted(set(matches).difference(files)):
             paths += _archives_in(directory, failed)
         if not paths:
@@ -272,6 +273,11 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return error.errno != errno.ELOOP  # else opening it tells what is wrong
 
 
+def _is_beside(name: str, pattern: str) -> bool:
+    """Whether a file stands beside shards, and is not asked for by its kind: ``*.parquet`` are rows for `wids pack`."""
+    return name.endswith(_BESIDE) and not (name.endswith(_ROWS) and pattern.endswith(_ROWS))
+
+
 def is_archive(name: str) -> bool:
     """Whether a file's name is that of an archive; hidden files are others' (``._a.tar`` of macOS)."""
     return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
@@ -282,7 +288,7 @@ def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
     is_web = Place(url).scheme in _WEB
     listed = _list(url, kind, session)
     if kind == "pattern":
-        names = [name for name in listed if name == url or not name.endswith(_BESIDE)]
+        names = [name for name in listed if name == url or not _is_beside(name, url)]
         if not names:
             raise _no_match(url, list(listed), _remote_names(url, session), path=None)
     else:
