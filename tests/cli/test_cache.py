@@ -953,7 +953,7 @@ def test_daemon_outlives_its_directory(full):
                 f"cleanup: deleted {full}/d.tar (1 kB)",
                 f"cleanup: deleted {full}/c.tar (1 kB)",
             ]
-            daemon.until("2 shards (2 kB) stay")
+            daemon.until("2 shards (2.2 kB) stay")
             shutil.rmtree(full)
             daemon.send("HUP")
             daemon.until("SIGHUP")
