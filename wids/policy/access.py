@@ -109,6 +109,20 @@ def can_range(shard: AccessFacts, now: float) -> bool:
     return shard.has_ranges and not shard.is_spent and now >= shard.retry_at and shard.has_table
 
 
+def costs_less(count: int, *, nsamples: int | None, size: int | None, request_bytes: int) -> bool:
+    """Whether some samples of a shard, each by a request of its own, cost less than its download, as far as is known.
+
+    Args:
+        count: of these samples.
+        nsamples: of the shard; None, 0: not known.
+        size: of the shard, in bytes; None: not known.
+        request_bytes: that could be transferred in the time of a request.
+    """
+    if not nsamples or count >= nsamples:
+        return False
+    return size is None or count * (size / nsamples + request_bytes) < size
+
+
 class EarlyRead(Protocol):
     """What is known of a shard that is read by ranges until it is cached.
 

@@ -15,6 +15,7 @@ from wids.cache.book import ShardBook
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files.identity import Identity
+from wids.policy.access import costs_less
 from wids.policy.freshness import version_in, version_mark
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
@@ -263,12 +264,9 @@ class RangeProvider:
 
     def is_cheap(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""
-        if not shard.nsamples or count >= shard.nsamples or not self.may_have_table(shard):
-            return False
-        if shard.filesize is None:
-            return True
         request = filesystems.connections().request_bytes(Place(shard.url).host)
-        return count * (shard.filesize / shard.nsamples + request) < shard.filesize
+        is_cheap = costs_less(count, nsamples=shard.nsamples, size=shard.filesize, request_bytes=request)
+        return is_cheap and self.may_have_table(shard)
 
     def _is_standard(self) -> bool:
         return tables.is_standard(self._rule, self._group)

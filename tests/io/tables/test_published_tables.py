@@ -255,3 +255,14 @@ def test_who_waits_for_another_process_may_give_up(web, home):
     with pytest.raises(ShardNotFoundError), second.asking(url, lambda: go.set() or False):
         raise AssertionError("asked")
     thread.join()
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_one_process_asks_also_in_a_directory_that_no_cache_has_used(tmp_path, is_cached):
+    """At the beginning of a first epoch all of them would; where nothing is cached, nothing is made for that."""
+    one, other = (MissingTables(cache_dir=str(tmp_path / "cache"), is_cached=is_cached) for _ in range(2))
+    with one.asking("http://host/a.tar", lambda: False):
+        waits = pytest.raises(CancelledTransferError) if is_cached else contextlib.nullcontext()
+        with waits, other.asking("http://host/b.tar", lambda: True):
+            pass
+        assert (tmp_path / "cache").exists() is is_cached

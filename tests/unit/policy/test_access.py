@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from wids.policy import access
-from wids.policy.access import Access, begins_download, can_range, choose, reads_ranges
+from wids.policy.access import Access, begins_download, can_range, choose, costs_less, reads_ranges
 
 NOW = 100.0
 FLAGS = (
@@ -81,3 +81,11 @@ def test_who_downloads(is_own, is_downloading, is_planned, waited):
     assert begins_download(shard, NOW) == expected
     shard.has_room = False
     assert not begins_download(shard, NOW)
+
+
+def test_what_a_few_samples_cost():
+    """Bytes and requests of each, against those of the shard; of what is not known, as few as not all are few."""
+    about = {"nsamples": 100, "size": 10_000, "request_bytes": 300}
+    assert [costs_less(count, **about) for count in (0, 24, 25, 100)] == [True, True, False, False]
+    assert [costs_less(count, **{**about, "size": None}) for count in (0, 99, 100)] == [True, True, False]
+    assert not any(costs_less(0, **{**about, "nsamples": unknown}) for unknown in (None, 0))
