@@ -39,7 +39,7 @@ from wids.order.layout import digest
 from wids.order.mixture import name_parts
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
-from wids.readers.remote_counts import Counted
+from wids.readers.remote_counts import ShardCount
 from wids.tables.fields import Alternatives
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
@@ -329,7 +329,7 @@ class ShardCollection:
 
     def _uncounted(
         self, shards: ShardList, open_remote: Callable[[int], Reader] | None = None
-    ) -> Iterator[tuple[int, Counted]]:
+    ) -> Iterator[tuple[int, ShardCount]]:
         misses, unknown = self.pool.misses, shards.unknown_counts()
         far = [k for k in unknown if self._is_counted_far(shards.urls[k])] if open_remote is None else []
         if unknown and not far:
@@ -342,7 +342,7 @@ class ShardCollection:
                 yield k, counted[k]
             else:
                 table = self._read_table(shards, k, open_remote)
-                yield k, Counted(table.nsamples, table.identity.size)
+                yield k, ShardCount(table.nsamples, table.identity.size)
         self.pool.misses = misses
 
     def _is_counted_far(self, url: str) -> bool:

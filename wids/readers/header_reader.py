@@ -1,6 +1,6 @@
 """Which bytes of a shard to read for its headers: skip long payloads, read through short ones.
 
-Each byte is read at most once, and offsets never go back. This module knows the cost of a read, not where the bytes
+Each byte is read at most once, and offsets never go back. A `Window` knows the cost of a read, not where the bytes
 come from.
 """
 
@@ -9,10 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wids.index.checksums import Checksums
+from wids.tables import table as tables
+from wids.tables import tar
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from wids.files.identity import Identity
+    from wids.tables.table import Group, KeyRule, MemberTable
+    from wids.transport.range_client import ShardBytes
 
 # A request takes about as long as these bytes: payload that is shorter is read, longer payload is skipped.
 _WORTH_BYTES = 1 << 20
@@ -98,3 +104,28 @@ class Window:
             self._digest.update(more)
         self._data = kept + more
         self._lo = lo - len(kept)
+
+
+def scan_headers(
+    source: ShardBytes,
+    identity: Identity,
+    *,
+    rule: KeyRule,
+    group: Group,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> MemberTable:
+    """The member table of a shard that is read by ranges; the bytes between headers are read where that is quicker.
+
+    Args:
+        source: its bytes.
+        identity: of them.
+        rule: see `wids.tables.table.build_table`.
+        group: likewise.
+        is_cancelled: asked before each read.
+
+    Raises:
+        CancelledTransferError: it was cancelled. FetchError: it cannot be read. ShardError: it is not a readable tar.
+    """
+    window, split = Window(source.read, source.size, is_cancelled=is_cancelled), tables.parse_rule(rule)
+    members = tar.scan(window.read, source.size, shard=source.url, split=split)
+    return tables.build_table(members, identity=identity, shard=source.url, rule=rule, group=group)

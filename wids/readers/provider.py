@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.policy.access import AccessMode
     from wids.readers.base import Reader
-    from wids.readers.remote_counts import Counted
+    from wids.readers.remote_counts import ShardCount
     from wids.tables.table import Group, KeyRule, MemberTable
 
 
@@ -272,8 +272,8 @@ class AutoProvider:
                 self._by_ranges.learn(shard.url, reader.table)
         return reader
 
-    def _look(self, shard: Shard) -> _ShardState:
-        return _ShardState(
+    def _look(self, shard: Shard) -> _OpeningShard:
+        return _OpeningShard(
             shard,
             self._book.of(shard.url),
             mode=self.access,
@@ -282,7 +282,7 @@ class AutoProvider:
             arrivals=self._arrivals,
         )
 
-    def _open_by_ranges(self, shard: Shard, state: _ShardState) -> Reader | None:
+    def _open_by_ranges(self, shard: Shard, state: _OpeningShard) -> Reader | None:
         """None: the shard is better downloaded: its table does not come at once, or its server gives no ranges."""
         if self._arrivals is None:
             return self._by_ranges.find(shard)
@@ -326,7 +326,7 @@ class AutoProvider:
         with contextlib.closing(self._in_place.open_at(shard, path)) as reader:
             return reader.table
 
-    def count(self, shards: Sequence[Shard]) -> list[Counted]:
+    def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
         """How many samples remote shards hold, and their bytes; see `wids.readers.remote_counts`."""
         counts = RemoteCounts(
             cache_dir=self.cache.placement.cache_dir, session=self.session, rule=self.files.rule, group=self.files.group
@@ -347,7 +347,8 @@ class AutoProvider:
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
-        if self._arrivals is None or not self._by_ranges.is_likely(shard):
+        ranges = self._by_ranges
+        if self._arrivals is None or not (ranges.has_tables or ranges.knows_table(shard.url)):
             return False
         return can_range(self._look(shard), time.monotonic())
 
@@ -367,7 +368,7 @@ class AutoProvider:
         return self.access == "auto" and self._by_ranges.is_cheap(shard, count)
 
 
-class _ShardState:
+class _OpeningShard:
     """A shard as `choose` sees it; see `wids.policy.access.AccessFacts`. Looked at as far as a decision needs."""
 
     def __init__(
@@ -423,7 +424,7 @@ class _ShardState:
         return self.record.is_spent
 
 
-def _reads_on(arrivals: Arrivals, shard: Shard, state: _ShardState) -> bool:
+def _reads_on(arrivals: Arrivals, shard: Shard, state: _OpeningShard) -> bool:
     """Whether the reader of a shard by ranges goes on; its download may begin."""
     if choose(state, time.monotonic()) is not Access.RANGES:
         return False

@@ -18,9 +18,9 @@ from wids.files.identity import Identity
 from wids.policy.access import costs_less
 from wids.policy.freshness import version_in, version_mark
 from wids.readers.base import announce
-from wids.readers.header_reader import Window
+from wids.readers.header_reader import scan_headers
 from wids.readers.remote import RangeReader, are_same
-from wids.tables import member_tables, tar
+from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.tables.published_tables import PublishedTables
 from wids.transport import filesystems, retrying
@@ -193,7 +193,9 @@ class RangeProvider:
         if not self.may_have_table(shard):
             return None
         table = self._remembered(shard) if record.table is None else record.table
-        if table is None and (table := self._ask_for_table(shard, is_there)) is None:
+        if table is None and self._may_be_published(shard):
+            table = self._ask_for_table(shard, is_there)
+        if table is None:
             return None
         if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
             record.wrong_table = table.identity
@@ -232,19 +234,20 @@ class RangeProvider:
 
     def may_have_table(self, shard: Shard) -> bool:
         """Whether `find_early` may find one."""
-        url, place, record = shard.url, Place(shard.url), self._book.of(shard.url)
+        place = Place(shard.url)
         if place.is_local or place.scheme == "pipe" or not self._is_standard():
             return False
-        if record.table is not None or self._has_remembered(url):
-            return True
-        if record.lacks_table or record.wrong_table is not None or not member_tables.may_be_published(url):
+        return self.knows_table(shard.url) or self._may_be_published(shard)
+
+    def knows_table(self, url: str) -> bool:
+        """Whether a shard's table is at hand, in memory or in the cache; `find_early` sees if it is the right one."""
+        return self._book.of(url).table is not None or self._has_remembered(url)
+
+    def _may_be_published(self, shard: Shard) -> bool:
+        record = self._book.of(shard.url)
+        if record.lacks_table or record.wrong_table is not None or not member_tables.may_be_published(shard.url):
             return False
         return self._published.may_have(shard)
-
-    def is_likely(self, shard: Shard) -> bool:
-        """Whether `find_early` finds one, as far as is known without a request."""
-        is_known = self._book.of(shard.url).table is not None or self._has_remembered(shard.url)
-        return (is_known or self.has_tables) and self.may_have_table(shard)
 
     def learn(self, url: str, table: MemberTable) -> None:
         """A shard was opened from the cache, with this table: it can be read by ranges once it was evicted."""
@@ -345,10 +348,7 @@ class RangeProvider:
         return table
 
     def _scan_once(self, source: ShardBytes) -> MemberTable:
-        split = tables.parse_rule(self._rule)
-        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url, split=split)
-        identity = self._identity(source)
-        return tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
+        return scan_headers(source, self._identity(source), rule=self._rule, group=self._group)
 
     def _go_on_counting(self, source: ShardBytes) -> None:
         """What a shard cost before it was closed counts, or one that is opened again and again is never downloaded."""

@@ -26,9 +26,8 @@ from wids.files.identity import Identity
 from wids.files.shared_files import SharedFiles
 from wids.index.discovery import mark_words
 from wids.index.shardlist import MAX_COUNT
-from wids.readers.header_reader import Window
+from wids.readers.header_reader import scan_headers
 from wids.tables import table as tables
-from wids.tables import tar
 from wids.tables.published_tables import PublishedTables
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import PLAIN, Session
@@ -62,7 +61,7 @@ class CountLimits:
 LIMITS = CountLimits()
 
 
-class Counted(NamedTuple):
+class ShardCount(NamedTuple):
     """How many samples a shard holds, and its bytes."""
 
     nsamples: int
@@ -88,7 +87,7 @@ class RemoteCounts:
         self._kept = SharedFiles(cache_dir, SUFFIX) if cache_dir is not None and self._is_standard else None
         self._published = PublishedTables(cache_dir=cache_dir, session=session)
 
-    def count(self, shards: Sequence[Shard]) -> list[Counted]:
+    def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
         """How many samples each shard holds, and its bytes.
 
         Raises:
@@ -123,7 +122,7 @@ class RemoteCounts:
         found = None if kept is None or key is None else kept.get(key, make, partial(_take, len(shards)))
         if found is None:
             found = made[0] if made else count_now()
-        return [Counted(nsamples, source.size) for nsamples, source in zip(found, sources, strict=True)]
+        return [ShardCount(nsamples, source.size) for nsamples, source in zip(found, sources, strict=True)]
 
     def _key(self, sources: Sequence[ShardBytes]) -> str | None:
         """What tells a list of shards, as they are now, from all others; None: their store does not say."""
@@ -144,10 +143,13 @@ class RemoteCounts:
         shard, source = pair
         table = self._published.load(shard, shard_bytes=source.size) if self._is_standard else None
         if table is None:
-            window = Window(source.read, source.size, is_cancelled=is_over.is_set)
-            members = tar.scan(window.read, source.size, shard=shard.url, split=tables.parse_rule(self._rule))
-            identity = Identity(size=source.size)
-            table = tables.build_table(members, identity=identity, shard=shard.url, rule=self._rule, group=self._group)
+            table = scan_headers(
+                source,
+                Identity(size=source.size),
+                rule=self._rule,
+                group=self._group,
+                is_cancelled=is_over.is_set,
+            )
         return table.nsamples
 
 

@@ -15,7 +15,7 @@ from wids.files.shared_files import SharedFiles
 from wids.index.spec import list_shards
 from wids.readers import remote_counts
 from wids.readers.provider import AutoProvider
-from wids.readers.remote_counts import SUFFIX, Counted, RemoteCounts
+from wids.readers.remote_counts import SUFFIX, RemoteCounts, ShardCount
 
 NAMES = ("/a.tar", "/b.tar", "/c.tar")
 
@@ -49,7 +49,7 @@ def headers_read(server):
 def test_counts_are_kept_for_all_processes(web, tmp_path, caplog):
     """The next one reads no header; a shard that was replaced is counted anew, as is a list of other shards."""
     cache_dir = str(tmp_path)
-    wanted = [Counted(rows, len(web.files[name])) for name, rows in zip(NAMES, (3, 1, 2), strict=True)]
+    wanted = [ShardCount(rows, len(web.files[name])) for name, rows in zip(NAMES, (3, 1, 2), strict=True)]
     assert RemoteCounts(cache_dir=cache_dir).count(listed(web)) == wanted
     assert f"{web.url}/a.tar and 2 more: no index says how many samples" in caplog.text
     assert "wids index create" in caplog.text
