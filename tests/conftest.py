@@ -171,3 +171,12 @@ def web(tmp_path, index):
     with serve(tmp_path) as server:
         server.url += "/data"
         yield server
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A Hub with one repository."""
+    from tests.support.hub import standing_in  # the notebooks' one, which few tests need
+
+    with standing_in(monkeypatch, tmp_path / "hub") as found:
+        yield found

@@ -153,7 +153,7 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
 
 def find_split(
     named: repository.Named, name: str, read: repository.Read, *, session: Session
-) -> tuple[list[Found], repository.Split]:
+) -> tuple[list[Found], repository.RepositorySplit]:
     """The shards of a split of a data set of the Hub, in order, and what else is there.
 
     Args:

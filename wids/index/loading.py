@@ -145,7 +145,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 # --- a data set of the Hub, by its name
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _KeptSplit(msgspec.Struct, frozen=True):
     """What is known of a split: its shards with their counts (-1: no file says) and sizes, by path."""
 
     split: str
@@ -168,7 +168,7 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         SpecError: there are none. FetchError: the Hub cannot be asked.
     """
     listing = hub.list_files(named.root, session)
-    made: list[_Found] = []
+    made: list[_KeptSplit] = []
 
     def make() -> bytes:
         sizes, read = {path: file.size for path, file in listing.files.items()}, discovery.reader_of(named, session)
@@ -188,12 +188,12 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
                 *(name, missing, len(found), split.name, name, split.name),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
-        made[:] = [_Found(split.name, shards)]
+        made[:] = [_KeptSplit(split.name, shards)]
         return msgspec.json.encode(made[0])
 
-    def take(file: SharedFile) -> _Found | None:
+    def take(file: SharedFile) -> _KeptSplit | None:
         try:
-            return msgspec.json.decode(file.data, type=_Found)
+            return msgspec.json.decode(file.data, type=_KeptSplit)
         except msgspec.MsgspecError:
             return None
 

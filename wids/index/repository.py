@@ -71,7 +71,7 @@ class Named(NamedTuple):
     split: str | None
 
 
-class Split(NamedTuple):
+class RepositorySplit(NamedTuple):
     """The shards of a split.
 
     Attributes:
@@ -85,7 +85,7 @@ class Split(NamedTuple):
     left: list[str]
 
 
-class Counts(NamedTuple):
+class RepositoryCounts(NamedTuple):
     """How many samples shards hold.
 
     Attributes:
@@ -134,7 +134,9 @@ def with_split(given: Any, *, split: str | None, revision: str | None) -> Any:
 # --- which files
 
 
-def find_split(files: Mapping[str, int], archives: Iterable[str], read: Read, *, split: str | None, name: str) -> Split:
+def find_split(
+    files: Mapping[str, int], archives: Iterable[str], read: Read, *, split: str | None, name: str
+) -> RepositorySplit:
     """The shards of a split.
 
     Args:
@@ -160,7 +162,7 @@ def find_split(files: Mapping[str, int], archives: Iterable[str], read: Read, *,
         raise SpecError(f"{name}: the split {shown(found)} has no .tar files in this repository", url=name)
     used = set().union(*splits.values())
     others = {other: len(paths) for other, paths in splits.items() if other != found}
-    return Split(found, splits[found], others, [path for path in kept if path not in used])
+    return RepositorySplit(found, splits[found], others, [path for path in kept if path not in used])
 
 
 def _choose(splits: Mapping[str, Sequence[str]], asked: str | None, name: str) -> str:
@@ -335,7 +337,7 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
 # --- how many samples
 
 
-def find_counts(files: Mapping[str, int], split: Split, read: Read, *, name: str) -> Counts:
+def find_counts(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> RepositoryCounts:
     """What files of the repository say of how many samples shards hold; what cannot be used is warned of.
 
     Args:
@@ -344,7 +346,7 @@ def find_counts(files: Mapping[str, int], split: Split, read: Read, *, name: str
         read: gives the bytes of a file.
         name: of the data set, for messages.
     """
-    counts = Counts({}, {})
+    counts = RepositoryCounts({}, {})
     wanted = dict.fromkeys(split.shards)
     for source, shard, parse in _sources(files, split, name):
         missing = wanted.keys() - counts.nsamples.keys()
@@ -369,7 +371,7 @@ def find_counts(files: Mapping[str, int], split: Split, read: Read, *, name: str
     return counts
 
 
-def _sources(files: Mapping[str, int], split: Split, name: str) -> Iterator[tuple[str, str | None, _Parse]]:
+def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[tuple[str, str | None, _Parse]]:
     """The files that may have counts, first those for many shards: (path, the one shard that it is of, its reader)."""
     folders = list(dict.fromkeys(["", *(posixpath.dirname(path) for path in split.shards)]))
     stems = dict.fromkeys([split.name, *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])

@@ -138,7 +138,7 @@ class _SimulatedDownload(PlannedDownload):
         return self._shard not in cache.cached and self._shard not in cache.coming
 
 
-class _ShardState(NamedTuple):
+class _SimulatedShard(NamedTuple):
     """A shard as `wids.policy.access` sees it: nothing fails, and ranges cost nothing but their bytes."""
 
     has_table: bool
@@ -245,7 +245,9 @@ class SimulatedNode:
     def access(self, shard: int) -> Access:
         """How a shard is read now."""
         cache = self.cache
-        return choose(_ShardState(self.has_table(shard), shard in cache.cached, shard in cache.coming), self._loop.now)
+        return choose(
+            _SimulatedShard(self.has_table(shard), shard in cache.cached, shard in cache.coming), self._loop.now
+        )
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
         """A loader draws the first batch that a shard is needed for."""

@@ -190,7 +190,7 @@ class ByteSourceSuite:
     @pytest.mark.parametrize("span", [Span(len(DATA), len(DATA) + 9), Span(len(DATA) - 9, len(DATA) + 9)], ids=str)
     def test_past_the_end(self, target: Path, span: Span) -> None:
         """A source gives no byte that is not there, and what it gives of more than there is does not pass for whole."""
-        written = _Written(refuse=True)
+        written = _ReceivedBytes(refuse=True)
         promise = f"`read` of {span} is an error of an object of {len(DATA)} bytes"
         with _opened(self, target) as source, refused((OSError, ValueError, FetchError), promise):
             read_spans(source, [span], written.sink)
@@ -291,7 +291,7 @@ class ByteSourceSuite:
         """What ends early is an error, and what came is true."""
         _needs(self, "shorten")
         self.shorten()
-        written = _Written(refuse=True)
+        written = _ReceivedBytes(refuse=True)
         with _opened(self, target) as source, refused(_ERRORS, "bytes that end early are an error"):
             if self.has_ranges:
                 read_spans(source, [Span(0, len(DATA))], written.sink)
@@ -317,7 +317,7 @@ class ByteSourceSuite:
             if next(answers, "no") == "no":
                 raise CancelledTransferError
 
-        written = _Written()
+        written = _ReceivedBytes()
         spans = [Span(lo, lo + 1000) for lo in range(0, len(DATA), 1000)]
         promise = "`go_on` is called now and then, and what it raises ends the read"
         with _opened(self, target, go_on) as source, refused(CancelledTransferError, promise):
@@ -418,7 +418,7 @@ def _check_spans(source: ByteSource, spans: Sequence[Span]) -> None:
     check(says_it, "a read tells `sink.learn` of its object (answers_have_stat = True)", written.stats)
 
 
-class _Written:
+class _ReceivedBytes:
     """A sink that keeps what it gets.
 
     Attributes:
@@ -457,9 +457,9 @@ class _Written:
         check(not wrong, "what comes before an error are bytes of the object", f"others at {wrong[:3]}")
 
 
-def _read(source: ByteSource, spans: Sequence[Span], *, refuse: bool = False) -> _Written:
+def _read(source: ByteSource, spans: Sequence[Span], *, refuse: bool = False) -> _ReceivedBytes:
     """Read spans of a source, which is no error unless the sink refuses it."""
-    written = _Written(refuse=refuse)
+    written = _ReceivedBytes(refuse=refuse)
     try:
         read_spans(source, spans, written.sink)
     except FetchError:

@@ -76,7 +76,7 @@ class HubLimits:
 LIMITS = HubLimits()
 
 
-class Location(NamedTuple):
+class HubPlace(NamedTuple):
     """Where a file of the Hub is.
 
     Attributes:
@@ -117,7 +117,7 @@ class File(NamedTuple):
     tag: str
 
 
-class Listing(NamedTuple):
+class HubListing(NamedTuple):
     """All files of a repository at one commit, or of a bucket.
 
     Attributes:
@@ -128,7 +128,7 @@ class Listing(NamedTuple):
     files: dict[str, File]
 
 
-def locate(place: Place, session: Session = PLAIN) -> Location | None:
+def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
     """Where on the Hub a place is: ``hf://`` URLs, and the Hub's own ``.../resolve/REVISION/PATH``; None: elsewhere.
 
     Raises:
@@ -142,13 +142,13 @@ def locate(place: Place, session: Session = PLAIN) -> Location | None:
             if text.startswith(endpoint + "/") and (found := _WEB.fullmatch(text[len(endpoint) :])):
                 kind, repository, rest = found[1] or "models", found[2], found[3]
                 if kind == "buckets":
-                    return Location(endpoint, kind, repository, "", unquote(rest))
+                    return HubPlace(endpoint, kind, repository, "", unquote(rest))
                 revision, path = _split_revision(rest)
-                return Location(endpoint, kind, repository, revision, unquote(path)) if path else None
+                return HubPlace(endpoint, kind, repository, revision, unquote(path)) if path else None
     return None
 
 
-def list_files(place: Place | str, session: Session = PLAIN) -> Listing:
+def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
     """All files of the repository, at the commit that this process reads, or of the bucket, that a place is in.
 
     Args:
@@ -184,12 +184,12 @@ def known_file(url: str, session: Session = PLAIN) -> File | None:
         files = _kept_listings(session).find(_digest(*key), _take_files)
         if files is None:
             return None
-        listing = _listings[key] = Listing(commit, files)
+        listing = _listings[key] = HubListing(commit, files)
     return listing.files.get(where.path)
 
 
 def open_hub(
-    url: str, where: Location, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
+    url: str, where: HubPlace, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
 ) -> ByteSource:
     """The source of a file of the Hub; see `wids.transport.stores.open_source`.
 
@@ -257,7 +257,7 @@ class HubSource(HttpSource):
                     target = self._known(refused)  # another read has asked meanwhile
                     if target is None:
                         found = await self._resolve(span, is_raw=is_raw)
-                        if not isinstance(found, _Target):
+                        if not isinstance(found, _Redirect):
                             return found
                         target, is_new = found, True
             there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
@@ -270,11 +270,11 @@ class HubSource(HttpSource):
             else:
                 return self._marked(answer, target.tag)
 
-    def _known(self, refused: _Target | None = None) -> _Target | None:
+    def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
         target = _targets.get(self._name)
         return None if target is None or target == refused or target.ends < time.time() else target
 
-    async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Target | Answer:
+    async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
         """Ask the Hub for a file: it gives small ones itself, and says where others are.
 
         Reads of one try of one file ask once: what is refused is refused to all of them.
@@ -300,7 +300,7 @@ class HubSource(HttpSource):
                         f"{self.url}: the Hub leads to {place.public}, and only http(s) URLs are followed", url=self.url
                     ) from None
                 if place.origin != Place(self._name).origin:
-                    return _remember(self._name, _Target(url, tag, _end_of(url)))
+                    return _remember(self._name, _Redirect(url, tag, _end_of(url)))
             else:
                 return self._marked(answer, tag)
         raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
@@ -325,7 +325,7 @@ class _Hub:
         go_on: called now and then while the Hub is waited for.
     """
 
-    def __init__(self, url: str, where: Location, session: Session, go_on: Callable[[], None]) -> None:
+    def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))
         self._session = session
@@ -371,7 +371,7 @@ class _Hub:
             )
         return file, commit
 
-    def listing(self) -> Listing:
+    def listing(self) -> HubListing:
         """All files of the commit, or of the bucket as it is now.
 
         Raises:
@@ -380,7 +380,7 @@ class _Hub:
         where = self.where
         if where.kind == "buckets":
             with _alone(self.go_on):
-                return Listing("", self._list(f"{where.api}/tree?recursive=true", where[:3]))
+                return HubListing("", self._list(f"{where.api}/tree?recursive=true", where[:3]))
         commit = _known_commit(where)
         found = None if commit is None else _listings.get((*where[:3], commit))
         if found is not None:
@@ -410,14 +410,14 @@ class _Hub:
         _pins[(*where[:3], where.revision)] = commit
         return commit
 
-    def _find_listing(self, commit: str, key: tuple[str, ...]) -> Listing:
+    def _find_listing(self, commit: str, key: tuple[str, ...]) -> HubListing:
         kept, name = _kept_listings(self._session), _digest(*key)
         with kept.alone(name):
             files = kept.find(name, _take_files)
             if files is None:
                 files = self._list(f"{self.where.api}/tree/{commit}?recursive=true&expand=false", key)
                 kept.put(name, json.dumps(files).encode())
-        return Listing(commit, files)
+        return HubListing(commit, files)
 
     def _list(self, url: str, key: tuple[str, ...]) -> dict[str, File]:
         """All pages of a listing; those that have come stay if one fails."""
@@ -511,7 +511,7 @@ class _Hub:
         return error
 
 
-class _Target(NamedTuple):
+class _Redirect(NamedTuple):
     """Where the Hub leads to.
 
     Attributes:
@@ -532,9 +532,9 @@ class _Pages:
 
 # What this process knows of the Hub. A forked child knows as much.
 _pins: dict[tuple[str, ...], str] = {}
-_listings: dict[tuple[str, ...], Listing] = {}
+_listings: dict[tuple[str, ...], HubListing] = {}
 _pages: dict[tuple[str, ...], _Pages] = {}
-_targets: dict[str, _Target] = {}
+_targets: dict[str, _Redirect] = {}
 _pauses: dict[tuple[str, str], float] = {}
 _MAX_TARGETS = 100_000
 _lock = threading.Lock()
@@ -568,7 +568,7 @@ def _lock_of(url: str) -> asyncio.Lock:
     return locks.setdefault(url, asyncio.Lock())
 
 
-def _remember(url: str, target: _Target) -> _Target:
+def _remember(url: str, target: _Redirect) -> _Redirect:
     _targets.pop(url, None)
     while len(_targets) >= _MAX_TARGETS:
         _targets.pop(next(iter(_targets)))
@@ -602,7 +602,7 @@ def _endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
 
 
-def _parse(place: Place, endpoint: str) -> Location:
+def _parse(place: Place, endpoint: str) -> HubPlace:
     parts = str(place)[len("hf://") :].strip("/").split("/")
     kind = parts.pop(0) if parts[0] in _WORDS else "models"
     if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
@@ -613,7 +613,7 @@ def _parse(place: Place, endpoint: str) -> Location:
         revision, path = _split_revision(rest)
     else:
         name, path = parts[1], "/".join(parts[2:])
-    return Location(endpoint, kind, f"{parts[0]}/{name}", revision, path)
+    return HubPlace(endpoint, kind, f"{parts[0]}/{name}", revision, path)
 
 
 def _split_revision(text: str) -> tuple[str, str]:
@@ -625,7 +625,7 @@ def _split_revision(text: str) -> tuple[str, str]:
     return unquote(revision), path
 
 
-def _known_commit(where: Location) -> str | None:
+def _known_commit(where: HubPlace) -> str | None:
     return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get((*where[:3], where.revision))
 
 

@@ -11,7 +11,7 @@ import wids
 from tests.support import cache_shards
 from tests.support.cache_shards import pack
 from tests.support.cli import run_ok
-from tests.support.hub import begin_run, standing_in
+from tests.support.hub import begin_run
 from tests.support.servers import bomb, endless, whole
 from tests.support.shards import write_shards
 from wids import errors
@@ -119,13 +119,6 @@ def test_counts_that_overflow_in_all_are_refused(tmp_path):
 # --- data sets of the Hub by name
 
 HUB = "hf://datasets/org/set"
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """A Hub with one repository."""
-    with standing_in(monkeypatch, tmp_path / "hub") as found:
-        yield found
 
 
 def tar(rows, first=0):

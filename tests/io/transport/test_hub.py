@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards
-from tests.support.hub import begin_run, standing_in
+from tests.support.hub import begin_run
 from tests.support.servers import cut, whole
 from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
@@ -22,13 +22,6 @@ from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
 
 BASE = "hf://datasets/org/set"
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """A Hub with one repository."""
-    with standing_in(monkeypatch, tmp_path / "hub") as found:
-        yield found
 
 
 def body_of(number, size=3000):

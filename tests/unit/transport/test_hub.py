@@ -34,7 +34,7 @@ def _no_environment(monkeypatch, tmp_path):
 )
 def test_places(url, kind, repository, revision, path):
     """Both ways to write one."""
-    assert hub.locate(Place(url)) == hub.Location(HUB, kind, repository, revision, path)
+    assert hub.locate(Place(url)) == hub.HubPlace(HUB, kind, repository, revision, path)
 
 
 @pytest.mark.parametrize(
