@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import pathlib
 import re
 import tempfile
 
@@ -150,6 +151,17 @@ class Events(list):
 def events():
     """A hook that keeps what it is told: ``events`` itself is the list."""
     return Events()
+
+
+@pytest.fixture
+def open_path():
+    """A directory that every user can reach.
+
+    It is not pytest's: each session of pytest, also one that a test starts, closes those of all sessions to others.
+    """
+    with tempfile.TemporaryDirectory(prefix="wids-open-") as name:
+        os.chmod(name, 0o755)
+        yield pathlib.Path(name)
 
 
 @pytest.fixture

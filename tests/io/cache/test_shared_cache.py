@@ -2,7 +2,6 @@
 
 import logging
 import os
-import stat
 
 import pytest
 
@@ -25,13 +24,10 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two u
 
 
 @pytest.fixture
-def world(tmp_path_factory, tmp_path):
-    """A directory that every user can reach, with a shard for each of some letters, and a place for a cache."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if stat.S_IMODE(os.stat(folder).st_mode) & 0o055 != 0o055:
-            os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode) | 0o055)
-    os.mkdir(tmp_path / "shards")
-    return tmp_path
+def world(open_path):
+    """A directory that every user can reach, with a folder for shards, and a place for a cache."""
+    os.mkdir(open_path / "shards")
+    return open_path
 
 
 def write(world, tag):
