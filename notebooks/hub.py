@@ -11,19 +11,25 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import math
+import mmap
 import os
 import re
 import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from wids import testing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 DATE = "2026-01-01T00:00:00.000Z"
@@ -31,26 +37,31 @@ KINDS = "datasets|models|spaces|buckets"
 MAX_INLINE_BYTES = 1 << 20
 
 
-class File(NamedTuple):
+@dataclass(frozen=True)
+class File:
     """A file of a repository. Large ones, and all tars, are in the store."""
 
     path: str
-    data: bytes
+    data: bytes | mmap.mmap
 
     @property
     def is_stored(self) -> bool:
         """Whether its URL leads elsewhere."""
         return self.path.endswith(".tar") or len(self.data) > MAX_INLINE_BYTES
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Of its bytes."""
         return hashlib.sha256(self.data).hexdigest()
 
-    @property
+    @cached_property
     def oid(self) -> str:
         """Its name in git."""
-        data = b"version https://git-lfs.github.com/spec/v1 " + self.sha256.encode() if self.is_stored else self.data
+        data = (
+            b"version https://git-lfs.github.com/spec/v1 " + self.sha256.encode()
+            if self.is_stored
+            else bytes(self.data)
+        )
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
     def entry(self, *, is_bucket: bool) -> dict[str, Any]:
@@ -97,6 +108,8 @@ class Hub:
         directory: its files are the first repository's.
         name: of that.
         kind: of that: datasets, models, spaces or buckets.
+        latency_seconds: from a request to the first byte of its reply, of the Hub and of the store.
+        bytes_per_second: of a connection to the store.
 
     Attributes:
         url: the value for ``HF_ENDPOINT``.
@@ -112,7 +125,15 @@ class Hub:
         seconds: how long a redirect's signature is good.
     """
 
-    def __init__(self, directory: str = "", name: str = "digits/digits", *, kind: str = "datasets") -> None:
+    def __init__(
+        self,
+        directory: str = "",
+        name: str = "digits/digits",
+        *,
+        kind: str = "datasets",
+        latency_seconds: float = 0.0,
+        bytes_per_second: float = math.inf,
+    ) -> None:
         self.repositories: dict[str, Repository] = {f"{kind}/{name}": Repository()}
         self._first = f"{kind}/{name}"
         self.page_size, self.wait_seconds, self.seconds = 1000, 40, 3600
@@ -123,11 +144,12 @@ class Hub:
         self.inline_bytes = self._epoch = 0
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory()  # not in memory: each answer would make a tag of all of it
-        self.store = testing.Server(self._folder.name)
+        self.latency_seconds = latency_seconds
+        speed = {"latency_seconds": latency_seconds, "bytes_per_second": bytes_per_second}
+        self.store = _Store(self, self._folder.name, **speed)
         self.store_fault: testing.Fault = testing.whole
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.hub = self  # type: ignore[attr-defined]
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.hub = self
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         atexit.register(self.close)
@@ -157,11 +179,18 @@ class Hub:
         """Bytes of files that were sent, by the Hub and by the store."""
         return self.inline_bytes + self.store.sent_bytes.total()
 
-    def put(self, files: dict[str, bytes], name: str = "") -> str:
+    def put(self, files: Mapping[str, bytes | mmap.mmap], name: str = "") -> str:
         """Add or replace files by a commit to a repository (KIND/ORG/NAME); returns the commit's name."""
         repository = self.repositories.setdefault(name or self._first, Repository())
         before = repository.commits.get(repository.find("main") or "", {})
-        return repository.commit({**before, **{path: File(path, data) for path, data in files.items()}})
+        new = {path: File(path, data) for path, data in files.items()}
+        is_bucket = (name or self._first).startswith("buckets/")
+        for file in new.values():
+            path = os.path.join(self._folder.name, file.sha256)
+            if (file.is_stored or is_bucket) and not os.path.exists(path):
+                with open(path, "wb") as stored:
+                    stored.write(file.data)
+        return repository.commit({**before, **new})
 
     def remove(self, path: str, name: str = "") -> str:
         """Delete a file by a commit."""
@@ -176,13 +205,9 @@ class Hub:
 
     def signed(self, file: File) -> str:
         """Where a large file is, for some time."""
-        path = f"/{file.sha256}"
-        with self._lock:
-            if path not in self.store.faults:
-                with open(self._folder.name + path, "wb") as stored:
-                    stored.write(file.data)
-                self.store.faults[path] = [self._send_stored]
-        return f"{self.store.url}{path}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
+        return (
+            f"{self.store.url}/{file.sha256}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
+        )
 
     def count(self, part: str, authorization: str | None) -> bool:
         """Count a request; whether its part has budget left."""
@@ -194,16 +219,35 @@ class Hub:
                 self.budgets[part] = max(left - 1, 0)
             return left is None or left > 0
 
-    def _send_stored(self, reply: testing.Reply, body: bytes) -> None:
-        self.count("store", reply.headers.get("Authorization"))
-        given = parse_qs(urlsplit(reply.path).query)
-        is_good = given.get("Signature") == [f"{self._epoch}~secret"] and int(given["Expires"][0]) > time.time()
-        (self.store_fault if is_good else testing.status(403))(reply, body)
+    def accepts(self, query: str) -> bool:
+        """Whether a signature is good."""
+        given = parse_qs(query)
+        return given.get("Signature") == [f"{self._epoch}~secret"] and int(given["Expires"][0]) > time.time()
+
+
+class _Store(testing.Server):
+    """The server of large files, by their sha256. Bodies come from the disk, as those of any other such server."""
+
+    def __init__(self, hub: Hub, directory: str, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self._hub = hub
+
+    def find_fault(self, reply: testing.Reply) -> testing.Fault:
+        """See `testing.Server`."""
+        self._hub.count("store", reply.headers.get("Authorization"))
+        return self._hub.store_fault if self._hub.accepts(urlsplit(reply.path).query) else testing.status(403)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # a connection beyond these would wait a second for its next try
+    hub: Hub
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    server: _Server
 
     def do_HEAD(self) -> None:
         self._answer(b"")
@@ -215,7 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(b"")
 
     def _answer(self, body: bytes) -> None:
-        hub: Hub = self.server.hub  # type: ignore[attr-defined]
+        hub = self.server.hub
+        self._first_byte_at = time.perf_counter() + hub.latency_seconds
         path, _, query = self.path.partition("?")
         part = "api" if path.startswith("/api/") else "resolvers"
         has_budget = hub.count(part, self.headers.get("Authorization"))
@@ -341,6 +386,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _send(self, code: int, data: bytes, headers: dict[str, str]) -> None:
+        time.sleep(max(self._first_byte_at - time.perf_counter(), 0))
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -365,12 +411,14 @@ def _entries(files: dict[str, File], names: list[str], *, is_bucket: bool) -> li
     return found
 
 
-def _files_of(directory: str) -> dict[str, bytes]:
-    """All files of a directory, by their paths in it."""
-    found = {}
+def _files_of(directory: str) -> dict[str, bytes | mmap.mmap]:
+    """All files of a directory, by their paths in it; large ones stay on the disk."""
+    found: dict[str, bytes | mmap.mmap] = {}
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
             with open(path, "rb") as file:
-                found[os.path.relpath(path, directory)] = file.read()
+                is_large = os.path.getsize(path) > MAX_INLINE_BYTES
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if is_large else file.read()
+            found[os.path.relpath(path, directory)] = data
     return found
