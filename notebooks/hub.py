@@ -2,13 +2,14 @@
 
 It answers the requests that read: for facts about repositories and paths, for lists of files, in pages, and for files
 and byte ranges of them. As the Hub does it, it keeps large files elsewhere: their URL leads to another port, by a
-redirect that is signed for some time. It does not take uploads by a client. ``HF_ENDPOINT`` must be set to its URL
-before huggingface_hub is imported.
+redirect that is signed for some time. It takes the commits of huggingface_hub to repositories. ``HF_ENDPOINT`` must be
+set to its URL before huggingface_hub is imported.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import hashlib
 import json
 import math
@@ -78,27 +79,35 @@ class Repository:
 
     Attributes:
         commits: what each commit holds, by its name; the last one is ``main``. Of a bucket, the last one is all.
-        branches: the commits of other revisions.
+        branches, tags: the commits of other revisions.
         is_gated: readers need to be let in. token: they need this one; "" for none.
+        write_token: who commits needs this one; "": nobody may. messages: those of the commits that came in.
     """
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, File]] = {}
         self.branches: dict[str, str] = {}
-        self.is_gated, self.token = False, ""
+        self.tags: dict[str, str] = {}
+        self.is_gated, self.token, self.write_token = False, "", ""
+        self.messages: list[str] = []
 
-    def commit(self, files: dict[str, File]) -> str:
+    def commit(self, files: dict[str, File], branch: str = "main") -> str:
         """Let these be all files; returns the commit's name."""
         words = f"{len(self.commits)} " + " ".join(sorted(files))
-        name = hashlib.sha1(words.encode()).hexdigest()
+        name, main = hashlib.sha1(words.encode()).hexdigest(), self.find("main")
         self.commits[name] = files
+        if branch != "main":
+            self.branches[branch] = name
+            if main is not None:
+                self.commits[main] = self.commits.pop(main)
         return name
 
     def find(self, revision: str) -> str | None:
         """The commit of a revision, if there is one."""
         if revision == "main":
             return next(reversed(self.commits), None)
-        return self.branches.get(revision, revision if revision in self.commits else None)
+        own = revision if revision in self.commits else None
+        return self.branches.get(revision, self.tags.get(revision, own))
 
 
 class Hub:
@@ -142,6 +151,7 @@ class Hub:
         self.budgets: dict[str, int] = {}
         self.wait_header, self.is_away, self.knows_no_token = "RateLimit", False, False
         self.inline_bytes = self._epoch = 0
+        self._uploaded: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory()  # not in memory: each answer would make a tag of all of it
         self.latency_seconds = latency_seconds
@@ -198,6 +208,25 @@ class Hub:
         files = dict(repository.commits[repository.find("main") or ""])
         del files[path]
         return repository.commit(files)
+
+    def upload(self, sha256: str, data: bytes) -> None:
+        """Take a large file that a commit will name."""
+        self._uploaded[sha256] = data
+
+    def take(self, repository: Repository, branch: str, lines: list[dict[str, Any]]) -> str:
+        """Take a commit as a client sends it, an object for each operation; returns the commit's name."""
+        files = dict(repository.commits.get(repository.find(branch) or "", {}))
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                repository.messages.append(value["summary"])
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+            else:
+                is_large = line["key"] == "lfsFile"
+                data = self._uploaded[value["oid"]] if is_large else base64.b64decode(value["content"])
+                files[value["path"]] = File(value["path"], data)
+        return repository.commit(files, branch)
 
     def expire(self) -> None:
         """Refuse all signatures from before."""
@@ -258,6 +287,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(b"")
 
+    def do_PUT(self) -> None:
+        self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
     def _answer(self, body: bytes) -> None:
         hub = self.server.hub
         self._first_byte_at = time.perf_counter() + hub.latency_seconds
@@ -283,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         asked = re.fullmatch(rf"/(?:({KINDS})/)?([^/]+/[^/]+)/resolve/(.+)", path)
         if asked is None:
-            return self._refuse("EntryNotFound")
+            return self._answer_writer(hub, path, body)
         kind = asked[1] or "models"
         revision, _, name = ("main", "", asked[3]) if kind == "buckets" else asked[3].partition("/")
         return self._answer_file(hub, f"{kind}/{asked[2]}", unquote(revision), unquote(name))
@@ -330,6 +362,57 @@ class _Handler(BaseHTTPRequestHandler):
             about |= {"gated": "manual" if repository.is_gated else False, "size": 0, "totalFiles": len(files)}
             about |= {"createdAt": DATE, "siblings": [{"rfilename": path} for path in files]}
         return self._send_json(about)
+
+    def _answer_writer(self, hub: Hub, path: str, body: bytes) -> None:
+        """What is asked for a commit."""
+        if asked := re.fullmatch(r"/([^/]+/[^/]+/[^/]+)\.git/info/lfs/objects/(.+)", path):
+            return self._answer_lfs(hub, asked[2], body)
+        asked = re.fullmatch(r"/api/(\w+/[^/]+/[^/]+)/(preupload|commit|auth-check|refs)(?:/(.+))?", path)
+        if asked is None:
+            return self._refuse("EntryNotFound")
+        name, what, revision = asked[1], asked[2], unquote(asked[3] or "main")
+        found = self._find(hub, name, "main" if what == "auth-check" else revision)
+        if found is None:
+            return None
+        repository, given = hub.repositories[name], self.headers.get("Authorization")
+        if (what != "refs" and asked[3]) and given != f"Bearer {repository.write_token}":
+            words = "Forbidden: you do not have the rights to write here" if given else "Invalid username or password."
+            self._send(403 if given else 401, json.dumps({"error": words}).encode(), {})
+        elif what == "commit":
+            self._answer_commit(hub, name, revision, found[0], [json.loads(line) for line in body.splitlines()])
+        elif what == "preupload":
+            files = [File(each["path"], bytes(each["size"])) for each in json.loads(body)["files"]]
+            self._send_json({"files": [_upload_of(file, found[1].get(file.path)) for file in files]})
+        else:
+            kinds = {"branches": {"main": repository.find("main"), **repository.branches}, "tags": repository.tags}
+            refs = {
+                kind: [{"name": own, "ref": own, "targetCommit": commit} for own, commit in names.items()]
+                for kind, names in kinds.items()
+            }
+            self._send_json({**refs, "converts": []})
+        return None
+
+    def _answer_commit(self, hub: Hub, name: str, branch: str, now: str, lines: list[dict[str, Any]]) -> None:
+        repository = hub.repositories[name]
+        if lines[0]["value"].get("parentCommit") not in (None, now):
+            return self._send(412, b'{"error": "A commit has happened since. Please refresh and try again."}', {})
+        if branch != "main" and branch not in repository.branches:
+            return self._send(400, b'{"error": "Commits are made to branches"}', {})
+        commit = hub.take(repository, branch, lines)
+        page = f"{hub.url}/{name}/commit/{commit}"
+        return self._send_json({"success": True, "commitOid": commit, "commitUrl": page, "hookOutput": ""})
+
+    def _answer_lfs(self, hub: Hub, what: str, body: bytes) -> None:
+        """Where large files go, and these."""
+        if what != "batch":
+            hub.upload(what, body)
+            return self._send(200, b"", {})
+        url = f"{hub.url}{self.path.removesuffix('batch')}"
+        objects = [
+            {"oid": each["oid"], "size": each["size"], "actions": {"upload": {"href": url + each["oid"], "header": {}}}}
+            for each in json.loads(body)["objects"]
+        ]
+        return self._send_json({"transfer": "basic", "objects": objects})
 
     def _send_tree(
         self,
@@ -397,6 +480,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the standard library
         """Log nothing."""
+
+
+def _upload_of(file: File, now: File | None) -> dict[str, Any]:
+    """How a file is to be uploaded, and what is there now."""
+    mode = "lfs" if file.is_stored else "regular"
+    return {"path": file.path, "uploadMode": mode, "shouldIgnore": False, "oid": now and now.oid}
 
 
 def _entries(files: dict[str, File], names: list[str], *, is_bucket: bool) -> list[dict[str, Any]]:
