@@ -394,3 +394,28 @@ def test_a_fraction_that_is_no_number_is_refused(tmp_path):
     code, _, told = run("index", "split", write_index(tmp_path), "--fractions", "nan,1", "-o", tmp_path / "p{}.json")
     assert code == 1
     assert "fractions" in told
+
+
+def test_create_uploads(stand_in, monkeypatch):
+    """It says what became of the file, and how to open the data set; and what right is missing, before it reads."""
+    name = "hf://datasets/org/set"
+    stand_in.put({"train/0.tar": pack([("a.txt", b"1"), ("b.txt", b"2")])})
+    stand_in.repository.write_token = "hf_writer"
+    code, out, err = run_index("create", name, "-o", "t.json", "--upload")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "a commit needs a token that may write, and there is none" in err
+    assert not os.path.exists("t.json")
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    code, out, err = run_index("create", name, "-o", "t.json", "--upload")
+    commit = stand_in.repository.find("main")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[2:] == [
+        f"{name}: train.json added by commit {commit[:12]}: {stand_in.url}/datasets/org/set/commit/{commit}",
+        f'wids.ShardListDataset("{name}", split="train") opens it without reading a shard',
+    ]
+    code, out, _ = run_index("create", name, "-o", "t.json", "--upload")
+    assert f"{name}: train.json is there already, as it is (commit {commit[:12]})" in out
+    told = json.loads(run_index("create", name, "-o", "t.json", "--upload", "--json")[1])
+    assert (told["samples"], told["upload"]["change"], told["upload"]["path"]) == (2, "unchanged", "train.json")
+    code, _, err = run_index("create", name, "--upload", "--base", "https://host/data")
+    assert (code, "leave --base out" in err) == (2, True)

@@ -32,6 +32,10 @@ ELSEWHERE = {
         "papermill",
     ),
     "python notebooks/make.py NAME": ("tests/e2e/test_notebooks.py", "jupytext"),
+    "wids index create 'hf://datasets/me/films?split=train' -o films.json --upload": (
+        "tests/cli/test_index.py",
+        "def test_create_uploads",
+    ),
 }
 # Commands that no block runs: whole programs.
 PROGRAMS = {

@@ -183,9 +183,9 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         )
         if missing:
             logger.warning(
-                "%s: no file of the repository says how many samples %d of %d shards of the split %s hold; for a file "
-                "that does: wids index create '%s' -o %s.json, and commit that to the repository",
-                *(name, missing, len(found), split.name, name, split.name),
+                "%s: no file of the repository says how many samples %d of %d shards of the split %s hold; who may "
+                "write there publishes one that does: wids index create '%s' --upload",
+                *(name, missing, len(found), split.name, name),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
         made[:] = [_KeptSplit(split.name, shards)]

@@ -9,7 +9,8 @@ the first that says so:
 4. names, as huggingface's ``datasets`` takes them: ``data/SPLIT-00000-of-00009.tar``; folders, else files, with the
    name of a split set off by ``-._ `` or digits; else all files are ``train``.
 
-Counts, for each shard from the first that has one: an index of wids (``train.json``, ``index.json``, ...), timm's info,
+Counts, for each shard from the first that has one: an index of wids (``train.json``, ``wids-train.json``,
+``index.json``, ...), timm's info,
 ``sizes.json``, ``.nv-meta/.info.json``, beside ``x.tar`` img2dataset's ``x_stats.json`` and webshart's ``x.json``
 (``{"filesize": bytes, "files": {name: {"offset": ...}}}``). A count is a claim: a shard that holds another number of
 samples is a `wids.errors.CountMismatchError` when it is opened.
@@ -17,6 +18,7 @@ samples is a `wids.errors.CountMismatchError` when it is opened.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import re
@@ -25,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from wids.errors import DependencyError, InputError, SpecError, WidsError, shown
+from wids.errors import DependencyError, InputError, OutputExistsError, SpecError, WidsError, shown
 from wids.events import logger
 from wids.index import energon
 from wids.index.shardlist import MAX_COUNT
@@ -371,10 +373,44 @@ def find_counts(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
     return counts
 
 
+def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> str:
+    """The path at which `find_counts` looks first for an index of a split, and where no other file is.
+
+    Args:
+        files: path -> bytes, of all files of the repository.
+        split: the shards.
+        read: gives the bytes of a file.
+        name: of the data set, for messages.
+
+    Raises:
+        OutputExistsError: all such paths are other files'.
+    """
+    paths = [f"{stem}.json" for stem in _own_stems(split)]
+    named = parse_name(name)
+    for path in paths:
+        if path not in files:
+            return path
+        with contextlib.suppress(SpecError):
+            if files[path] <= _MAX_BYTES:
+                rows = _of_index(read(path), path, files, root=name if named is None else named.root)
+                if not rows.keys().isdisjoint(split.shards):
+                    return path
+    raise OutputExistsError(
+        f"{name}: {' and '.join(paths)} exist in the repository, and are no indexes of the split {split.name}; rename "
+        "them, or commit the index under another name that is looked for: index.json, wids.json",
+        url=name,
+    )
+
+
+def _own_stems(split: RepositorySplit) -> list[str]:
+    """The names that an index of a split has before all others."""
+    return [split.name, f"wids-{split.name}"]
+
+
 def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[tuple[str, str | None, _Parse]]:
     """The files that may have counts, first those for many shards: (path, the one shard that it is of, its reader)."""
     folders = list(dict.fromkeys(["", *(posixpath.dirname(path) for path in split.shards)]))
-    stems = dict.fromkeys([split.name, *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])
+    stems = dict.fromkeys([*_own_stems(split), *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])
     named = parse_name(name)
     of_index = partial(_of_index, root=name if named is None else named.root)
     readers: list[tuple[Iterable[str], _Parse]] = [

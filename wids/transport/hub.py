@@ -205,6 +205,28 @@ def pins() -> dict[tuple[str, ...], str]:
     return dict(_pins)
 
 
+def find_token(place: str, session: Session = PLAIN) -> str | None:
+    """The token that the Hub gets for a place: of the session's options, else huggingface_hub's own; None: none."""
+    where, options = locate(Place(place), session), session.options_for(Place(place))
+    return None if where is None else _find_token(options.get("token"), where.endpoint, options)
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision is the name of a commit, which is what it is for ever."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
+    """Read a commit that was made just now, in this process and in those that this machine starts."""
+    where = locate(Place(place), session)
+    if where is None:
+        return
+    for revision in ("", "main") if where.revision in ("", "main") else (where.revision,):
+        _pins[(*where[:3], revision)] = commit
+    key, pin = _digest(*where[:3], where.revision or "main"), {"commit": commit, "at": time.time()}
+    SharedFiles(_directory(session), ".pin").put(key, json.dumps(pin).encode())
+
+
 def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
     """Read these commits, but for those that this process has begun to read."""
     for key, commit in found.items():

@@ -1,4 +1,4 @@
-"""Outputs: files in a local directory, or in any store that fsspec knows.
+"""Outputs: files in a local directory, in any store that fsspec knows, or committed to a repository of the Hub.
 
 A file appears whole or not at all. Locally it is renamed from a part file; a store of objects shows an object when its
 upload is done; elsewhere it is uploaded under another name, and then renamed. A local output replaces an earlier one of
@@ -9,14 +9,15 @@ it is made of, by any path.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import posixpath
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
 from wids.files import atomic
-from wids.transport import filesystems
+from wids.transport import filesystems, hub
 from wids.transport.download import read_bytes
 from wids.transport.failures import missing_advice, public_cause
 from wids.transport.place import Place
@@ -261,3 +262,119 @@ def _explain(url: str, error: Exception) -> WidsError:
         return DependencyError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
     advice = "check the path and its permissions" if Place(url).is_local else "check the URL, credentials and options"
     return OutputError(f"{url}: cannot be written ({cause}); {advice}", url=url)
+
+
+class Commit(NamedTuple):
+    """A commit to a repository of the Hub.
+
+    Attributes:
+        name: 40 hexadecimal digits. page: its address, for people.
+    """
+
+    name: str
+    page: str
+
+
+class Branch:
+    """A branch of a repository of the Hugging Face Hub, to which files are committed by huggingface_hub.
+
+    Args:
+        root: ``hf://datasets/ORG/NAME``, and ``@BRANCH`` for any but ``main``. It is known to exist.
+        session: what opens URLs; the token is that of its options, else huggingface_hub's own.
+
+    Raises:
+        DependencyError: huggingface_hub is not installed.
+        OutputError: there is no token, it may not write, or the revision is no branch.
+    """
+
+    def __init__(self, root: str, session: Session = PLAIN) -> None:
+        where = hub.locate(Place(root), session)
+        if where is None:
+            raise ValueError(f"{root}: is no repository of the Hugging Face Hub")
+        try:
+            import huggingface_hub
+        except ImportError as error:
+            raise DependencyError(
+                f"{root}: huggingface_hub makes commits: pip install 'wids[hub]'", url=root
+            ) from error
+        self._root, self._where, self._session = root, where, session
+        self._branch = where.revision or "main"
+        self._kind = where.kind.removesuffix("s")
+        if hub.is_commit(self._branch):
+            raise self._read_only("a commit")
+        token = hub.find_token(root, session)
+        if token is None:
+            raise OutputError(
+                f"{root}: a commit needs a token that may write, and there is none; log in (hf auth login), or set "
+                "HF_TOKEN",
+                url=root,
+            )
+        self._api = huggingface_hub.HfApi(endpoint=where.endpoint, token=token)
+        with self._explained():
+            self._check()
+
+    def commit(self, data: bytes, path: str, *, message: str, parent: str) -> Commit:
+        """Commit a file.
+
+        Args:
+            data: its bytes.
+            path: of the file in the repository.
+            message: of the commit.
+            parent: the commit that it is to follow.
+
+        Raises:
+            OutputError: it cannot be committed, or another commit follows that one already.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        with self._explained():
+            found = self._api.create_commit(
+                self._where.repository,
+                [CommitOperationAdd(path, data)],
+                commit_message=message,
+                repo_type=self._kind,
+                revision=self._branch,
+                parent_commit=parent,
+            )
+        hub.note_commit(self._root, found.oid, self._session)
+        return Commit(found.oid, str(found.commit_url))
+
+    def _check(self) -> None:
+        """See beforehand that a commit is allowed, as far as the Hub's client can ask for that."""
+        names = {"repo_type": self._kind}
+        if self._branch != "main" and not self._branch.startswith("refs/pr/"):
+            refs = self._api.list_repo_refs(self._where.repository, **names)
+            if self._branch not in {ref.name for ref in refs.branches}:
+                raise self._read_only("a tag" if self._branch in {ref.name for ref in refs.tags} else "no branch")
+        if "write" in inspect.signature(self._api.auth_check).parameters:
+            self._api.auth_check(self._where.repository, write=True, **names)
+
+    def _read_only(self, what: str) -> OutputError:
+        return OutputError(
+            f"{self._root}: {self._branch} is {what}, and commits are made to branches; give the name of one, or none "
+            "for main",
+            url=self._root,
+        )
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise an OutputError that says what to do for any error of the Hub or of its client."""
+        try:
+            yield
+        except WidsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again, explained
+            where, first = self._where, error
+            while getattr(first, "response", None) is None and (first.__cause__ or first.__context__) is not None:
+                first = first.__cause__ or first.__context__  # type: ignore[assignment]
+            status = getattr(getattr(first, "response", None), "status_code", None)
+            said = " ".join(str(getattr(first, "server_message", None) or first).split())[:300]
+            what = {
+                401: "the Hub does not accept the token; log in anew (hf auth login), or set HF_TOKEN",
+                403: f"the token may not write there ({said}); use one that may, of an account with write access "
+                f"({where.endpoint}/settings/tokens), or offer the file: hf upload {where.repository} FILE "
+                f"--repo-type {self._kind} --create-pr",
+                412: "another commit was made since its files were listed; run it again",
+                429: "the Hub asks to be left alone for some minutes; run it again then",
+            }.get(status or 0, f"the commit failed ({said or type(error).__name__}); run it again, or check the URL")
+            raise OutputError(f"{self._root}: {what}", url=self._root) from public_cause(error, self._root)

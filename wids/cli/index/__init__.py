@@ -106,6 +106,14 @@ def create_index(
         typer.Option("--base", "-b", metavar="URL", help="Where the shards will be read from.", show_default=False),
     ] = None,
     overwrite: Overwrite = False,
+    should_upload: Annotated[
+        bool,
+        typer.Option(
+            "--upload",
+            help="Commit it to the repository, too, as SPLIT.json: SOURCE is a data set of the Hugging Face Hub by its "
+            "name, and opening that by name reads no shard then.",
+        ),
+    ] = False,
     is_json: Json = False,
 ) -> None:
     """Write the index of a dataset's shards.
@@ -124,7 +132,11 @@ def create_index(
     `wids index create 's3://bucket/{00000..00999}.tar' -o train.json --counts s3://bucket/`
 
     `find /nas -name '*.tar' | wids index create - -o train.json --base https://host/data`
+
+    `wids index create 'hf://datasets/ORG/NAME?split=train' -o train.json --upload`
     """
+    if should_upload and base:
+        raise typer.BadParameter("--upload writes URLs relative to the repository; leave --base out")
     from wids.cli.index.create import create
 
     create(
@@ -134,6 +146,7 @@ def create_index(
         info=info,
         base=base,
         overwrite=overwrite,
+        should_upload=should_upload,
         flags=flags,
         options=run.options(),
         is_json=is_json,

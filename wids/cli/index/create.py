@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from wids.cli.index import ScanFlags
     from wids.jobs.index_create import IndexOutcome
+    from wids.jobs.index_upload import IndexUpload, Published
     from wids.jobs.outcome import JobProgress
     from wids.jobs.runner import RunOptions
 
@@ -36,18 +37,25 @@ def create(
     info: str | None,
     base: str | None,
     overwrite: bool,
+    should_upload: bool,
     flags: ScanFlags,
     options: RunOptions,
     is_json: bool,
 ) -> None:
-    """Write an index, and print its counts.
+    """Write an index, publish it if asked, and print its counts.
 
     Raises:
-        WidsError: see `wids.jobs.index_create.create_index`.
+        WidsError: see `wids.jobs.index_create.create_index` and `wids.jobs.index_upload.IndexUpload`.
     """
+    sources, upload = list(_with_stdin(sources)), None
+    if should_upload:
+        from wids.jobs.index_upload import IndexUpload
+
+        upload = IndexUpload(sources, session=flags.session)
+        name = upload.name if name is None else name
     with _bar(flags, is_json=is_json) as show:
         outcome = create_index(
-            list(_with_stdin(sources)),
+            sources,
             output,
             name=stem_of(output) if name is None else name or None,
             info=_text_of(info, output),
@@ -57,7 +65,7 @@ def create(
             options=options,
             show=show,
         )
-    _report(outcome, is_json=is_json)
+    _report(outcome, is_json=is_json, upload=upload)
 
 
 def update(
@@ -150,11 +158,12 @@ def _bar(flags: ScanFlags, *, is_json: bool) -> AbstractContextManager[Callable[
     return job_bar("summing" if flags.has_md5 else "indexing", is_shown=not is_json)
 
 
-def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
+def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:
     print_errors([f"left out: {why}" for why in outcome.failed.values()])
     print_errors([f"warning: {what}" for what in _warnings(outcome)])
     if is_json:
-        print_json(msgspec.to_builtins(outcome))
+        published = {} if upload is None else {"upload": msgspec.to_builtins(upload.publish(outcome.output))}
+        print_json({**msgspec.to_builtins(outcome), **published})
         return
     sums = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
     print(f"{shown_path(outcome.output)}: {', '.join(sums)}")
@@ -183,3 +192,14 @@ def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
     if outcome.tables:
         place = shown_path(os.path.dirname(outcome.output))
         print(f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be written")
+    if upload is not None:
+        _report_upload(upload.publish(outcome.output))
+
+
+def _report_upload(published: Published) -> None:
+    root, split = published.root, published.split
+    if published.change == "unchanged":
+        print(f"{root}: {published.path} is there already, as it is (commit {published.commit[:12]})")
+    else:
+        print(f"{root}: {published.path} {published.change} by commit {published.commit[:12]}: {published.page}")
+    print(f'wids.ShardListDataset("{root}", split="{split}") opens it without reading a shard')

@@ -1,0 +1,121 @@
+"""Publishing the index of a data set of the Hugging Face Hub in its repository, where opening it by name finds it.
+
+The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` where that is another file's. Rules: what can be
+known to fail fails before a shard is read. The commit follows the one whose shards were indexed, or is not made. An
+index of the split that is there is replaced, with its own keys kept, and the commit's message says so; if it is equal,
+nothing is committed. A file that would not be read back is not published.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.errors import InputError, OutputError
+from wids.files import atomic
+from wids.index import discovery, repository, writing
+from wids.index.spec import PACKS, parse_json
+from wids.transport import hub
+from wids.transport.session import PLAIN, Session
+from wids.transport.upload import Branch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Keys that say where shards are, or that each index has for itself.
+_OWN = ("__kind__", "wids_version", "base", "base_path", "shardlist", "datasets")
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What became of an index.
+
+    Attributes:
+        root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any. split: of its shards.
+        path: of the index in it.
+        change: "added", "replaced", or "unchanged": it was there as it is.
+        commit: that it is in. page: its address, for people; "" where it was there.
+    """
+
+    root: str
+    split: str
+    path: str
+    change: str
+    commit: str
+    page: str = ""
+
+
+class IndexUpload:
+    """The place in a repository for the index of a split.
+
+    Args:
+        sources: of the index: the name of one data set.
+        session: what opens URLs.
+
+    Attributes:
+        name: that the index gets, if the caller has no other.
+
+    Raises:
+        InputError: the sources are something else. SpecError: there are no shards.
+        FetchError: the repository cannot be read.
+        OutputExistsError: other files have the names of such indexes.
+        DependencyError, OutputError: it cannot be written to; see `wids.transport.upload.Branch`.
+    """
+
+    def __init__(self, sources: Sequence[str], *, session: Session = PLAIN) -> None:
+        named = repository.parse_name(sources[0]) if len(sources) == 1 else None
+        if named is None:
+            raise InputError(
+                "an index is uploaded to the data set that it is of: give one by its name, hf://datasets/ORG/NAME, "
+                "with ?split=SPLIT where it has several"
+            )
+        given, self._root = sources[0], named.root
+        listing = hub.list_files(named.root, session)
+        read = discovery.reader_of(named, session)
+        _, split = discovery.find_split(named, given, read, session=session)
+        self._files = {path: file.size for path, file in listing.files.items()}
+        self._given, self._split, self._parent = given, split, listing.commit
+        self._path = repository.index_place(self._files, split, read, name=given)
+        self._before = read(self._path) if self._path in self._files else None
+        self._branch = Branch(named.root, session)
+        own = None if self._before is None else parse_json(self._before, self._path).get("name")
+        root = named.root.removeprefix("hf://datasets/").partition("@")[0]
+        self.name = own if isinstance(own, str) else f"{root} {split.name}"
+
+    def publish(self, output: str) -> Published:
+        """Commit the index that was made.
+
+        Args:
+            output: its path.
+
+        Raises:
+            OutputError: it cannot be committed, or would not be found there.
+        """
+        data, path, split = self._index(output), self._path, self._split
+        if data == self._before:
+            return Published(self._root, split.name, path, "unchanged", self._parent)
+        change = "added" if self._before is None else "replaced"
+        rows = parse_json(data, output)["shardlist"]
+        message = f"{'Add' if change == 'added' else 'Replace'} {path}: wids index of the split {split.name}, "
+        message += f"{sum(row['nsamples'] for row in rows):,} samples in {len(rows):,} shards"
+        made = self._branch.commit(data, path, message=message, parent=self._parent)
+        return Published(self._root, split.name, path, change, made.name, made.page)
+
+    def _index(self, output: str) -> bytes:
+        """The index as it is published: its URLs are relative to the top of the repository."""
+        with open(atomic.open_file(output)[0], "rb") as file:
+            made = parse_json(file.read(), output)
+        made.pop(PACKS, None)  # which stands beside that file
+        before = {} if self._before is None else parse_json(self._before, self._path)
+        kept = {key: value for key, value in before.items() if key not in _OWN and key not in made}
+        rows = [{**row, "url": writing.written(row["url"], self._root)} for row in made.pop("shardlist")]
+        data = writing.dump_index({**made, **kept, "shardlist": rows})
+        files, split = {self._path: len(data)}, self._split
+        claims = repository.find_counts(files, split, lambda _: data, name=self._given).nsamples
+        if [claims[path] for path in split.shards if path in claims] != [row["nsamples"] for row in rows]:
+            raise OutputError(
+                f"{self._given}: an index in the repository would not be read back: it may have 64 MiB, and paths "
+                "without . and .. in them",
+                url=self._given,
+            )
+        return data
