@@ -341,13 +341,12 @@ class Branch:
 
     def _check(self) -> None:
         """See beforehand that a commit is allowed, as far as the Hub's client can ask for that."""
-        names = {"repo_type": self._kind}
         if self._branch != "main" and not self._branch.startswith("refs/pr/"):
-            refs = self._api.list_repo_refs(self._where.repository, **names)
+            refs = self._api.list_repo_refs(self._where.repository, repo_type=self._kind)
             if self._branch not in {ref.name for ref in refs.branches}:
                 raise self._read_only("a tag" if self._branch in {ref.name for ref in refs.tags} else "no branch")
         if "write" in inspect.signature(self._api.auth_check).parameters:
-            self._api.auth_check(self._where.repository, write=True, **names)
+            self._api.auth_check(self._where.repository, repo_type=self._kind, write=True)
 
     def _read_only(self, what: str) -> OutputError:
         return OutputError(
