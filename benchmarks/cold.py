@@ -15,9 +15,9 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cold_report
 import envs
@@ -32,13 +32,23 @@ from forks import ForkServer
 from rich.console import Console
 from slow_server import SlowServer
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+HUB_NAME = "bench/jpegs"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The parameters that all contenders share; an epoch waits up to ``patience_seconds`` for an idle machine."""
+    """The parameters that all contenders share; an epoch waits up to ``patience_seconds`` for an idle machine.
+
+    Of the servers, ``hub`` is the Hub's stand-in, where a case needs it: its data set ``HUB_NAME`` has the same files.
+    """
 
     data: dict
     server: SlowServer
+    hub: SlowServer | None
     index: str
     batch: int
     workers: int
@@ -59,7 +69,10 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     """
     home = os.path.join(setting.scratch, "turn")
     cache = os.path.join(home, "cache")
-    where = setting.server.url if case.is_remote else setting.data["directory"]
+    server = setting.hub if case.hub else setting.server
+    where = server.url if case.is_remote else setting.data["directory"]
+    if case.hub:
+        where = f"hf://datasets/{HUB_NAME}"
     if not case.has_tables:
         where = f"{where}/{jpegs.BARE}"
     options = dict(case.options)
@@ -71,7 +84,7 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     with open(os.path.join(setting.data["directory"], setting.index), encoding="utf-8") as stream:
         shards = json.load(stream)["shardlist"]
     given = {
-        "index": f"{where}/{setting.index}",
+        "index": where if case.hub == "name" else f"{where}/{setting.index}",
         "urls": [f"{where}/{name}" for name in setting.data["urls"]],
         "shards": [{**shard, "url": f"{where}/{shard['url']}"} for shard in shards],
         "cache_dir": cache,
@@ -86,26 +99,27 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     with open(job, "w", encoding="utf-8") as stream:
         json.dump(given, stream)
     # curl and others would use a proxy for loopback addresses too.
-    entry = replace(case.contender, environ={**case.contender.environ, "no_proxy": "127.0.0.1"})
+    own = {"no_proxy": "127.0.0.1", "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
+    entry = replace(case.contender, environ={**case.contender.environ, **own})
     try:
         about = {"reply_seconds": setting.reply_seconds, "forks": setting.forks}
         with Child(entry, setting.interpreters[entry.name], job, home, **about) as child:
             child.greet()
             versions[entry.name] = child.versions
-            return [_run_epoch(setting, child, cache, epoch) for epoch in range(epochs)]
+            return [_run_epoch(setting, server, child, cache, epoch) for epoch in range(epochs)]
     finally:
         shutil.rmtree(home, ignore_errors=True)
         os.sync()  # else this contender's files would be flushed in the turn of the next
 
 
-def _run_epoch(setting: Setting, child: Child, cache: str, epoch: int) -> dict:
+def _run_epoch(setting: Setting, server: SlowServer, child: Child, cache: str, epoch: int) -> dict:
     wait_for_idle(setting.patience_seconds)
-    setting.server.stats()
+    server.stats()
     busy_begin = busy_seconds()
     with CachePeak(cache) as seen:
         reply = child.ask("epoch", epoch=epoch)
     busy_end = busy_seconds()
-    sent = setting.server.stats()
+    sent = server.stats()
     count = setting.data["samples"]
     if setting.batches is None and (reply["samples"], reply["labels"]) != (count, count * (count - 1) // 2):
         raise ChildError(f"{child.name} yielded {reply['samples']} samples of {count}, or some twice")
@@ -157,6 +171,20 @@ def run_rounds(setting: Setting, cases: list[Case], known: list[Case], rounds: i
     return {name: figures for name, figures in found.items() if name not in errors}, errors, versions
 
 
+@contextmanager
+def _start_hub(data: dict, cases: list[Case], **speed: float) -> Iterator[SlowServer | None]:
+    """The Hub with shards, tables and indexes, if a case needs it. The index of its split has no checksums."""
+    if not any(case.hub for case in cases):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=data["directory"]) as root:
+        for name in [*data["urls"], *(f"{url}.widx" for url in data["urls"]), *data["indexes"].values()]:
+            os.link(os.path.join(data["directory"], name), os.path.join(root, name))
+        os.link(os.path.join(root, data["indexes"]["none"]), os.path.join(root, "train.json"))
+        with SlowServer(root, hub=HUB_NAME, **speed) as hub:
+            yield hub
+
+
 def main(
     *,
     only: Annotated[str, typer.Option(help="Contenders to run, separated by commas; all without it.")] = "",
@@ -202,11 +230,13 @@ def main(
         made = jpegs.make(data or os.path.join(scratch, "data"), shape)
         with (
             SlowServer(made["directory"], delay_ms=delay_ms, mbps=mbps) as server,
+            _start_hub(made, cases, delay_ms=delay_ms, mbps=mbps) as hub,
             ForkServer() if quick else nullcontext() as forks,
         ):
             setting = Setting(
                 data=made,
                 server=server,
+                hub=hub,
                 index=made["indexes"][choose(checksums, list(jpegs.INDEXES), "kind of index")[0]],
                 batch=8 if quick else batch,
                 workers=workers,

@@ -33,6 +33,7 @@ class Case:
         cache_share: ``cache_size`` as a share of the data; None for no limit.
         cache_shards: ``cache_size`` in shards, with a tenth for their tables; None for no limit.
         has_tables: member tables lie beside the shards.
+        hub: the shards are a data set of the Hub: "index", opened by the URL of its index, or "name"; "": they are not.
         options: for the contender's worker.
         follows: the case whose process runs this one as its next epoch.
     """
@@ -44,6 +45,7 @@ class Case:
     cache_share: float | None = None
     cache_shards: int | None = None
     has_tables: bool = True
+    hub: str = ""
     options: dict = field(default_factory=dict)
     follows: str = ""
 
@@ -75,6 +77,8 @@ CASES = (
     Case(name="bare3-second", title="ours, 3 shards, no tables, next epoch", contender=OURS, follows="bare3"),
     Case(name="bare2", title="ours, 2 shards, no tables", contender=OURS, cache_shards=2, has_tables=False),
     Case(name="bare2-second", title="ours, 2 shards, no tables, next epoch", contender=OURS, follows="bare2"),
+    Case(name="hub", title="ours, from the Hub", contender=OURS, hub="index"),
+    Case(name="hub-name", title="ours, from the Hub by name", contender=OURS, hub="name"),
     Case(name="range", title='ours, access="range"', contender=OURS, options={"dataset": {"access": "range"}}),
     Case(
         name="mix-local", title="ours, mixture of 4 local", contender=OURS, is_remote=False, options={"mixture": MIXED}

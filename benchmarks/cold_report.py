@@ -43,6 +43,8 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
         _at_most("likewise, next epoch", ratios.get("bare3-second"), 1.5),
         _at_most("with 2 shards, without published tables, of the local one", ratios.get("bare2"), 2.2),
         _at_most("likewise, next epoch", ratios.get("bare2-second"), 1.5),
+        _at_most("from the Hub, of the same without a hub", _ratio(rounds, "hub", "ours"), 1.1),
+        _at_most("from the Hub by name, of the same without a hub", _ratio(rounds, "hub-name", "ours"), 1.1),
         _at_most("by byte ranges alone, of the local one", ratios.get("range"), 2.0),
         _at_most("bytes by byte ranges alone, of the data", _fetched(rounds.get("range")), 1.5),
         _at_most("a mixture, of the same from local shards", ratios.get("mix"), 1.25),

@@ -50,7 +50,7 @@ class Row:
         name: for ``--rows``.
         title: for the table.
         unit: of the figures.
-        kind: what is done: "items", "loader" (a round each), "prepare", "cold", "memory", "open", "resume".
+        kind: what is done: "items", "loader" (a round each), "prepare", "cold", "hub", "memory", "open", "resume".
         data: the set that is read.
         workers, is_decoded: of a loader.
         draws: single samples in a round.
@@ -118,6 +118,16 @@ ROWS = (
             ("bytes-cold", "bytes from the server, of those of the tars", "x", "bytes"),
             ("requests-cold", "requests to the server", "", "requests"),
             ("first-warm", "first batch, remote, all cached before", "s", "first_warm"),
+        )
+    ),
+    *(
+        Row(name=name, title=title, unit=unit, kind="hub", data="jpeg82", figure=figure, scale=1)
+        for name, title, unit, figure in (
+            ("first-hub", "first batch, from the Hub, nothing cached", "s", "first"),
+            ("epoch-hub", "epoch, from the Hub, nothing cached", "s", "seconds"),
+            ("bytes-hub", "bytes from the Hub and its store, of those of the tars", "x", "bytes"),
+            ("requests-hub", "requests to the Hub and its store", "", "requests"),
+            ("first-hub-warm", "first batch, from the Hub, all cached before", "s", "first_warm"),
         )
     ),
     Row(

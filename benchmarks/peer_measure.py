@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from children import Child, ChildError
 from cold_watch import directory_bytes
 from peer_cases import MANY_SHARDS, Row
+from slow_server import SlowServer
 from tree_memory import TreeMemory
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     import envs
     from forks import ForkServer
-    from slow_server import SlowServer
 
 _SAVED_WORLD = 2
 # What takes longer to open has one round.
@@ -40,7 +40,7 @@ class Bench:
         sets: see `peer_data.make`.
         root: the directory of data and formats; the server serves it.
         scratch: deleted after the run.
-        server: the slow server.
+        server: the slow server. speed: its latency and bandwidth.
         batch: samples in a batch.
         other_world: ranks that a job of two ranks is also resumed on.
         entries, interpreters: of the contenders, by name.
@@ -56,6 +56,7 @@ class Bench:
     root: str
     scratch: str
     server: SlowServer
+    speed: dict[str, float]
     batch: int
     other_world: int
     entries: dict[str, envs.Entry]
@@ -235,23 +236,41 @@ def _check_round(bench: Bench, row: Row, name: str, reply: dict) -> None:
 
 def run_cold(bench: Bench, rows: list[Row], rounds: int) -> None:
     """An epoch through the server with an empty cache directory, then a first batch from what that has left there."""
+    _run_cold(bench, rows, rounds, "remote_loader", bench.server)
+
+
+def run_hub(bench: Bench, rows: list[Row], rounds: int) -> None:
+    """The same from the Hub's stand-in: a data set with a card, the tars, and what wids puts beside them."""
+    found = bench.sets[rows[0].data]
+    with tempfile.TemporaryDirectory(dir=bench.root) as root:
+        for name in os.listdir(found["directory"]):
+            os.link(os.path.join(found["directory"], name), os.path.join(root, name))
+        with open(os.path.join(root, "README.md"), "w", encoding="utf-8") as card:
+            card.write(
+                '---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "*.tar"\n---\n'
+            )
+        with SlowServer(root, hub=f"bench/{rows[0].data}", **bench.speed) as hub:
+            _run_cold(bench, rows, rounds, "hub_loader", hub, HF_ENDPOINT=hub.url)
+
+
+def _run_cold(bench: Bench, rows: list[Row], rounds: int, kind: str, server: SlowServer, **environ: str) -> None:
     data = rows[0].data
     for number in range(rounds):
-        for name in bench.able(rows, "remote_loader"):
-            print(f"cold, round {number + 1}: {name} ...", file=sys.stderr, flush=True)
+        for name in bench.able(rows, kind):
+            print(f"{rows[0].kind}, round {number + 1}: {name} ...", file=sys.stderr, flush=True)
             cache = os.path.join(bench.scratch, "turn", "cache")
             shutil.rmtree(os.path.dirname(cache), ignore_errors=True)
             os.makedirs(os.path.dirname(cache))
             try:
-                with bench.child(name) as child:
+                with bench.child(name, **environ) as child:
                     child.greet()
-                    bench.server.stats()
-                    cold = child.ask("cold", set=data, cache=cache, is_whole=True)
-                sent = bench.server.stats()
+                    server.stats()
+                    cold = child.ask("cold", kind=kind, set=data, cache=cache, is_whole=True)
+                sent = server.stats()
                 _check_round(bench, rows[0], name, cold)
-                with bench.child(name) as child:
+                with bench.child(name, **environ) as child:
                     child.greet()
-                    warm = child.ask("cold", set=data, cache=cache, is_whole=False)
+                    warm = child.ask("cold", kind=kind, set=data, cache=cache, is_whole=False)
             except ChildError as failure:
                 bench.fail(rows, name, failure)
                 continue

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OURS = "wids"
 # Figures that say nothing about speed, and those of one round: they are no part of the agreement of two runs.
-_COUNTS = {"bytes-cold", "requests-cold", "prepare-bytes", "memory", "open-memory"}
+_COUNTS = {"bytes-cold", "requests-cold", "bytes-hub", "requests-hub", "prepare-bytes", "memory", "open-memory"}
 _PICTURE_ROWS = {
     "random-jpeg20": "one sample of 20 kB, random (µs)",
     "epoch2-text": "epoch of texts, 2 workers (µs a sample)",

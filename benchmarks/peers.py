@@ -65,6 +65,7 @@ def main(
             ForkServer() if quick else nullcontext() as forks,
         ):
             bench = peer_measure.Bench(
+                speed={"delay_ms": delay_ms, "mbps": mbps},
                 sets=sets,
                 root=root,
                 scratch=scratch,
@@ -122,6 +123,8 @@ def _measure(bench: peer_measure.Bench, rows: list[Row], rounds: int) -> None:
         peer_measure.run_resume(bench, row)
     if "cold" in kinds:
         peer_measure.run_cold(bench, kinds["cold"], min(rounds, 3))
+    if "hub" in kinds:
+        peer_measure.run_hub(bench, kinds["hub"], min(rounds, 3))
     if "open" in kinds:
         peer_measure.run_open(bench, kinds["open"], min(rounds, 3))
 

@@ -16,6 +16,7 @@ import math
 import mmap
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -248,6 +249,14 @@ class Hub:
                 self.budgets[part] = max(left - 1, 0)
             return left is None or left > 0
 
+    def take_counts(self) -> dict[str, int]:
+        """Requests to the Hub itself, and bytes that it sent, since the last call; for benchmarks."""
+        with self._lock:
+            taken = {"requests": self.requests["api"] + self.requests["resolvers"], "bytes": self.inline_bytes}
+            self.requests.clear()
+            self.inline_bytes = 0
+            return taken
+
     def accepts(self, query: str) -> bool:
         """Whether a signature is good."""
         given = parse_qs(query)
@@ -271,6 +280,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # a connection beyond these would wait a second for its next try
     hub: Hub
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nothing to report."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -46,20 +46,27 @@ class StreamPeer(Peer):
 
     def open(self, tars: list[str] | str) -> datasets.IterableDataset:
         """The stream, undecoded, in the order of the tars."""
-        stream = datasets.load_dataset("webdataset", data_files=tars, split="train", streaming=True)
+        return self._open("webdataset", data_files=tars)
+
+    def _open(self, path: str, **options) -> datasets.IterableDataset:
+        stream = datasets.load_dataset(path, split="train", streaming=True, **options)
         return stream.decode(False)  # noqa: FBT003  (theirs)
 
     def loader(self, name: str, workers: int, *, is_decoded: bool):
         """The tars on the disk."""
-        return self._loader(self.tars(name), workers, is_decoded=is_decoded, persistent_workers=workers > 0)
+        return self._loader(self.open(self.tars(name)), workers, is_decoded=is_decoded, persistent_workers=workers > 0)
 
     def remote_loader(self, name: str, cache: str) -> DataLoader:  # noqa: ARG002  (it caches nothing)
         """The tars through the server."""
         urls = [f"{self.url}/tars/{name}/{shard}" for shard in self.sets[name]["shards"]]
-        return self._loader(urls, 2, is_decoded=True, persistent_workers=False)(0)
+        return self._loader(self.open(urls), 2, is_decoded=True, persistent_workers=False)(0)
 
-    def _loader(self, tars: list[str], workers: int, *, is_decoded: bool, persistent_workers: bool):
-        stream = self.open(tars).shuffle(seed=0, buffer_size=1000)
+    def hub_loader(self, name: str, cache: str) -> DataLoader:  # noqa: ARG002  (likewise)
+        """The data set by its name."""
+        return self._loader(self._open(f"bench/{name}"), 2, is_decoded=True, persistent_workers=False)(0)
+
+    def _loader(self, stream: datasets.IterableDataset, workers: int, *, is_decoded: bool, persistent_workers: bool):
+        stream = stream.shuffle(seed=0, buffer_size=1000)
         loader = DataLoader(
             stream,
             batch_size=self.batch,

@@ -39,8 +39,15 @@ class WebdatasetPeer(Peer):
 
     def remote_loader(self, name: str, cache: str):
         """The tars through the server."""
+        return self._remote_loader(f"{self.url}/tars/{name}", name, cache)
+
+    def hub_loader(self, name: str, cache: str):
+        """The tars at the Hub's resolver, whose redirects it follows."""
+        return self._remote_loader(f"{os.environ['HF_ENDPOINT']}/datasets/bench/{name}/resolve/main", name, cache)
+
+    def _remote_loader(self, place: str, name: str, cache: str):
         os.makedirs(cache, exist_ok=True)  # it must be there
-        urls = [f"{self.url}/tars/{name}/{shard}" for shard in self.sets[name]["shards"]]
+        urls = [f"{place}/{shard}" for shard in self.sets[name]["shards"]]
         return self._loader(urls, 2, is_decoded=True, cache_dir=cache)(0)
 
     def _loader(self, urls, workers: int, *, is_decoded: bool, cache_dir=None, persistent_workers: bool = False):

@@ -41,6 +41,8 @@ class WebshartPeer(MapStylePeer):
     settings = "extract-metadata; ShardReader.read_file; RandomSampler; open: lists shards, loads no index"
     notes: ClassVar = {
         "remote_loader": "remote shards are those of huggingface.co only, whose address is part of its code",
+        "hub_loader": "HTTP request error: error sending request for url (https://huggingface.co/api/datasets/...), "
+        "whatever HF_ENDPOINT says",
         "job": "its TarDataLoader keeps a state, but has no ranks, no workers and no shuffling",
     }
 

@@ -73,7 +73,14 @@ class WidsPeer(Peer):
 
     def remote_loader(self, name: str, cache: str) -> DataLoader:
         """The same over the server."""
-        dataset = wids.ShardListDataset(f"{self.url}/tars/{name}/train.json", cache_dir=cache, transformations=[])
+        return self._remote_loader(f"{self.url}/tars/{name}/train.json", cache)
+
+    def hub_loader(self, name: str, cache: str) -> DataLoader:
+        """The same by the name of the data set."""
+        return self._remote_loader(f"hf://datasets/bench/{name}", cache)
+
+    def _remote_loader(self, shards: str, cache: str) -> DataLoader:
+        dataset = wids.ShardListDataset(shards, cache_dir=cache, transformations=[])
         dataset.add_transform(self.decode_sample)
         sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
         return DataLoader(dataset, batch_size=self.batch, sampler=sampler, num_workers=2)

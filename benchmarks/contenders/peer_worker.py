@@ -28,7 +28,7 @@ from tar_samples import MODULUS, digest_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-KINDS = ("prepare", "items", "loader", "remote_loader", "open_many", "job")
+KINDS = ("prepare", "items", "loader", "remote_loader", "hub_loader", "open_many", "job")
 _ITEMS_SECONDS = 2.0  # a round of single samples ends after it
 _ITEMS_BLOCK = 50
 
@@ -92,6 +92,7 @@ class Peer:
     #       lists of undecoded samples, or (pictures, labels) made by ``cold_worker.decode``
     #   remote_loader(name, cache) -> iterable of one epoch's decoded batches by 2 workers, through ``url``; ``cache``
     #       is a directory for what was downloaded, which is missing, or filled by a run before
+    #   hub_loader(name, cache) -> the same of the Hub's data set bench/NAME, through $HF_ENDPOINT
     #   open_many(count) -> a dataset of so many shards, opened; its ``len`` is asked for, if it has one. `prepare_many`
     #       makes it, with shards that have hardly any bytes
     #   job(name, rank, world) -> `Job`: the loader of one of several ranks, 2 workers, undecoded
@@ -222,7 +223,8 @@ class _Service:
         """From the import of the package to the first batch, and to the end of the epoch if all of it is wanted."""
         begin = time.perf_counter() - self.import_seconds
         limit = None if request["is_whole"] else 1
-        return _go_through(itertools.islice(self.peer.remote_loader(request["set"], request["cache"]), limit), begin)
+        loader = getattr(self.peer, request["kind"])(request["set"], request["cache"])
+        return _go_through(itertools.islice(loader, limit), begin)
 
     def open(self, request: dict) -> dict:
         """Seconds and resident bytes that it takes to open a dataset of many shards; the package is imported before."""

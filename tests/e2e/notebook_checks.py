@@ -125,6 +125,17 @@ def equal_batches(*, epochs, lengths, count, world_sizes, seen, fixed_table):
         assert fixed_table.loc[world, "wids"]["lost in the first epoch"] == 0, "ours lost a sample"
 
 
+def hub(*, look, view, known, whole, before, after, state, stand_in):
+    """The view is what SQL says, the resumed epoch the whole one, and the Hub's API was asked twice in all."""
+    assert len(look) == len(known) == sum(map(len, whole)) == 1347
+    assert len(view) == len([index for index in range(len(known)) if look[index][".cls"] in (3, 8)])
+    assert sorted(index for batch in whole for index in batch) == list(range(len(look))), "a sample was left out"
+    assert len(before) == state["batches"] > 0
+    assert after, "it was not stopped in mid-epoch"
+    assert before + after == whole, "the resumed run has read other samples"
+    assert stand_in.requests["api"] == 2, "a commit and its listing are asked for once, for all processes"
+
+
 def lengths_and_shapes(
     *, before, after, texts, max_tokens, table, costs, shown, sizes, shapes, read, twice, largest, states, world_size,
     resume_world_size,

@@ -49,7 +49,7 @@ def check_quick_run(figures, scratch):
                 "--before",
                 str(paths.ROOT),
                 "--only",
-                "ours,local,second,quarter,mix,before-second",
+                "ours,local,second,quarter,hub,hub-name,mix,before-second",
                 "--json",
                 str(figures),
             ),
@@ -61,13 +61,13 @@ def check_quick_run(figures, scratch):
     assert run.returncode == 0, run.stdout + run.stderr
     told = json.loads(figures.read_text())
     assert told["errors"] == {}
-    assert list(told["rounds"]) == ["local", "ours", "second", "quarter", "mix", "before-second"]
+    assert list(told["rounds"]) == ["local", "ours", "second", "quarter", "hub", "hub-name", "mix", "before-second"]
     for name, rounds in told["rounds"].items():
         assert [figures["samples"] for figures in rounds] == [told["data"]["samples"]]
         assert 0 < rounds[0]["first"] <= rounds[0]["epoch"]
         assert rounds[0]["cpu"] > 0
         assert set(told["medians"][name]) >= {"worst", "speed", "server_requests", "server_cpu_seconds"}
-    local, ours, second, quarter, mix, before = (rounds[0] for rounds in told["rounds"].values())
+    local, ours, second, quarter, hub, named, mix, before = (rounds[0] for rounds in told["rounds"].values())
     assert local["fetched"] == local["server"]["requests"] == 0
     assert ours["fetched"] >= 1
     assert ours["server"]["requests"] >= told["data"]["shards"]
@@ -76,9 +76,12 @@ def check_quick_run(figures, scratch):
     assert before["fetched"] < 0.5  # as above
     assert quarter["fetched"] >= 1
     assert quarter["peak"] > 0
+    for found in (hub, named):  # each shard is asked for at the Hub, which leads to its store
+        assert found["fetched"] >= 1
+        assert found["server"]["requests"] >= 2 * told["data"]["shards"]
     assert mix["fetched"] >= 1
-    assert {"ours", "second", "quarter", "before-second"} == set(told["ratios"])
-    assert len(told["targets"]) == 15
+    assert {"ours", "second", "quarter", "hub", "hub-name", "before-second"} == set(told["ratios"])
+    assert len(told["targets"]) == 17
     assert "cache_size 1/4" in run.stdout
     assert os.listdir(scratch) == []
 
@@ -123,7 +126,7 @@ def test_verdicts_follow_from_the_rounds(module):
     told = module.summarise(found, 1000, 1e6)
     assert told["ratios"] == pytest.approx({"ours": 1.1, "quarter": 1.4, "original": 4.4})
     assert [target["met"] for target in told["targets"]] == [
-        *(True, False, *[None] * 11),
+        *(True, False, *[None] * 13),
         *(True, False),
     ]
     assert told["medians"]["ours"]["speed"] == pytest.approx(10 / 2.2)

@@ -41,7 +41,10 @@ def check_quick_run(tmp_path, scratch):
         [
             *(sys.executable, os.path.join(HERE, "peers.py"), "--quick", "--only", "wids,bare", "--delay-ms", "1"),
             *("--python", f"wids={sys.executable}", "--python", f"bare={sys.executable}"),
-            *("--rows", "random-text,epoch2-text,first-cold,bytes-cold,prepare,open,open-again,memory,resume"),
+            *(
+                "--rows",
+                "random-text,epoch2-text,first-cold,bytes-cold,first-hub,bytes-hub,prepare,open,open-again,memory,resume",
+            ),
             *("--json", str(figures), "--png", str(picture)),
         ],
         capture_output=True,
@@ -55,9 +58,10 @@ def check_quick_run(tmp_path, scratch):
     for name in ("random-text", "epoch2-text", "prepare", "memory"):
         assert set(rows[name]["figures"]) == {"wids", "bare"}
         assert rows[name]["ratios"]["bare"] > 0
-    for name in ("first-cold", "open", "open-again", "resume"):
+    for name in ("first-cold", "first-hub", "open", "open-again", "resume"):
         assert set(rows[name]["figures"]) == {"wids"}
-    assert rows["bytes-cold"]["figures"]["wids"]["median"] >= 1
+    for name in ("bytes-cold", "bytes-hub"):
+        assert rows[name]["figures"]["wids"]["median"] >= 1
     assert told["texts"] == {"resume-same": {"wids": "exact"}, "resume-other": {"wids": "exact"}}
     assert "not measured: bare, job" in run.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
