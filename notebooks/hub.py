@@ -197,11 +197,15 @@ class Hub:
         new = {path: File(path, data) for path, data in files.items()}
         is_bucket = (name or self._first).startswith("buckets/")
         for file in new.values():
-            path = os.path.join(self._folder.name, file.sha256)
-            if (file.is_stored or is_bucket) and not os.path.exists(path):
-                with open(path, "wb") as stored:
-                    stored.write(file.data)
+            if file.is_stored or is_bucket:
+                self._store(file)
         return repository.commit({**before, **new})
+
+    def _store(self, file: File) -> None:
+        path = os.path.join(self._folder.name, file.sha256)
+        if not os.path.exists(path):
+            with open(path, "wb") as stored:
+                stored.write(file.data)
 
     def remove(self, path: str, name: str = "") -> str:
         """Delete a file by a commit."""
@@ -226,7 +230,9 @@ class Hub:
             else:
                 is_large = line["key"] == "lfsFile"
                 data = self._uploaded[value["oid"]] if is_large else base64.b64decode(value["content"])
-                files[value["path"]] = File(value["path"], data)
+                files[value["path"]] = file = File(value["path"], data)
+                if is_large:
+                    self._store(file)
         return repository.commit(files, branch)
 
     def expire(self) -> None:
@@ -235,9 +241,9 @@ class Hub:
 
     def signed(self, file: File) -> str:
         """Where a large file is, for some time."""
-        return (
-            f"{self.store.url}/{file.sha256}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
-        )
+        # At another host, as the Hub's store is: clients of the Hub take all ports of a host for one.
+        store = self.store.url.replace("127.0.0.1", "localhost")
+        return f"{store}/{file.sha256}?Expires={int(time.time()) + self.seconds}&Signature={self._epoch}~secret"
 
     def count(self, part: str, authorization: str | None) -> bool:
         """Count a request; whether its part has budget left."""

@@ -278,7 +278,7 @@ class FetchDeniedError(FetchError, PermissionError):
 
 
 class UnreachableError(FetchError):
-    """There was no connection: unknown name, connection refused, or a certificate that is not valid."""
+    """There was no connection: unknown name, refused, a certificate that is not valid, or offline mode."""
 
     kind = "unreachable"
     advice = "check host, port and network"

@@ -155,13 +155,17 @@ def append_line(path: str, line: bytes) -> None:
 
 
 @contextlib.contextmanager
-def part_file(path: str) -> Iterator[tuple[str, int]]:
+def part_file(path: str, *, mode: int = 0o666) -> Iterator[tuple[str, int]]:
     """A new file of our own beside ``path``, locked while it is being written, and gone if it is not published.
+
+    Args:
+        path: what its name begins with.
+        mode: its permissions from the first moment on, but for what the umask takes.
 
     Raises:
         CacheError: it cannot be made.
     """
-    part, fd = make_part(path)
+    part, fd = make_part(path, mode=mode)
     try:
         yield part, fd
     finally:
@@ -172,7 +176,7 @@ def part_file(path: str) -> Iterator[tuple[str, int]]:
             os.unlink(part)
 
 
-def make_part(path: str) -> tuple[str, int]:
+def make_part(path: str, *, mode: int = 0o666) -> tuple[str, int]:
     """A new file of our own beside ``path``, open and locked; the caller closes it, and publishes or unlinks it.
 
     Raises:
@@ -181,7 +185,7 @@ def make_part(path: str) -> tuple[str, int]:
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
         try:
-            fd = os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+            fd = os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, mode)
         except OSError as error:
             raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
         with closing_on_error(fd):

@@ -39,6 +39,7 @@ _INDEXES = (".json", ".widsx")
 _ROWS = ".parquet"
 _BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
+_READ = 16
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
@@ -175,8 +176,8 @@ def find_split(
 
 
 def reader_of(named: repository.Named, session: Session) -> Callable[[str], bytes]:
-    """What reads a file of a data set of the Hub, each once."""
-    return functools.cache(lambda path: read_bytes(f"{named.root}/{path}", session=session))
+    """What reads a file of a data set of the Hub; a few of the last ones once, for several may look into one."""
+    return functools.lru_cache(_READ)(lambda path: read_bytes(f"{named.root}/{path}", session=session))
 
 
 def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:

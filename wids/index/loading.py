@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 # Changed when the format is another one, or an index is parsed to something else: it is then compiled again.
 _MADE_BY = compiled.VERSION, "member_tables"
+_READS_AT_A_TIME = 16
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
 
 
@@ -173,12 +175,13 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
     def make() -> bytes:
         sizes, read = {path: file.size for path, file in listing.files.items()}, discovery.reader_of(named, session)
         found, split = discovery.find_split(named, name, read, session=session)
-        counts = repository.find_counts(sizes, split, read, name=name)
+        with ThreadPoolExecutor(_READS_AT_A_TIME, "wids-hub") as pool:
+            counts = repository.find_counts(sizes, split, read, name=name, each=pool.map)
         missing = len(split.shards) - len(counts.nsamples)
         others = ", ".join(f"{other} ({count:,})" for other, count in split.others.items())
         logger.info(
             "%s: split %s: %d shards, of which %d are counted by %s; other splits: %s",
-            *(name, split.name, len(found), len(counts.nsamples), ", ".join(counts.sources) or "no file"),
+            *(name, split.name, len(found), len(counts.nsamples), discovery.shown_names(counts.sources) or "no file"),
             others or "none",
         )
         if missing:

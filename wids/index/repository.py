@@ -22,7 +22,7 @@ import contextlib
 import json
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -35,9 +35,11 @@ from wids.tables.keys import first_dot
 from wids.transport import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
 Read: TypeAlias = Callable[[str], bytes]
+# As `map`, which may do several at a time.
+Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 # (bytes of a file, its path, all files -> bytes) -> path of a shard -> its count, as it is written there.
 _Parse: TypeAlias = Callable[[bytes, str, Mapping[str, int]], dict[str, Any]]
 CARD = "README.md"
@@ -59,6 +61,7 @@ _ENERGON, _ENERGON_SPLITS = (".nv-meta/.info.json", ".nv-meta/.info.yaml"), ".nv
 _INDEX_NAMES = ("index", "wids", "shards", "shardlist", "dataset")
 _MAX_BYTES, _MAX_CARD_BYTES = 64 << 20, 4 << 20
 _SHOWN = 10
+_MANY = 500
 _FRONT = re.compile(rb"(?s)(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)")
 
 
@@ -85,6 +88,14 @@ class RepositorySplit(NamedTuple):
     shards: list[str]
     others: dict[str, int]
     left: list[str]
+
+
+class _Source(NamedTuple):
+    """A file that may have counts: its path, the one shard that it is of (None: of many), and its reader."""
+
+    path: str
+    shard: str | None
+    parse: _Parse
 
 
 class RepositoryCounts(NamedTuple):
@@ -339,7 +350,9 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
 # --- how many samples
 
 
-def find_counts(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> RepositoryCounts:
+def find_counts(
+    files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str, each: Map = map
+) -> RepositoryCounts:
     """What files of the repository say of how many samples shards hold; what cannot be used is warned of.
 
     Args:
@@ -347,29 +360,44 @@ def find_counts(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
         split: the shards.
         read: gives the bytes of a file.
         name: of the data set, for messages.
+        each: reads files of one shard each, of which there may be thousands.
+
+    Raises:
+        FetchError: a file cannot be read.
     """
     counts = RepositoryCounts({}, {})
-    wanted = dict.fromkeys(split.shards)
-    for source, shard, parse in _sources(files, split, name):
-        missing = wanted.keys() - counts.nsamples.keys()
+
+    def claims_of(source: _Source) -> dict[str, Any] | WidsError:
+        data = read(source.path)
+        try:
+            return source.parse(data, source.path, files)
+        except WidsError as error:
+            return error
+
+    for sources in _sources(files, split, name):
+        missing = dict.fromkeys(path for path in split.shards if path not in counts.nsamples)
         if not missing:
             break
-        if files[source] > _MAX_BYTES or (shard is not None and shard not in missing):
-            continue
-        try:
-            claims = parse(read(source), source, files)
-        except WidsError as error:
-            logger.warning("%s: %s is not used for counts: %s", name, source, error)
-            continue
-        found = {path: claims[path] for path in split.shards if path in missing and path in claims}
-        if bad := [path for path, count in found.items() if type(count) is not int or not 0 <= count <= MAX_COUNT]:
-            logger.warning(
-                "%s: %s is not used for counts: that of %s is %s", name, source, bad[0], shown(found[bad[0]])
-            )
-            continue
-        if found:
-            counts.nsamples.update(found)
-            counts.sources[source] = len(found)
+        asked = [
+            source
+            for source in sources
+            if files[source.path] <= _MAX_BYTES and (source.shard is None or source.shard in missing)
+        ]
+        if len(asked) >= _MANY:
+            logger.warning("%s: %d files are read, which say how many samples one shard holds each", name, len(asked))
+        for source, claims in zip(asked, each(claims_of, asked), strict=True):
+            if isinstance(claims, WidsError):
+                logger.warning("%s: %s is not used for counts: %s", name, source.path, claims)
+                continue
+            own = missing if source.shard is None else (source.shard,)
+            found = {path: claims[path] for path in own if path in claims}
+            if bad := [path for path, count in found.items() if type(count) is not int or not 0 <= count <= MAX_COUNT]:
+                logger.warning(
+                    "%s: %s is not used for counts: that of %s is %s", name, source.path, bad[0], shown(found[bad[0]])
+                )
+            elif found:
+                counts.nsamples.update(found)
+                counts.sources[source.path] = len(found)
     return counts
 
 
@@ -407,8 +435,8 @@ def _own_stems(split: RepositorySplit) -> list[str]:
     return [split.name, f"wids-{split.name}"]
 
 
-def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[tuple[str, str | None, _Parse]]:
-    """The files that may have counts, first those for many shards: (path, the one shard that it is of, its reader)."""
+def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[list[_Source]]:
+    """The files that may have counts: those for many shards, one by one, then those of one shard, a kind at a time."""
     folders = list(dict.fromkeys(["", *(posixpath.dirname(path) for path in split.shards)]))
     stems = dict.fromkeys([*_own_stems(split), *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])
     named = parse_name(name)
@@ -422,15 +450,17 @@ def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Ite
         last = list(names)
         for path in (posixpath.join(folder, each) for folder in folders for each in last):
             if path in files:
-                yield path, None, parse
+                yield [_Source(path, None, parse)]
     for path in _ENERGON:
         if path in files:
-            yield path, None, _of_energon
-    for shard in split.shards:
-        stem = posixpath.splitext(shard)[0]
-        for path, of_one in ((f"{stem}_stats.json", _of_stats), (f"{stem}.json", _of_webshart)):
-            if path in files:
-                yield path, shard, partial(of_one, shard=shard)
+            yield [_Source(path, None, _of_energon)]
+    stem_of = {shard: posixpath.splitext(shard)[0] for shard in split.shards}
+    for ending, of_one in (("_stats.json", _of_stats), (".json", _of_webshart)):
+        yield [
+            _Source(stem + ending, shard, partial(of_one, shard=shard))
+            for shard, stem in stem_of.items()
+            if stem + ending in files
+        ]
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:

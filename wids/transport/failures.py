@@ -67,7 +67,8 @@ _CLIENTS = frozenset(
     }
 )
 _NOT_HTTP = "NonHttpUrlRedirectClientError"
-_FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError"})  # aiohttp's, Google's
+# aiohttp's, Google's, huggingface_hub's.
+_FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError", "OfflineModeIsEnabled"})
 # Of a budget of requests: nothing is left, and for how long.
 _SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # The package for a scheme, as pip takes it.

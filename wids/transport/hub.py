@@ -3,10 +3,12 @@
 The revision of a repository becomes a commit once: processes that a run starts are told, others on the machine find it
 in the cache directory for a minute. What a commit holds is listed once (paged), kept in the cache directory, and
 says sizes, versions and sha256 of its files without a request for any. A file's URL leads to another server by a
-redirect that is signed for some time; it is remembered until then, or until it is refused. The token goes to the Hub
-alone. A 429 makes all threads of a process leave that part of the Hub alone for as long as it says.
+redirect that is signed for some time; the processes of a user on a machine use it until then, or until it is refused.
+The token goes to the Hub alone. A 429 makes all threads of a process leave that part of the Hub alone for as long as it
+says. Where ``HF_HUB_OFFLINE`` is set, nobody is asked, and what is kept is used at any age.
 
     .wids/indexes/KEY.pin, KEY.hub      a revision's commit and when it was asked for; the files of a commit
+    .wids/indexes/KEY.redirect          where a file of a commit is, for its user alone: the URL is signed
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
 
-from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError
-from wids.files import forks
+from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, UnreachableError
+from wids.files import forks, system
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFile, SharedFiles
 from wids.transport import filesystems, retrying
@@ -36,7 +38,7 @@ from wids.transport.session import PLAIN, Session
 from wids.transport.source import HEAD, Stat, parse_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from wids.transport.filesystems import Precedence
     from wids.transport.http import Answer
@@ -66,11 +68,15 @@ class HubLimits:
         pin_seconds: a process that starts takes the commit that another one of this machine asked for so long ago.
         target_seconds: a redirect is followed without asking again, unless its signature ends before.
         early_seconds: before that: this machine's clock may be late.
+        asking_seconds, poll_seconds: another process that asks for a redirect is waited for so long at most: it may be
+            stopped; and how often it is looked for.
     """
 
     pin_seconds: float = 60.0
     target_seconds: float = 3600.0
     early_seconds: float = 30.0
+    asking_seconds: float = 5.0
+    poll_seconds: float = 0.02
 
 
 LIMITS = HubLimits()
@@ -188,6 +194,11 @@ def known_file(url: str, session: Session = PLAIN) -> File | None:
     return listing.files.get(where.path)
 
 
+def is_offline() -> bool:
+    """Whether the Hub is not to be asked, by the variables of its own client."""
+    return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES
+
+
 def open_hub(
     url: str, where: HubPlace, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
 ) -> ByteSource:
@@ -260,6 +271,9 @@ class HubSource(HttpSource):
         )
         self._elsewhere = hub.open_elsewhere()
         self._failure: Exception | None = None
+        # Of a bucket, which has no commits, a process that starts asks where a file is now.
+        self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
+        self._key = _digest(self._name, str(system.user_id()))
         if self._known() is None:
             hub.check_pause("resolvers")
 
@@ -271,17 +285,18 @@ class HubSource(HttpSource):
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
         """See `HttpSource`: where the Hub leads to, which is asked only if that is not known."""
+        self._hub.check_online(self._hub.where.path)
         refused = None
         while True:
             target, is_new = self._known(refused), False
             if target is None:
-                async with _lock_of(self._name):
-                    target = self._known(refused)  # another read has asked meanwhile
+                async with _lock_of(self._name), self._asking():
+                    target = self._known(refused)  # another read, or process, has asked meanwhile
                     if target is None:
                         found = await self._resolve(span, is_raw=is_raw)
                         if not isinstance(found, _Redirect):
                             return found
-                        target, is_new = found, True
+                        target, is_new = self._remember(found), True
             there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
             try:
                 answer = await there.ask(span, is_raw=is_raw)
@@ -293,8 +308,40 @@ class HubSource(HttpSource):
                 return self._marked(answer, target.tag)
 
     def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
+        now = time.time()
         target = _targets.get(self._name)
-        return None if target is None or target == refused or target.ends < time.time() else target
+        if self._shared is not None and (target is None or target == refused or target.ends < now):
+            target = self._shared.find(self._key, self._take)
+        if target is None or target == refused or not now <= target.ends <= now + LIMITS.target_seconds:
+            return None
+        return target if target is _targets.get(self._name) else _remember(self._name, target)
+
+    def _take(self, file: SharedFile) -> _Redirect | None:
+        """What a process with the same rights was told of this file; in a shared directory, files may be renamed."""
+        try:
+            name, access, url, tag, ends = json.loads(bytes(file.data))
+            target = _Redirect(str(url), str(tag), float(ends))
+        except TypeError as error:
+            raise ValueError("it is no redirect") from error
+        is_own = (name, access) == (self._name, self._hub.access) and Place(target.url).scheme in ("http", "https")
+        return target if is_own else None
+
+    def _remember(self, target: _Redirect) -> _Redirect:
+        if self._shared is not None:
+            words = [self._name, self._hub.access, *target]
+            self._shared.put(self._key, json.dumps(words).encode(), is_brief=True)
+        return _remember(self._name, target)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Of the processes that look for this file, one at a time is in this block, unless it takes too long."""
+        ends = time.monotonic() + LIMITS.asking_seconds
+        with contextlib.ExitStack() as stack:
+            while self._shared is not None and not stack.enter_context(self._shared.trying(self._key)):
+                if time.monotonic() > ends:
+                    break
+                await asyncio.sleep(LIMITS.poll_seconds)
+            yield
 
     async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
         """Ask the Hub for a file: it gives small ones itself, and says where others are.
@@ -322,7 +369,7 @@ class HubSource(HttpSource):
                         f"{self.url}: the Hub leads to {place.public}, and only http(s) URLs are followed", url=self.url
                     ) from None
                 if place.origin != Place(self._name).origin:
-                    return _remember(self._name, _Redirect(url, tag, _end_of(url)))
+                    return _Redirect(url, tag, _end_of(url))
             else:
                 return self._marked(answer, tag)
         raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
@@ -350,7 +397,7 @@ class _Hub:
     def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))
-        self._session = session
+        self.session = session
         is_web = Place(url).scheme != "hf"
         # Of an hf:// URL's options, those of huggingface_hub's file system mean nothing here.
         own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
@@ -365,8 +412,9 @@ class _Hub:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._has_token = bool(token) or is_known
-        own = {name: value for name, value in own.items() if name not in ("endpoint", "token")}
-        self.filesystem = self._open_http({**own, "headers": headers, "allow_redirects": False})
+        own = {name: value for name, value in own.items() if name not in ("endpoint", "token")} | {"headers": headers}
+        self.access = _digest(repr(own))
+        self.filesystem = self._open_http({**own, "allow_redirects": False})
 
     def open_elsewhere(self) -> Any:
         """The file system of the servers that the Hub leads to, without what gives access to the Hub."""
@@ -418,11 +466,12 @@ class _Hub:
     def _find_commit(self) -> str:
         """The commit of the revision: another process may have asked for it just now."""
         where, revision = self.where, self.where.revision or "main"
-        kept = SharedFiles(_directory(self._session), ".pin")
+        kept = SharedFiles(_directory(self.session), ".pin")
         key = _digest(*where[:3], revision)
         with kept.alone(key):
             commit = kept.find(key, _take_pin)
             if commit is None:
+                self.check_online(f"the commit of {revision}")
                 _, body = self._ask(f"{where.api}/revision/{quote(revision, safe='')}?expand=sha")
                 found = _parse_json(body, self.url)
                 commit = found.get("sha") if isinstance(found, dict) else None
@@ -433,7 +482,7 @@ class _Hub:
         return commit
 
     def _find_listing(self, commit: str, key: tuple[str, ...]) -> HubListing:
-        kept, name = _kept_listings(self._session), _digest(*key)
+        kept, name = _kept_listings(self.session), _digest(*key)
         with kept.alone(name):
             files = kept.find(name, _take_files)
             if files is None:
@@ -458,6 +507,7 @@ class _Hub:
 
     def _ask(self, url: str) -> tuple[Mapping[str, str], bytes]:
         """The headers and the body of an answer of the Hub's API."""
+        self.check_online("the list of its files")
         self.check_pause("api")
         try:
             return filesystems.run(self._get(url), go_on=self.go_on)
@@ -483,6 +533,19 @@ class _Hub:
                 if size > _MAX_PAGE_BYTES:
                     raise FetchError(f"{self.url}: an answer of {self.where.endpoint} has no end", url=self.url)
             return response.headers, b"".join(parts)
+
+    def check_online(self, what: str) -> None:
+        """Do not ask the Hub, or where it leads to, for something that is not kept if the user says so.
+
+        Raises:
+            UnreachableError: ``HF_HUB_OFFLINE`` is set.
+        """
+        if is_offline():
+            raise UnreachableError(
+                f"{self.url}: HF_HUB_OFFLINE is set, and {what} is not kept in {_directory(self.session)}; unset it, "
+                "or give the cache_dir of a run that has read it",
+                url=self.url,
+            )
 
     def check_pause(self, part: str) -> None:
         """Do not ask a part of the Hub that is to be left alone.
@@ -690,7 +753,8 @@ def _take_pin(file: SharedFile) -> str | None:
         commit, age = str(found["commit"]), time.time() - float(found["at"])
     except (TypeError, KeyError) as error:
         raise ValueError("it is no pin") from error
-    return commit if 0 <= age < LIMITS.pin_seconds and _COMMIT.fullmatch(commit) else None
+    is_of_use = is_offline() or 0 <= age < LIMITS.pin_seconds
+    return commit if is_of_use and _COMMIT.fullmatch(commit) else None
 
 
 def _take_files(file: SharedFile) -> dict[str, File]:

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ import wids
 from tests.support import cache_shards
 from tests.support.cache_shards import pack
 from tests.support.cli import run_ok
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.hub import begin_run
 from tests.support.servers import bomb, endless, whole
 from tests.support.shards import write_shards
@@ -173,6 +175,49 @@ def test_the_layouts_open_by_name(stand_in, caplog, layout):
     assert stand_in.requests["resolvers"] == len(LAYOUTS[layout])
     assert [dataset[k][".txt"] for k in (0, 4)] == [b"0", b"4"]
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_file_for_each_shard_is_read_with_others_and_once_for_a_commit(stand_in, monkeypatch, caplog):
+    """Several at a time; the next run reads none of them."""
+    count, together, read = 40, threading.Barrier(8), loading.discovery.read_bytes
+
+    def read_with_others(url, **options):
+        if url.endswith("_stats.json"):
+            together.wait(PATIENCE_SECONDS)
+        return read(url, **options)
+
+    monkeypatch.setattr(loading.discovery, "read_bytes", read_with_others)
+    monkeypatch.setattr(loading.repository, "_MANY", count)
+    stand_in.put({f"train/{k}.tar": SHARDS["train/1.tar"] for k in range(count)})
+    stand_in.put({f"train/{k}_stats.json": b'{"successes": 2}' for k in range(count)})
+    assert [*wids.ShardListDataset(HUB).lengths] == [2] * count
+    assert "40 files are read, which say how many samples one shard holds each" in caplog.text
+    asked = stand_in.requests["resolvers"]
+    assert asked == count
+    begin_run(monkeypatch)
+    assert len(wids.ShardListDataset(HUB)) == 2 * count
+    assert stand_in.requests["resolvers"] == asked
+
+
+def test_counts_that_cannot_be_read_are_not_taken_for_none(stand_in, no_waits, monkeypatch):
+    """A Hub that fails is an error, and half of the counts are not kept; a spent budget is waited for."""
+    fill(stand_in, LAYOUTS["img2dataset"])
+    stand_in.budgets["resolvers"] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub.retrying._Tries, "find_delay", lambda *_: None)
+        with pytest.raises(errors.FetchError, match="429"):
+            wids.ShardListDataset(HUB)
+    stand_in.budgets["resolvers"] = 1
+    original = hub.retrying.pause
+
+    def pause(seconds, is_cancelled):
+        stand_in.budgets.clear()
+        original(seconds, is_cancelled)
+
+    monkeypatch.setattr(hub.retrying, "pause", pause)
+    begin_run(monkeypatch)
+    assert [*wids.ShardListDataset(HUB).lengths] == [3, 2]
+    assert {round(wait) for wait in no_waits} == {40}
 
 
 def test_shards_that_no_file_counts_are_counted_once_for_a_machine(stand_in, monkeypatch, caplog):

@@ -1,7 +1,10 @@
 """The Hugging Face Hub's limits, its signed redirects, its refusals: against the stand-in."""
 
+import contextlib
 import json
+import multiprocessing
 import operator
+import os
 import pickle
 import random
 import threading
@@ -12,11 +15,20 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards
+from tests.support.children import PATIENCE_SECONDS, child, receive
 from tests.support.hub import begin_run
-from tests.support.servers import cut, whole
+from tests.support.servers import cut, status, whole
 from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
-from wids.errors import ChangedShardError, DigestMismatchError, FetchDeniedError, FetchError, ShardNotFoundError
+from wids.errors import (
+    ChangedShardError,
+    DigestMismatchError,
+    FetchDeniedError,
+    FetchError,
+    ShardNotFoundError,
+    UnreachableError,
+)
+from wids.files import locks
 from wids.transport import download, failures, hub
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
@@ -96,7 +108,7 @@ def test_a_redirect_that_is_refused_or_has_ended_is_asked_for_again(stand_in):
     stand_in.expire()
     assert shard.read(5, 10) == body_of(1)[5:15]
     assert stand_in.requests["resolvers"] == 2
-    hub.forget()
+    stand_in.expire()
     stand_in.seconds = 20  # this machine's clock may be late
     for _ in range(2):
         assert shard.read(5, 10) == body_of(1)[5:15]
@@ -444,3 +456,236 @@ def test_a_sample_comes_before_its_shard(stand_in, tabled):
         downloads = dataset._collection.provider._arrivals
         downloads.end(is_finished=False)
         downloads.join()
+
+
+# --- a data set by its name, from outside
+
+
+def tar(tag, rows):
+    """A shard of so many samples, whose texts say which they are."""
+    return cache_shards.pack([(f"{tag}-{row:03d}.txt", b"%s %d" % (tag.encode(), row)) for row in range(rows)])
+
+
+def fill(stand_in, shards):
+    """Put shards into the split train, with what img2dataset says of them; returns the commit."""
+    texts = {f"train/{tag}_stats.json": b'{"successes": %d}' % rows for tag, rows in shards.items()}
+    index = {"wids_version": 1, "shardlist": [{"url": f"train/{t}.tar", "nsamples": n} for t, n in shards.items()]}
+    texts = {"train.json": json.dumps(index).encode()} if len(shards) > 3 else texts
+    return stand_in.put({**{f"train/{tag}.tar": tar(tag, rows) for tag, rows in shards.items()}, **texts})
+
+
+def open_named(cache_dir, **options):
+    """The split train, all of whose requests are for samples that are asked for."""
+    options = {"split": "train", "transformations": "raw", "prefetch": False, "early_reads": False, **options}
+    return wids.ShardListDataset(BASE, cache_dir=cache_dir, **options)
+
+
+def start_and_read(connection, barrier, cache_dir, index):
+    """As a process that knows nothing yet, at the same time as others: a sample, and how many there are."""
+    hub.forget()
+    barrier.wait(PATIENCE_SECONDS)
+    dataset = open_named(cache_dir, access="range")
+    connection.send((len(dataset), dataset[index][".txt"]))
+    connection.close()
+
+
+def test_a_thousand_shards_take_four_calls_of_a_machine(stand_in, tmp_path):
+    """Of processes that start together, of later ones, and of the workers of loaders, started in any way."""
+    fill(stand_in, {f"{k:04d}": 1 for k in range(1000)})
+    for count in (3, 1):
+        barrier = multiprocessing.get_context("fork").Barrier(count)
+        with contextlib.ExitStack() as stack:
+            arguments = start_and_read, barrier, tmp_path, 7
+            started = [stack.enter_context(child(*arguments))[1] for _ in range(count)]
+            assert [receive(connection) for connection in started] == [(1000, b"0007 0")] * count
+    assert stand_in.requests["api"] <= 4
+    dataset = open_named(tmp_path, access="range")
+    assert stand_in.requests["api"] <= 4
+    for path in (tmp_path / ".wids" / "indexes").glob("*.pin"):
+        path.unlink()  # what else tells a worker which commit it is?
+    stand_in.put({"new.txt": b""})
+    asked = stand_in.requests["api"]
+    for method in ("fork", "spawn"):
+        view = dataset.select([0, 999])
+        loader = DataLoader(view, batch_size=1, num_workers=1, multiprocessing_context=method, collate_fn=list)
+        assert [batch[0][".txt"] for batch in loader] == [b"0000 0", b"0999 0"]
+    assert stand_in.requests["api"] == asked
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_random_samples_of_a_hundred_shards_ask_the_resolver_once_for_a_shard(stand_in, tmp_path):
+    """10,000 of them by ranges, though each of three processes reads of all shards."""
+    fill(stand_in, {f"{k:02d}": 100 for k in range(100)})
+    dataset = open_named(tmp_path, access="range")
+    order = [random.Random(7).sample(range(10_000), 10_000)[k : k + 500] for k in range(0, 10_000, 500)]
+    loader = DataLoader(dataset, batch_sampler=order, num_workers=3, multiprocessing_context="fork", collate_fn=list)
+    found = [sample[".txt"] for batch in loader for sample in batch]
+    assert found == [b"%02d %d" % divmod(k, 100) for rows in order for k in rows]
+    assert 100 < stand_in.requests["resolvers"] <= 110
+    assert stand_in.requests["api"] <= 4
+    assert dataset.stats().fetches == 0
+
+
+def test_redirects_that_processes_share_are_secret(stand_in, tmp_path):
+    """Their URLs are signed: a file of its user's alone, and for those alone who have the same token."""
+    fill(stand_in, {"a": 2})
+    before = os.umask(0)
+    try:
+        assert open_named(tmp_path, access="range")[0][".txt"] == b"a 0"
+    finally:
+        os.umask(before)
+    (path,) = (tmp_path / ".wids" / "indexes").glob("*.redirect")
+    assert b"secret" in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    asked = stand_in.requests["resolvers"]
+    for token, more in ((None, 0), ("t0ken", 1)):
+        hub.forget()
+        options = {"storage_options": {"token": token}} if token else {}
+        assert open_named(tmp_path, access="range", **options)[1][".txt"] == b"a 1"
+        assert stand_in.requests["resolvers"] == asked + more
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"7", b"[1, 2, 3, 4, 5]", "another file", "ended", "late", "refused"])
+def test_a_redirect_of_another_process_that_is_of_no_use(stand_in, tmp_path, damage):
+    """It is asked for again."""
+    fill(stand_in, {"a": 1, "b": 2})
+    dataset = open_named(tmp_path, access="range")
+    assert dataset[0][".txt"] == b"a 0"
+    (path,) = (tmp_path / ".wids" / "indexes").glob("*.redirect")
+    words = json.loads(path.read_bytes())
+    if damage == "another file":
+        words[0] = words[0].replace("a.tar", "b.tar")
+    elif damage == "refused":
+        stand_in.expire()
+    words[4] += {"ended": -3600, "late": 86_400}.get(damage, 0)
+    path.write_bytes(damage if isinstance(damage, bytes) else json.dumps(words).encode())
+    asked = stand_in.requests["resolvers"]
+    hub.forget()
+    assert open_named(tmp_path, access="range")[0][".txt"] == b"a 0"
+    assert stand_in.requests["resolvers"] == asked + 1
+
+
+def test_a_process_that_stopped_while_it_asked_is_not_waited_for(stand_in, tmp_path, set_limits):
+    """It has the lock; the others ask as well."""
+    fill(stand_in, {"a": 1})
+    dataset = open_named(tmp_path, access="range")
+    dataset[0]
+    (path,) = (tmp_path / ".wids" / "indexes").glob("*.redirect")
+    set_limits(hub, asking_seconds=0.0)
+    stand_in.expire()
+    asked = stand_in.requests["resolvers"]
+    with locks.acquire(str(tmp_path / ".wids" / f"{path.name}.lock")):
+        hub.forget()
+        assert open_named(tmp_path, access="range")[0][".txt"] == b"a 0"
+    assert stand_in.requests["resolvers"] == asked + 1
+
+
+@pytest.fixture
+def known(stand_in, tmp_path):
+    """Opens a set of two shards, of which the first has been read, with an access."""
+    fill(stand_in, {"a": 1, "b": 1})
+
+    def opened(access):
+        dataset = open_named(tmp_path / "cache", access=access)
+        assert dataset[0][".txt"] == b"a 0"
+        return dataset
+
+    return opened
+
+
+@pytest.mark.parametrize("access", ["range", "fetch"])
+def test_a_dataset_survives_an_outage_of_a_minute(stand_in, known, no_waits, monkeypatch, access):
+    """Of the Hub and of its store."""
+    dataset, original = known(access), hub.retrying.pause
+    stand_in.is_away, stand_in.store_fault = True, status(503)
+
+    def pause(seconds, is_cancelled):
+        original(seconds, is_cancelled)
+        if sum(no_waits) >= 60:
+            stand_in.is_away, stand_in.store_fault = False, whole
+
+    monkeypatch.setattr(hub.retrying, "pause", pause)
+    assert dataset[1][".txt"] == b"b 0"
+    assert sum(no_waits) >= 60
+
+
+@pytest.mark.parametrize("part", ["api", "resolvers"])
+@pytest.mark.parametrize("access", ["range", "fetch"])
+def test_a_spent_budget_costs_a_dataset_one_more_request(stand_in, known, no_waits, monkeypatch, access, part):
+    """Opening it or reading a sample, it waits for 40 s and asks once more."""
+    dataset, original = known(access), hub.retrying.pause
+    stand_in.budgets[part] = 0
+    if part == "api":
+        begin_run(monkeypatch)
+
+    def pause(seconds, is_cancelled):
+        stand_in.budgets.clear()
+        original(seconds, is_cancelled)
+
+    monkeypatch.setattr(hub.retrying, "pause", pause)
+    asked = stand_in.requests[part]
+    assert (known(access) if part == "api" else dataset)[1][".txt"] == b"b 0"
+    assert stand_in.requests[part] == asked + 2
+    assert [round(wait) for wait in no_waits] == [40]
+
+
+def test_a_dataset_finds_out_that_a_shard_was_replaced(stand_in, tmp_path, monkeypatch):
+    """By one of the same size: a run reads on at its commit, by itself or because it names it."""
+    commit = fill(stand_in, {"a": 3, "b": 3})
+    dataset, pinned = (open_named(tmp_path, access="range", revision=which) for which in (None, commit))
+    assert dataset[0][".txt"] == pinned[0][".txt"] == b"a 0"
+    other = tar("c", 3)
+    assert len(other) == len(tar("a", 3))
+    stand_in.put({"train/a.tar": other})
+    assert dataset[1][".txt"] == pinned[1][".txt"] == b"a 1"
+    begin_run(monkeypatch)  # as on another machine, to which the dataset came without its commit
+    with pytest.raises(ChangedShardError, match="version"):
+        dataset[2]
+    assert pinned[2][".txt"] == b"a 2"
+    assert open_named(tmp_path, access="range")[2][".txt"] == b"c 2"
+
+
+@pytest.mark.parametrize("access", ["range", "fetch"])
+def test_a_dataset_gives_the_token_to_the_hub_alone(stand_in, tmp_path, monkeypatch, access):
+    """Of a repository that is read by its token."""
+    fill(stand_in, {"a": 2, "b": 2})
+    stand_in.repository.token = "s3cret"
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    assert [sample[".txt"] for sample in open_named(tmp_path, access=access)] == [b"a 0", b"a 1", b"b 0", b"b 1"]
+    assert set(stand_in.authorizations["api"] + stand_in.authorizations["resolvers"]) == {"Bearer s3cret"}
+    assert set(stand_in.authorizations["store"]) == {""}
+    assert not any("s3cret" in str(headers) for headers in stand_in.store.headers)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+
+
+# --- offline
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_what_is_kept_opens_and_nobody_is_asked(stand_in, tmp_path, monkeypatch, no_waits, variable):
+    """At the commit that was read last; what is not there says why, at once."""
+    fill(stand_in, {"a": 2, "b": 2})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, "1")
+        with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE is set, and the commit of main is not kept in"):
+            open_named(tmp_path)
+    assert open_named(tmp_path)[0][".txt"] == b"a 0"
+    stand_in.put({"train/a.tar": tar("c", 2)})
+    stand_in.requests.clear()
+    begin_run(monkeypatch)
+    monkeypatch.setenv(variable, "1")
+    dataset = open_named(tmp_path)
+    assert [dataset[k][".txt"] for k in (0, 1)] == [b"a 0", b"a 1"]
+    for options in ({}, {"access": "range"}):
+        with pytest.raises(UnreachableError, match=r"HF_HUB_OFFLINE is set, and train/b\.tar is not kept in"):
+            open_named(tmp_path, **options)[2]
+    with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE is set, and the list of its files is not kept"):
+        hub.list_files("hf://buckets/org/b")
+    assert stand_in.requests == {}
+    assert no_waits == []
+
+
+def test_offline_s_own_client_is_not_asked_again():
+    """Its refusal is no failure of a server."""
+    error = type("OfflineModeIsEnabled", (ConnectionError,), {"__module__": "huggingface_hub.errors"})("offline")
+    assert not failures.is_transient(error, None)
