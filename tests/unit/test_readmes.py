@@ -1,6 +1,7 @@
 """The READMEs: links lead somewhere, every folder has one, the first one is short."""
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -182,6 +183,39 @@ def comes_to(name, default):
     if name == "tail":  # None leaves it to `drop_last`, which is None, too
         return wids.DistributedChunkedSampler(range(3), num_replicas=1, rank=0).tail
     return WORDS if default is None or default == () else default
+
+
+LIMITS = [
+    row
+    for path in READMES
+    for table in re.findall(
+        r"^\| name \| value \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for row in re.findall(r"^\| `([\w.]+)` \| (.+?) \| .+ \|$", table, re.MULTILINE)
+]
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "%": 0.01, "µs": 1e-6, "ms": 1e-3, "s": 1}
+UNITS |= {"min": 60, "h": 3600, "days": 86_400}
+
+
+@pytest.mark.parametrize(("name", "value"), LIMITS)
+def test_a_limit_is_the_constant_of_its_name(name, value):
+    """``cache.limits.wait_seconds`` is of that module, or of its `LIMITS`; the value has a unit."""
+    module, _, attribute = name.rpartition(".")
+    found = importlib.import_module(f"wids.{module}")
+    number, _, unit = value.replace(",", "").partition(" ")
+    constant = getattr(found, attribute) if hasattr(found, attribute) else getattr(found.LIMITS, attribute)
+    assert float(number) * UNITS[unit] == pytest.approx(constant)
+
+
+def test_no_limit_stands_twice():
+    """Nor do tables end at a row that is not read."""
+    assert len({name for name, _ in LIMITS}) == len(LIMITS) >= 50
+    rows = sum(
+        part.partition("\n#")[0].count("\n| `")
+        for path in READMES
+        for part in path.read_text(encoding="utf-8").split("\n## Limits and defaults\n")[1:]
+    )
+    assert rows == len(LIMITS)
 
 
 def test_programs_that_are_shown_exist():

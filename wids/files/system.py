@@ -79,9 +79,13 @@ def free_bytes(directory: str) -> tuple[int, int]:
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
+# Where nothing else bounds the writing, a hundredth of a file system stays free, and at most so many bytes.
+MAX_FREE_BYTES = 1 << 30
+
+
 def floor_bytes(disk_bytes: int) -> int:
     """How many bytes of a file system of so many stay free where nothing else bounds the writing."""
-    return min(disk_bytes // 100, 1 << 30)
+    return min(disk_bytes // 100, MAX_FREE_BYTES)
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
