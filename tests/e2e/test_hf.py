@@ -75,6 +75,22 @@ found = {{
 print(json.dumps(found))
 """
 
+WRITER = f"""
+import json, os, sys
+sys.path.insert(0, {str(paths.ROOT)!r})
+from notebooks.hub import Hub
+stand_in = Hub(name="user/name")
+os.environ["HF_ENDPOINT"] = stand_in.url
+stand_in.put({{"README.md": b"# Title"}})
+stand_in.repository.write_token = "t0ken"
+import wids
+with wids.ShardWriter("hf://datasets/user/name/train-%06d.tar", samples=3) as writer:
+    for row in range(5):
+        writer.write({{"__key__": f"{{row:03d}}", ".txt": b"%d" % row}})
+dataset = wids.ShardListDataset("hf://datasets/user/name", transformations="raw")
+print(json.dumps([dataset[row][".txt"].decode() for row in range(len(dataset))]))
+"""
+
 
 @pytest.mark.parametrize(("access", "sent", "fetches"), [("range", (SIZE, SIZE + 2048), 0), ("fetch", (0, 0), 2)])
 def test_a_dataset_on_the_hub(tmp_path, access, sent, fetches):
@@ -116,3 +132,17 @@ def test_the_stand_in_is_the_hub_to_its_own_client(tmp_path):
         "bucket": [["buckets/user/bucket/a/b.tar"], "bucket"],
         "refused": ["GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"],
     }
+
+
+def test_what_is_written_to_the_hub_opens_by_name(tmp_path):
+    """Shards, their tables and an index, each of which the Hub's client commits."""
+    hub = {"HF_TOKEN": "t0ken", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER],
+        capture_output=True,
+        text=True,
+        env=environment(WIDS_CACHE=str(tmp_path / "cache"), **hub),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["0", "1", "2", "3", "4"]

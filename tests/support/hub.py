@@ -23,7 +23,8 @@ def standing_in(patch, cache_dir, name="org/set", **options):
         patch.setenv("HF_ENDPOINT", stand_in.url)
         patch.setenv("HF_HOME", str(cache_dir))  # no token in it
         patch.setenv("WIDS_CACHE", str(cache_dir))
-        for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        of_token = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
+        for variable in (*of_token, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             patch.delenv(variable, raising=False)
         hub.forget()
         yield stand_in
