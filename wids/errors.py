@@ -63,6 +63,8 @@ _WITH_QUERY = ("http", "https", "ftp", "ftps")
 # The part before the "@" in an Azure URL is the container.
 _WITH_CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
 _PARAMETER = re.compile(r"(?<=.)\?[^\s=?&/]+=")
+# The split of a data set of the Hub, which is part of its name.
+_SPLIT = re.compile(r"[^?]*hf://datasets/[^/?]+/[^/?]+/?\?split=[^&?]*(?![^&?]|&)")
 _ACCESS = re.compile(r"(?<=://)[^/]*@|\?.{4,}", re.DOTALL)
 _PUNCTUATION = ":;,.)]}>'\""
 
@@ -94,7 +96,8 @@ def _cut(word: str) -> str:
             return "://".join([*pieces, shown[: mark.start()]]) + tail
         pieces.append(shown)
     shown = "://".join(pieces)
-    found = _PARAMETER.search(shown)  # the end of a URL with spaces
+    own = _SPLIT.match(shown)
+    found = _PARAMETER.search(shown, own.end() if own else 0)  # the end of a URL with spaces
     return shown if found is None else shown[: found.start()] + tail
 
 

@@ -51,6 +51,11 @@ SIGNED = "?X-Amz-Signature=s3cr3t-sig&X-Amz-Date=1"
         ("s3://bucket/what?.tar", "s3://bucket/what?.tar"),
         ("is there memory? yes (really?), no", "is there memory? yes (really?), no"),
         ("a@b.c, /tmp/a@b", "a@b.c, /tmp/a@b"),
+        ("'hf://datasets/o/n@v1?split=val' --x", "'hf://datasets/o/n@v1?split=val' --x"),
+        ("hf://datasets/o/n?split=val&sig=abcd x", "hf://datasets/o/n x"),
+        ("hf://datasets/o/n?sig=a?split=val", "hf://datasets/o/n"),
+        ("hf://datasets/o/n?split=val?sig=a", "hf://datasets/o/n?split=val"),
+        ("hf://datasets/o/n/a.tar?split=val", "hf://datasets/o/n/a.tar"),
         ("", ""),
     ],
 )

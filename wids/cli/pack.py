@@ -281,10 +281,12 @@ def _find_sources(given: list[str], flags: SourceFlags) -> tuple[list[str], str]
     Raises:
         InputError: there are none, they are of several kinds, or they cannot be packed together.
     """
+    from wids.index.repository import parse_name
     from wids.writing.pack.datasets import is_dataset
     from wids.writing.pack.manifest import expand_sources
 
-    is_pattern = len(given) == 1 and is_dataset(given[0]) and not glob.has_magic(given[0])
+    is_name = len(given) == 1 and parse_name(given[0]) is not None
+    is_pattern = is_name or (len(given) == 1 and is_dataset(given[0]) and not glob.has_magic(given[0]))
     if flags.form in ("auto", "manifest", "dataset") and not is_pattern:
         sources = expand_sources(given, flags.session)
     else:  # the reader of datasets takes brace patterns
@@ -341,8 +343,8 @@ def _list(
     *,
     is_shown: bool,
 ) -> SourceListing:
-    from wids.cli.progress import progress
     from wids.files.own_folder import default_cache_dir
+    from wids.files.terminal import progress
     from wids.transport.place import cache_directory
     from wids.writing.pack import datasets, folders, labels, manifest
 
@@ -387,7 +389,7 @@ def _list(
 
 
 def _choose(listing: SourceListing, predicates: list[str], *, skips_errors: bool, is_shown: bool) -> None:
-    from wids.cli.progress import progress
+    from wids.files.terminal import progress
     from wids.writing.pack.where import keep_matching
 
     with progress(is_shown=is_shown) as bar:

@@ -188,7 +188,7 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
             logger.warning(
                 "%s: no file of the repository says how many samples %d of %d shards of the split %s hold; who may "
                 "write there publishes one that does: wids index create '%s' --upload",
-                *(name, missing, len(found), split.name, name),
+                *(name, missing, len(found), split.name, named._replace(split=split.name).text),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
         made[:] = [_KeptSplit(split.name, shards)]

@@ -49,6 +49,9 @@ _NAME = re.compile(
     r"|https://huggingface\.co/datasets/(?P<page>[^/@?#]+/[^/@?#]+)(?:/tree/(?P<tree>[^/?#]+))?)"
     r"/?(?:\?split=(?P<split>[^&/]+))?"
 )
+_PAGES = "https://huggingface.co/datasets/"
+_QUERY = re.compile(rf"(?:hf://datasets/|{_PAGES})[^/?#]+/[^/?#]+/?\?.*", re.DOTALL)
+_WITHIN = re.compile(rf"{_PAGES}([^/?#]+/[^/?#]+)/(tree|blob|viewer|discussions|commits?)(?:/([^?#]*))?(?:[?#].*)?")
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -74,6 +77,11 @@ class Named(NamedTuple):
 
     root: str
     split: str | None
+
+    @property
+    def text(self) -> str:
+        """The name, as it can be given again."""
+        return self.root if self.split is None else f"{self.root}?split={self.split}"
 
 
 class RepositorySplit(NamedTuple):
@@ -110,9 +118,21 @@ class RepositoryCounts(NamedTuple):
 
 
 def parse_name(given: str) -> Named | None:
-    """``hf://datasets/ORG/NAME[@REVISION][?split=SPLIT]``, or the address of its page; None: it is another place."""
+    """``hf://datasets/ORG/NAME[@REVISION][?split=SPLIT]``, or the address of its page; None: it is another place.
+
+    Raises:
+        SpecError: it is such a name with another query, or the page of something within a data set.
+    """
     found = _NAME.fullmatch(given)
     if found is None:
+        if _QUERY.fullmatch(given):
+            what = "behind the name of a data set stands ?split=SPLIT, or nothing"
+            raise SpecError(f"{given.partition('?')[0]}: {what}", path="shards", url=given)
+        if within := _WITHIN.fullmatch(given):
+            what = f"is a page for people; give the data set, hf://datasets/{within[1]}"
+            if within[3]:
+                what += f", or of it hf://datasets/{within[1]}@{within[3]}{'/' if within[2] == 'tree' else ''}"
+            raise SpecError(f"{given}: {what}", path="shards", url=given)
         return None
     revision = found["revision"] or found["tree"]
     return Named(f"hf://datasets/{found['name'] or found['page']}{f'@{revision}' if revision else ''}", found["split"])
@@ -166,9 +186,7 @@ def find_split(
     kept = [path for path in archives if not any(part.startswith((".", "__")) for part in path.split("/"))]
     kept.sort(key=urls.natural_key)
     if not kept:
-        endings = sorted({posixpath.splitext(path)[1] or "none" for path in files})
-        what = f"{name}: there are no .tar files in this repository; its files end in {', '.join(endings[:_SHOWN])}"
-        raise SpecError(f"{what}. Other formats are for the datasets package; wids pack makes shards", url=name)
+        raise SpecError(f"{name}: {_what_instead(files, name)}", url=name)
     splits = _splits_of(files, kept, read, name)
     found = _choose(splits, split, name)
     if not splits[found]:
@@ -176,6 +194,21 @@ def find_split(
     used = set().union(*splits.values())
     others = {other: len(paths) for other, paths in splits.items() if other != found}
     return RepositorySplit(found, splits[found], others, [path for path in kept if path not in used])
+
+
+def _what_instead(files: Iterable[str], name: str) -> str:
+    """What there is where there are no shards, and what can be done with it."""
+    shown_files = [path for path in files if not path.startswith(".")]
+    if not shown_files:
+        return "this repository is empty; upload shards (wids pack makes them)"
+    endings = sorted({posixpath.splitext(path)[1] or "no extension" for path in shown_files})
+    what = f"there are no .tar files in this repository; its files end in {', '.join(endings[:_SHOWN])}"
+    if ".parquet" in endings:
+        named = parse_name(name)
+        root = name if named is None else named.root
+        command = f"wids pack '{root}/**/*.parquet' --field .jpg=COLUMN -o 'train-%06d.tar'"
+        return f"{what}; to make shards of their rows: {command}"
+    return f"{what}; wids pack makes shards of files"
 
 
 def _choose(splits: Mapping[str, Sequence[str]], asked: str | None, name: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from wids.errors import NoRangesError
 from wids.events import logger
-from wids.files import system
+from wids.files import system, terminal
 from wids.files.identity import Identity
 from wids.files.shared_files import SharedFiles
 from wids.index.discovery import mark_words
@@ -113,7 +113,14 @@ class RemoteCounts:
                 "" if kept is None else ", and the counts kept in the cache directory",
             )
             pairs = list(zip(shards, sources, strict=True))
-            made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over, tell=tell)]
+            with terminal.progress() as bar:
+
+                def show(count: int) -> None:
+                    bar.update(count, total=len(pairs), words="counting samples of shards")
+
+                show(0)
+                how = {"show": show} if bar.is_shown else {"tell": tell}
+                made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over, **how)]
             return made[0]
 
         def make(_: str, fd: int) -> None:
@@ -158,15 +165,20 @@ def _of_all(
     items: Sequence[T],
     is_over: threading.Event,
     *,
+    show: Callable[[int], object] = lambda _: None,
     tell: Callable[[int], object] = lambda _: None,
 ) -> list[U]:
-    """What a function gives of each, several at a time; the first error ends the others; ``tell`` is told how many."""
+    """What a function gives of each, several at a time; the first error ends the others.
+
+    How many are done is given to ``show`` with each, and to ``tell`` now and then.
+    """
     told, found = time.monotonic(), list[U]()
     with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             for future in futures:
                 found.append(future.result())
+                show(len(found))
                 if time.monotonic() - told >= LIMITS.told_seconds and len(found) < len(items):
                     told = time.monotonic()
                     tell(len(found))

@@ -8,6 +8,7 @@ import numpy as np
 
 from wids.dataset import ShardListDataset
 from wids.errors import InputError
+from wids.index.repository import parse_name
 from wids.serve.marks import Marks
 from wids.serve.previews import Previews
 from wids.serve.rows import ServedRows
@@ -60,6 +61,8 @@ class Served:
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
         known = self.index or self.dataset.dataset_name
+        if self.index is not None and (named := parse_name(self.index)) is not None:
+            known = named.text
         self.name = Place(known).public
         is_whole = self.index is not None and self.collection.shards.selection is None
         self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""

@@ -1,5 +1,7 @@
 """How many samples remote shards hold that no index lists: counted once for a machine, anew when they change."""
 
+import io
+import sys
 import threading
 from collections import Counter
 
@@ -71,6 +73,20 @@ def test_a_long_count_says_how_far_it_is(web, tmp_path, set_limits, caplog):
     assert [record.getMessage() for record in caplog.records if "are counted" in record.getMessage()] == [
         f"{k} of 3 shards are counted" for k in (1, 2)
     ]
+
+
+def test_on_a_terminal_a_bar_says_how_far_it_is(web, set_limits, caplog, monkeypatch):
+    """In the place of log lines."""
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    set_limits(remote_counts, told_seconds=0.0)
+    assert [each.nsamples for each in RemoteCounts(cache_dir=None).count(listed(web))] == [3, 1, 2]
+    assert "counting samples of shards" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+    assert "are counted" not in caplog.text
 
 
 def test_processes_that_start_together_count_once(web, tmp_path):

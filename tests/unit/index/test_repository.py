@@ -97,7 +97,11 @@ def test_what_is_of_no_split_is_told():
 @pytest.mark.parametrize(
     ("archives", "split", "words"),
     [
-        ([], None, r"no \.tar files in this repository; its files end in \.md, \.parquet.*datasets package"),
+        (
+            [],
+            None,
+            r"no \.tar files in this repository; its files end in \.md, \.parquet; .*\*\.parquet' --field",
+        ),
         (["test-0.tar", "val-0.tar"], None, r"no split 'train'; .*: validation \(1\), test \(1\); choose"),
         (["train-0.tar"], "odd", r"no split 'odd'; .*choose one with split='train', or with \?split=train behind"),
     ],
@@ -267,6 +271,41 @@ def test_names():
     assert parse_name("https://huggingface.co/datasets/org/set/tree/v1") == (f"{NAME}@v1", None)
     for other in (f"{NAME}/a.tar", f"{NAME}/a/", f"{NAME}/*.tar", "hf://datasets/org", "hf://buckets/org/set", "a.tar"):
         assert parse_name(other) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "this repository is empty"),
+        ({".gitattributes": 9}, "this repository is empty"),
+        ({"a.jpg": 9, "LICENSE": 9}, r"files end in \.jpg, no extension; wids pack makes shards of files"),
+    ],
+)
+def test_a_repository_without_shards(files, words):
+    """Says what there is, and what can be done."""
+    with pytest.raises(SpecError, match=words):
+        find_split(files, [], {}.__getitem__, split=None, name=NAME)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (f"{NAME}?split=", "behind the name of a data set stands .split=SPLIT, or nothing"),
+        (f"{NAME}?token=hf_x", "behind the name of a data set stands .split=SPLIT, or nothing"),
+        ("https://huggingface.co/datasets/org/set?row=3", "behind the name"),
+        (
+            "https://huggingface.co/datasets/org/set/tree/main/data",
+            "a page for people; give the data set, hf://datasets/org/set, or of it hf://datasets/org/set@main/data/$",
+        ),
+        ("https://huggingface.co/datasets/org/set/blob/v1/a.tar?x=1", "or of it hf://datasets/org/set@v1/a.tar$"),
+        ("https://huggingface.co/datasets/org/set/viewer", "give the data set, hf://datasets/org/set$"),
+    ],
+)
+def test_what_is_almost_a_name(given, words):
+    """Says what to give."""
+    with pytest.raises(SpecError, match=words) as caught:
+        parse_name(given)
+    assert "hf_x" not in str(caught.value)
 
 
 def test_a_name_with_its_split_and_revision():

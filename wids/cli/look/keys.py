@@ -10,8 +10,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from wids.cli.format import printable
-from wids.cli.progress import progress
 from wids.errors import SelectionError
+from wids.files.terminal import progress
 from wids.tables.key_search import near_keys, rows_of
 
 if TYPE_CHECKING:

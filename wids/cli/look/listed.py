@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import count_of, format_size, printable
 from wids.cli.look.keys import Search
-from wids.cli.progress import progress
 from wids.cli.signals import Signals
 from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.files.own_folder import default_cache_dir
+from wids.files.terminal import progress
 from wids.jobs.warm import part_bytes
 from wids.readers.provider import AutoProvider
 from wids.tables.published_tables import PublishedTables

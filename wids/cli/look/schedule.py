@@ -21,8 +21,8 @@ from wids.cli.options import (
     batch_size_option,
     with_option_groups,
 )
-from wids.cli.progress import progress
 from wids.errors import SelectionError
+from wids.files.terminal import progress
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed

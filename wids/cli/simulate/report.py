@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.cli.format import count_of, format_size, print_json, print_table, print_text, printable
-from wids.cli.progress import progress
+from wids.files.terminal import progress
 from wids.simulate import figures
 from wids.simulate.job import MAX_EXACT, is_exact, read_epochs
 from wids.simulate.run import Simulation

@@ -16,6 +16,7 @@ from wids.collection.shard_collection import ShardCollection, is_archive, load_s
 from wids.columns.samples import beside
 from wids.errors import SampleError, shown
 from wids.index import compiled
+from wids.index.repository import parse_name
 from wids.readers.pool import default_capacity
 from wids.readers.provider import AutoProvider
 from wids.tables import headers
@@ -144,5 +145,7 @@ def list_dataset(
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a name is that of an index, of a tar, or of a pattern of tars."""
-    return is_archive(source) or Place(source).name.endswith((".json", compiled.SUFFIX))
+    """Whether a name is that of an index, of a tar, of a pattern of tars, or of a data set of the Hub."""
+    return (
+        is_archive(source) or parse_name(source) is not None or Place(source).name.endswith((".json", compiled.SUFFIX))
+    )

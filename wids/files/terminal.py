@@ -1,0 +1,118 @@
+"""A progress bar with rate and time left, for what takes more than a second; the same one for commands and programs.
+
+It is on stderr, and only where that is a terminal: a pipe, a log and a program that reads JSON see nothing of it. It is
+gone when the block ends, however it ends. One is shown at a time: work within work that has a bar has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+
+from wids.errors import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Below so many columns a bar shows no rate and no time left.
+_MIN_COLUMNS = 76
+
+
+class Bar:
+    """What is shown of some work; without a terminal it shows nothing."""
+
+    def __init__(self, shown: Any = None, task: Any = None) -> None:
+        self._shown, self._task = shown, task
+        self._most = 0.0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a terminal to show it on."""
+        return self._shown is not None
+
+    def update(self, done: float, *, total: float | None = None, words: str = "") -> None:
+        """Bring it up to date.
+
+        Args:
+            done: so far, in all; it never goes back.
+            total: what there is to do, as far as is known by now.
+            words: before the bar.
+        """
+        if self._shown is None:
+            return
+        self._most = max(self._most, done)
+        whole = None if total is None else max(total, self._most)
+        self._shown.update(self._task, completed=self._most, total=whole, description=without_secrets(words))
+
+
+_is_taken = threading.Lock()
+
+
+@contextlib.contextmanager
+def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True) -> Iterator[Bar]:
+    """A bar while the block runs.
+
+    Args:
+        unit: of the counts: bytes, whose rate is shown in MB/s, or things.
+        is_shown: False: never; True: where stderr is a terminal.
+    """
+    # rich takes $FORCE_COLOR, which notebooks and CI set, for a terminal.
+    if not (is_shown and _is_terminal() and _is_taken.acquire(blocking=False)):
+        yield Bar()
+        return
+    try:
+        with _drawn(unit) as bar:
+            yield bar
+    finally:
+        _is_taken.release()
+
+
+def _is_terminal() -> bool:
+    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
+    return Console(stderr=True).is_terminal
+
+
+@contextlib.contextmanager
+def _drawn(unit: Literal["bytes", "items"]) -> Iterator[Bar]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            shown = "" if speed is None else f"{speed:,.3g}/s" if speed < 1000 else f"{speed:,.0f}/s"
+            return Text(shown, style="progress.data.speed")
+
+    counts: list[ProgressColumn] = [MofNCompleteColumn(), Rate()]
+    if unit == "bytes":
+        counts = [DownloadColumn(), TransferSpeedColumn()]
+    counts.append(TimeRemainingColumn())
+    shown = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        *(counts if console.width >= _MIN_COLUMNS else counts[:1]),  # they would be cut and broken
+        console=console,
+        transient=True,
+        expand=True,
+    )
+    task = shown.add_task("", total=None)
+    with shown:
+        yield Bar(shown, task)
