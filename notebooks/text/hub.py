@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A data set of the Hugging Face Hub, by its name
 #
-# More than a thousand public data sets on the Hub are tar shards. Here one is opened by its name, looked at without downloading it, filtered by
-# SQL, read for an epoch, and gone on with in mid-epoch, exactly where it stopped.
+# More than a thousand public data sets on the Hub are tar shards. This notebook opens one by its name, shows pictures without a download,
+# filters them by SQL, reads an epoch, and goes on in mid-epoch, exactly where it stopped.
 #
 # Takes 15 seconds on a laptop without a GPU, and no internet: a small server on this machine stands in for the Hub (`hub.py`), with
 # commits, listings, and a store behind signed redirects. For the real Hub change the first line below, for example to
@@ -16,7 +16,7 @@ name, label_field, good = None, ".cls", "label in (3, 8)"  # scikit-learn's digi
 image_field = ".jpg"
 batch_size = 32
 workers = 2
-stop_after = 17  # batches
+stop_at = 0.4  # the part of an epoch after which it is stopped
 seed = 0
 
 # %%
@@ -45,7 +45,7 @@ os.environ["WIDS_CACHE"] = cache_dir
 # ## By its name
 #
 # `wids` asks which commit is the newest, lists its files once, and finds the shards of the split and how many samples each has. No shard is
-# read for that if the repository says how many there are, as most do. `split=` names another split than `"train"`, `revision=` a
+# read for that if a file of the repository says how many there are. `split=` names another split than `"train"`, `revision=` a
 # branch, tag or commit. A gated data set takes your token, that of `hf auth login` or `HF_TOKEN`.
 
 # %%
@@ -57,7 +57,7 @@ look[0]
 # %% [markdown]
 # ## Pictures
 #
-# Any sample, in any order: each is one byte range of its shard.
+# A sample is a byte range of its shard, so any of them can be read, in any order, and no shard is downloaded for it.
 
 
 # %%
@@ -81,8 +81,9 @@ show([look[random_order.randrange(len(look))] for _ in range(24)], 12)
 # %% [markdown]
 # ## Filtered by SQL
 #
-# What SQL is to know of the samples, one command reads from their members, here the labels: once, into a Parquet file with a row for each
-# sample. Then any condition makes a *view*: a data set like any other, with a length, and no sample read or copied.
+# SQL knows the samples' keys and sizes. Labels are in their members: one command reads them, once, into a Parquet file with a row for
+# each sample (of a large data set that takes a while). Then a condition makes a *view*, a data set like any other, with a length.
+# It reads and copies no sample.
 
 # %%
 columns = f"{work_dir}/columns.parquet"
@@ -99,8 +100,8 @@ known.query(f"{counts} order by samples desc, label limit 10").to_pandas().round
 # %% [markdown]
 # ## An epoch
 #
-# For training, shards are downloaded on the way, each once, compared with the sha256 that the Hub has of it, and kept in
-# `cache_dir`. The sampler shuffles within a few shards at a time and shares the samples out among the ranks.
+# An epoch downloads each shard once, compares it with the sha256 in the Hub's listing, and keeps it in `cache_dir`. The sampler
+# shuffles within a few shards at a time, and divides the samples among the ranks.
 
 
 # %%
@@ -117,10 +118,11 @@ def make_loader():
 loader = make_loader()
 whole = [indices.tolist() for indices, labels in loader]
 read = [index for batch in whole for index in batch]
-print(f"{len(whole)} batches, {len(read):,} samples, {len(set(read)):,} different ones")
+downloads = loader.dataset.stats().fetches
+print(f"{len(whole)} batches, {len(read):,} samples, {len(set(read)):,} different ones; {downloads} shards downloaded")
 
 # %% [markdown]
-# For a part of the data, give the loader a view: shards that have none of its samples are not downloaded.
+# A view goes into a sampler and a loader in the same way. Shards that have none of its samples are not downloaded.
 #
 # ## Stop, and go on exactly there
 #
@@ -128,6 +130,7 @@ print(f"{len(whole)} batches, {len(read):,} samples, {len(set(read)):,} differen
 # had read ahead. (A long run on the real Hub gives `revision=`, so that it reads the same commit when it goes on.)
 
 # %%
+stop_after = round(stop_at * len(whole))  # batches
 loader = make_loader()
 before = []
 for indices, _labels in loader:
@@ -163,5 +166,5 @@ if stand_in is not None:
     }
     table = pd.DataFrame({"requests": asked})
 else:
-    table = pd.DataFrame({"downloads": {"shards": loader.dataset.stats().fetches}})
+    table = pd.DataFrame({"downloads": {"shards": downloads}})
 table

@@ -125,11 +125,14 @@ def equal_batches(*, epochs, lengths, count, world_sizes, seen, fixed_table):
         assert fixed_table.loc[world, "wids"]["lost in the first epoch"] == 0, "ours lost a sample"
 
 
-def hub(*, look, view, known, whole, before, after, state, stand_in):
+def hub(*, look, view, known, whole, before, after, state, downloads, stand_in):
     """The view is what SQL says, the resumed epoch the whole one, and the Hub's API was asked twice in all."""
     assert len(look) == len(known) == sum(map(len, whole)) == 1347
     assert len(view) == len([index for index in range(len(known)) if look[index][".cls"] in (3, 8)])
     assert sorted(index for batch in whole for index in batch) == list(range(len(look))), "a sample was left out"
+    assert 0 < downloads <= len(look.shards), (
+        "a shard was downloaded twice"
+    )  # an epoch may end before its last one is here
     assert len(before) == state["batches"] > 0
     assert after, "it was not stopped in mid-epoch"
     assert before + after == whole, "the resumed run has read other samples"
