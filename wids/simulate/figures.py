@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wids.order.batching import BatchRule
     from wids.order.permutation import Indices
     from wids.simulate.job import Epoch, RankBatches, TrainingJob
-    from wids.simulate.outcome import SimulationResult
+    from wids.simulate.run import SimulationResult
     from wids.simulate.trace import Course, Visits
 
     Floats = NDArray[np.float64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -295,6 +296,52 @@ class RankBatches:
             return np.asarray(step * size + within * size // count)
 
         return Visits(move(visits.first), move(visits.last), visits.shard)
+
+
+def shards_of_batches(
+    epoch: Epoch, job: TrainingJob, lengths: Sequence[int], rank: int
+) -> Callable[[int], dict[int, float]]:
+    """A function of a batch's number, never less than before: shard -> samples of it in that batch of a rank."""
+    if epoch.shards is not None:
+        return count_shards(epoch.shards[rank], epoch.edges(rank, job.batch_size))
+    return spread_shards(epoch.visits[rank], lengths, count=epoch.counts[rank], size=job.batch_size)
+
+
+def count_shards(shards: Indices, edges: Indices) -> Callable[[int], dict[int, float]]:
+    """As `shards_of_batches`, from the shard of each sample, and where batches begin and the last one ends."""
+    return lambda batch: dict(Counter(shards[edges[batch] : edges[batch + 1]].tolist()))
+
+
+def spread_shards(
+    visits: Visits, lengths: Sequence[int], *, count: int, size: int
+) -> Callable[[int], dict[int, float]]:
+    """As `shards_of_batches`: a visit's samples are spread evenly over its span, and fill batches with the others'.
+
+    Args:
+        visits: of the rank.
+        lengths: samples of each shard.
+        count: samples of the rank.
+        size: samples of a batch.
+    """
+    opened: list[tuple[int, ...]] = []
+    rows = visits.rows()
+    coming = next(rows, None)
+
+    def share(batch: int) -> dict[int, float]:
+        nonlocal coming
+        begin, end = batch * size, min((batch + 1) * size, count)
+        while coming is not None and coming[0] < end:
+            opened.append(coming)
+            coming = next(rows, None)
+        opened[:] = [row for row in opened if row[1] >= begin]
+        found: dict[int, float] = {}
+        for first, last, shard in opened:
+            span, within = last + 1 - first, min(last + 1, end) - max(first, begin)
+            found[shard] = found.get(shard, 0.0) + within * min(lengths[shard] / span, 1.0)
+        total = sum(found.values())
+        return {shard: part * (end - begin) / total for shard, part in found.items()} if total else {}
+
+    return share
 
 
 def is_exact(job: TrainingJob) -> bool:

@@ -1,18 +1,52 @@
-"""A node's link to its data: it carries one thing at a time; waiting for a first byte keeps no link busy.
+"""The clock of a simulation, and a node's link to its data.
 
-Byte ranges of samples come before shards, and interrupt the one that is under way. Of shards, those that a loader waits
-for come first, else those of the ranks in turn.
+A process is a generator that yields the second at which it goes on; the clock has a heap of them.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from wids.simulate.loop import EventLoop
+    Process: TypeAlias = Iterator[float]
+
+
+class Clock:
+    """Processes in the order of their times.
+
+    Attributes:
+        now: seconds since the beginning.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        # Of two processes that go on at the same time, the one that began to wait first comes first.
+        self._waiting: list[tuple[float, int, Process]] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def start(self, process: Process) -> None:
+        """Let a process go on until it waits, or ends."""
+        when = next(process, None)
+        if when is not None:
+            self._count += 1
+            heapq.heappush(self._waiting, (when, self._count, process))
+
+    def run_next(self) -> None:
+        """Let time go on until the next process does."""
+        when, _, process = heapq.heappop(self._waiting)
+        self.now = max(self.now, when)
+        self.start(process)
+
+    def has_until(self, when: float) -> bool:
+        """Whether a process goes on until then."""
+        return bool(self._waiting) and self._waiting[0][0] <= when
 
 
 class Delivery(NamedTuple):
@@ -32,7 +66,7 @@ class Delivery(NamedTuple):
     batch: int | None = None
 
 
-class _Carriage(NamedTuple):
+class _Transfer(NamedTuple):
     """A delivery that has the link since ``begin``, with ``left`` bytes to come."""
 
     delivery: Delivery
@@ -40,82 +74,81 @@ class _Carriage(NamedTuple):
     left: float
 
 
+_RANGES, _INTERRUPTED, _URGENT = range(3)
+
+
 class Link:
-    """One node's link.
+    """One node's link. It carries one thing at a time; waiting for a first byte does not keep it busy.
+
+    Byte ranges of samples come before shards, and interrupt the one that is under way. Of shards, those that a loader
+    waits for come first, else those of the ranks in turn.
 
     Args:
-        loop: the clock.
+        clock: the clock.
         bandwidth: bytes a second. latency: seconds to a first byte.
-        on_begin: called when the bytes of a delivery begin to flow, or go on.
-        on_arrival: called with it when all are there.
-        on_carried: called with the number of bytes that came since the last call, when a delivery ends or is
-            interrupted.
+        on_carried: called with the number of bytes that came since the last call: when a delivery begins or goes on,
+            and when it ends or is interrupted.
+        on_arrival: called with a delivery when all of it has come; then `serve` is to be called.
     """
 
     def __init__(
         self,
-        loop: EventLoop,
+        clock: Clock,
         *,
         bandwidth: float,
         latency: float,
-        on_begin: Callable[[], None],
+        on_carried: Callable[[int], None],
         on_arrival: Callable[[Delivery], None],
-        on_carried: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._loop, self._bandwidth, self._latency = loop, bandwidth, latency
-        self._on_begin, self._on_arrival, self._on_carried = on_begin, on_arrival, on_carried
-        self._ranges: deque[Delivery] = deque()
-        self._urgent: deque[Delivery] = deque()
-        self._interrupted: _Carriage | None = None
-        self._turns: dict[int, deque[Delivery]] = {}
-        self._serving: _Carriage | None = None
+        self._clock, self._bandwidth, self._latency = clock, bandwidth, latency
+        self._on_carried, self._on_arrival = on_carried, on_arrival
+        self._first: list[tuple[int, int, Delivery, float]] = []  # a heap: (kind, number, delivery, bytes to come)
+        self._count = 0
+        self._turns: dict[int, deque[Delivery]] = {}  # of each rank, shards that no loader waits for
+        self._carried: _Transfer | None = None
 
-    def request(self, delivery: Delivery) -> None:
-        """Ask for a shard, or for byte ranges."""
-        self._loop.schedule(self._loop.now + self._latency, lambda: self._queue(delivery))
-
-    def _queue(self, delivery: Delivery) -> None:
-        """Its first byte is here; it waits for its turn."""
+    def bring(self, delivery: Delivery) -> Process:
+        """A process that asks for a shard, or for byte ranges; it ends when the first byte is here."""
+        yield self._clock.now + self._latency
         if delivery.batch is not None:
-            self._ranges.append(delivery)
+            self._push(_RANGES, delivery, delivery.size)
             self._interrupt()
         elif delivery.is_urgent:
-            self._urgent.append(delivery)
+            self._push(_URGENT, delivery, delivery.size)
         else:
             self._turns.setdefault(delivery.rank, deque()).append(delivery)
         self.serve()
 
     def serve(self) -> None:
         """Let the next delivery have the link, if it is free."""
-        if self._serving is not None or (found := self._next()) is None:
-            return
-        transfer = self._serving = found._replace(begin=self._loop.now)
-        self._on_begin()
-        self._loop.schedule(self._loop.now + found.left / self._bandwidth, lambda: self._arrive(transfer))
+        if self._carried is None and (found := self._next()) is not None:
+            self._on_carried(0)
+            self._clock.start(self._carry(*found))
+
+    def _carry(self, delivery: Delivery, left: float) -> Process:
+        transfer = self._carried = _Transfer(delivery, self._clock.now, left)
+        yield self._clock.now + left / self._bandwidth
+        if self._carried is transfer:  # else it was interrupted
+            self._carried = None
+            self._on_carried(round(left))
+            self._on_arrival(delivery)
 
     def _interrupt(self) -> None:
         """A shard lets byte ranges pass."""
-        serving = self._serving
-        if serving is not None and serving.delivery.batch is None:
-            left = max(serving.left - (self._loop.now - serving.begin) * self._bandwidth, 0.0)
-            self._interrupted, self._serving = serving._replace(left=left), None
-            self._on_carried(round(serving.left) - round(left))
+        carried = self._carried
+        if carried is not None and carried.delivery.batch is None:
+            left = max(carried.left - (self._clock.now - carried.begin) * self._bandwidth, 0.0)
+            self._carried = None
+            self._push(_INTERRUPTED, carried.delivery, left)
+            self._on_carried(round(carried.left) - round(left))
 
-    def _arrive(self, transfer: _Carriage) -> None:
-        if self._serving is not transfer:
-            return  # it was interrupted
-        self._serving = None
-        self._on_carried(round(transfer.left))
-        self._on_arrival(transfer.delivery)
+    def _push(self, kind: int, delivery: Delivery, left: float) -> None:
+        self._count += 1
+        heapq.heappush(self._first, (kind, self._count, delivery, left))
 
-    def _next(self) -> _Carriage | None:
-        if self._ranges:
-            return _begin(self._ranges.popleft())
-        if self._interrupted is not None:
-            found, self._interrupted = self._interrupted, None
-            return found
-        if self._urgent:
-            return _begin(self._urgent.popleft())
+    def _next(self) -> tuple[Delivery, float] | None:
+        if self._first:
+            return heapq.heappop(self._first)[2:]
         if not self._turns:
             return None
         rank = next(iter(self._turns))
@@ -123,8 +156,4 @@ class Link:
         delivery = queue.popleft()
         if queue:
             self._turns[rank] = queue
-        return _begin(delivery)
-
-
-def _begin(delivery: Delivery) -> _Carriage:
-    return _Carriage(delivery, 0.0, delivery.size)
+        return delivery, delivery.size

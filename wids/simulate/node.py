@@ -1,31 +1,35 @@
-"""One node while time goes on: its cache, its link, the prefetchers of its ranks, and loaders that wait for space.
+"""One node while time goes on: its cache, its link, the prefetchers of its ranks, and what its loaders wait for.
 
-Loaders and prefetchers find space by `wids.policy.reservation`, prefetchers choose shards by `PrefetchWindow`. A shard
-that is on its way is not asked for again.
+How a shard is read is said by `wids.policy.access`, space is found by `wids.policy.reservation`, and prefetchers choose
+shards by `PrefetchWindow`. A shard that is on its way is not asked for again.
+
+Samples are read by byte ranges where their shard is not cached and its member table is known. What the ranks of a node
+read so for one batch is asked for at once, when they draw it, and comes as one delivery; the batch waits for that, and
+for no shard.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.order.layout import Visit
 from wids.policy import prefetching
-from wids.policy.access import Access, choose
+from wids.policy.access import Access, begins_download, choose
 from wids.policy.prefetch_window import AheadLimits, Life, PlannedDownload, PrefetchWindow
-from wids.simulate.link import Delivery, Link
+from wids.simulate.job import shards_of_batches
+from wids.simulate.link import Clock, Delivery, Link
 from wids.simulate.node_cache import NodeCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from wids.policy.access import AccessMode
     from wids.simulate.job import Epoch, TrainingJob
-    from wids.simulate.loop import EventLoop
-    from wids.simulate.outcome import SimulationResult
-    from wids.simulate.trace import Visits
+    from wids.simulate.link import Process
+    from wids.simulate.run import SimulationResult, Traffic
 
 
 class WaitingStep(NamedTuple):
@@ -42,6 +46,7 @@ class SimulationProgress:
     Attributes:
         outcome: its figures so far.
         downloads_left: after so many more it is given up. is_strict: give up when the first shard is downloaded again.
+        clock: the time.
         offset, past_steps: positions and steps of the epochs before this one. step: of this epoch.
         position: what the ranks have drawn up to, over all epochs.
         waiting: the step that waits; None: none does.
@@ -50,6 +55,7 @@ class SimulationProgress:
     outcome: SimulationResult
     downloads_left: int
     is_strict: bool
+    clock: Clock = field(default_factory=Clock)
     offset: int = 0
     past_steps: int = 0
     step: int = 0
@@ -74,50 +80,12 @@ class _Waiter(NamedTuple):
     since: float
 
 
-class _Meter:
-    """What one node has downloaded."""
-
-    def __init__(self, number: int, progress: SimulationProgress) -> None:
-        self._number, self._progress = number, progress
-        self._size_bytes = 0
-        self._epochs: dict[int, int] = {}  # of each shard, when it was downloaded last
-
-    def note_download(self, shard: int, size: int, *, is_urgent: bool) -> None:
-        """A download begins."""
-        progress, epoch = self._progress, len(self._progress.outcome.traffic) - 1
-        progress.downloads_left -= 1
-        if progress.downloads_left < 0 and not progress.is_given_up:
-            progress.give_up()
-        traffic = progress.outcome.traffic[-1][self._number]
-        traffic.shards += 1
-        traffic.size_bytes += size
-        traffic.waited += is_urgent
-        if shard in self._epochs:
-            traffic.again += 1
-            traffic.again_bytes += size
-            traffic.again_within += self._epochs[shard] == epoch
-            if progress.is_strict:
-                progress.give_up()
-        self._epochs[shard] = epoch
-
-    def note_ranges(self, size: int, requests: int) -> None:
-        """Samples are asked for."""
-        traffic = self._progress.outcome.traffic[-1][self._number]
-        traffic.range_requests += requests
-        traffic.range_bytes += size
-
-    def note_use(self, now: float, used: int, *, arrived: int = 0) -> None:
-        """So many bytes are in the cache, of which some have just arrived."""
-        self._size_bytes += arrived
-        self._progress.outcome.log[self._number].append((now, used, self._size_bytes))
-
-
 class _SimulatedDownload(PlannedDownload):
     """A shard that a simulated rank comes to."""
 
     __slots__ = ("_node", "_shard")
 
-    def __init__(self, node: SimulatedNode, shard: int) -> None:
+    def __init__(self, node: Node, shard: int) -> None:
         super().__init__()
         self._node, self._shard = node, shard
 
@@ -127,7 +95,10 @@ class _SimulatedDownload(PlannedDownload):
 
     @property
     def slots(self) -> int:
-        return _slots(self.size, self._node.job)
+        job = self._node.job
+        wanted = 10 * job.latency * job.bandwidth / job.connections
+        length = prefetching.range_bytes(self.size, wanted=wanted, connections=job.connections)
+        return prefetching.slots(self.size, length, job.connections)
 
     @property
     def reads_early(self) -> bool:
@@ -144,6 +115,7 @@ class _SimulatedShard(NamedTuple):
     has_table: bool
     is_cached: bool
     is_downloading: bool
+    has_room: bool = False
     mode: AccessMode = "fetch"
     has_early_reads: bool = True
     will_arrive: bool = True
@@ -152,48 +124,66 @@ class _SimulatedShard(NamedTuple):
     has_failed: bool = False
     is_spent: bool = False
     retry_at: float = 0.0
+    # For `begins_download`, which is asked where nothing prefetches.
+    since: float = 0.0
+    is_own: bool = False
+    is_planned: bool = False
 
 
-class SimulatedNode:
-    """One node of a job, whose loaders wait for shards.
+class Node:
+    """One node of a job.
+
+    Args:
+        job: as given.
+        number: of the node.
+        progress: of the job.
 
     Attributes:
-        job: as given. sizes: bytes of each shard. cache: of the node.
+        ranks: those of the node. sizes: bytes of each shard. cache: of the node.
         pending: what the step that waits cannot begin without: shards, and ``~step`` for its own batch's ranges.
         arrived_at: when the last of it came.
+        has_ended, has_looked: at this step, visits have ended, and prefetchers have looked at their ranks.
     """
 
-    def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
-        self.job, self._number, self._loop, self._progress = job, number, loop, progress
+    def __init__(self, job: TrainingJob, number: int, progress: SimulationProgress) -> None:
+        self.job, self._number, self._progress, self._clock = job, number, progress, progress.clock
         self.sizes: list[int] = job.sizes.tolist()
+        self._lengths: list[int] = job.lengths.tolist()
         self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
         self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
         self._link = Link(
-            loop,
+            self._clock,
             bandwidth=job.bandwidth,
             latency=job.latency,
-            on_begin=lambda: self._meter.note_use(loop.now, self.cache.used),
-            on_arrival=lambda delivery: self._arrive(delivery),  # noqa: PLW0108 - it may be another class's
-            on_carried=lambda size: self._meter.note_use(loop.now, self.cache.used, arrived=size),
+            on_carried=self._note_bytes,
+            on_arrival=self._arrive,
         )
-        self._ranks = range(number * job.ranks_per_node, min((number + 1) * job.ranks_per_node, job.world))
+        self.ranks = range(number * job.ranks_per_node, min((number + 1) * job.ranks_per_node, job.world))
         self._windows: dict[int, PrefetchWindow[_SimulatedDownload]] = {}
         self._waiters: deque[_Waiter] = deque()
         self.pending: set[int] = set()
         self.arrived_at: float | None = None
-        self._meter = _Meter(number, progress)
+        self.has_ended = self.has_looked = False
         self._is_planned = job.cache_size is not None
+        self._downloaded: dict[int, int] = {}  # of each shard, the epoch in which it was downloaded last
+        self._carried_bytes = 0
+        # Of what is read early.
+        self._has_tables = job.reads_early and job.has_tables
+        self._tables: set[int] = set()  # shards whose tables are known, where none are published
+        self._batches: dict[int, Callable[[int], dict[int, float]]] = {}
+        self._under_way: set[int] = set()  # batches of which some ranges are still to come
+        self._own: set[tuple[int, int]] = set()  # downloads that who reads has begun: (rank, shard)
 
     # --- an epoch
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """The ranks' loaders and prefetchers begin."""
-        job = self.job
-        if job.prefetch == 0:
-            return
-        for rank in self._ranks:
+        job, offset = self.job, self._progress.offset
+        if job.reads_early:
+            self._batches = {rank: shards_of_batches(epoch, job, self._lengths, rank) for rank in self.ranks}
+        for rank in self.ranks if job.prefetch != 0 else ():
             self._windows[rank] = PrefetchWindow(
-                _upcoming(epoch.coming[rank], self._progress.offset),
+                ([Visit(offset + first, offset + last, 0, shard)] for first, last, shard in epoch.coming[rank].rows()),
                 [self],
                 connections=job.connections,
                 mixed=job.mixed_shards,
@@ -221,15 +211,14 @@ class SimulatedNode:
 
     def look(self, rank: int) -> None:
         """The prefetcher of a rank takes note of where its rank is."""
-        progress, window = self._progress, self._windows.get(rank)
-        if window is not None:
-            entered, forgotten = window.advance(
-                progress.position, rate=self._rate, read_before=progress.position - self.job.burst
-            )
-            if self._is_planned:
-                for visit in entered:
-                    self.cache.plan(visit.shard, visit.first)
-            self._unplan(forgotten)
+        position = self._progress.position
+        entered, forgotten = self._windows[rank].advance(
+            position, rate=self._rate, read_before=position - self.job.burst
+        )
+        if self._is_planned:
+            for visit in entered:
+                self.cache.plan(visit.shard, visit.first)
+        self._unplan(forgotten)
 
     def _unplan(self, visits: Iterable[Visit]) -> None:
         if self._is_planned:
@@ -238,16 +227,17 @@ class SimulatedNode:
 
     # --- loaders
 
-    def has_table(self, shard: int) -> bool:  # noqa: ARG002 - for all shards alike
+    def has_table(self, shard: int) -> bool:
         """Whether a shard's samples can be read by byte ranges."""
-        return False
+        return self._has_tables or shard in self._tables
+
+    def _facts(self, shard: int, *, has_room: bool = False) -> _SimulatedShard:
+        cache = self.cache
+        return _SimulatedShard(self.has_table(shard), shard in cache.cached, shard in cache.coming, has_room)
 
     def access(self, shard: int) -> Access:
         """How a shard is read now."""
-        cache = self.cache
-        return choose(
-            _SimulatedShard(self.has_table(shard), shard in cache.cached, shard in cache.coming), self._loop.now
-        )
+        return choose(self._facts(shard), self._clock.now)
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
         """A loader draws the first batch that a shard is needed for."""
@@ -262,19 +252,42 @@ class SimulatedNode:
             self._demand(rank, shard)
 
     def read(self, batch: int) -> None:
-        """A batch is drawn, and begins to be read."""
+        """A batch is drawn: samples whose shards are not cached are asked for."""
+        missing, size, samples = self.cache.missing, 0.0, 0.0
+        found = []
+        for rank, shards_of in self._batches.items() if missing else ():
+            for shard, count in shards_of(batch).items():
+                if shard in missing and self.access(shard) is Access.RANGES:
+                    samples += count
+                    size += count * self.sizes[shard] / self._lengths[shard]
+                    found.append((rank, shard))
+        if not found:
+            return
+        self._under_way.add(batch)
+        self._clock.start(self._link.bring(Delivery(found[0][0], -1, round(size), is_urgent=True, batch=batch)))
+        self._traffic.range_requests += round(samples)
+        self._traffic.range_bytes += round(size)
+        if not self._windows:
+            self._download_read(found)
 
-    def can_read(self, rank: int, shard: int, last: int) -> bool:
-        """Whether a loader has read a visit that it has drawn."""
-        return self.cache.can_read(rank, shard, last)
+    def finish(self, key: tuple[int, int], shard: int, last: int, *, is_read: bool) -> None:
+        """A visit's last batch is handed out; or, with ``is_read``, it was read by now, if all of it could be."""
+        if not is_read or self._can_read(key[0], shard, last):
+            self.cache.finish(key, shard, is_read=is_read)
+            self.has_ended = True
+
+    def _can_read(self, rank: int, shard: int, last: int) -> bool:
+        if last // self.job.batch_size in self._under_way:
+            return False
+        return self.has_table(shard) or self.cache.can_read(rank, shard, last)
 
     @property
     def is_watched(self) -> bool:
         """Whether batches that the order says nothing special of may have to wait."""
-        return bool(self.cache.again)
+        return bool((self.cache.missing or self._under_way) if self.job.reads_early else self.cache.again)
 
     def need_batch(self, step: int) -> None:
-        """A step is due: shards that were evicted while they were being read are needed for the next batch."""
+        """A step is due: it needs its own ranges, and shards that were evicted while they were being read."""
         cache, least = self.cache, step * self.job.batch_size
         for shard in sorted(cache.again):
             readers = [key for key, (first, _) in cache.open.get(shard, {}).items() if first < least]
@@ -285,12 +298,14 @@ class SimulatedNode:
                 self.need(readers[0][0], shard)
         if cache.again and all(first >= least for shard in cache.again for first, _ in cache.open[shard].values()):
             cache.again.clear()  # these are needed when their first batches are
+        if step in self._under_way:
+            self.pending.add(~step)
 
     def wait(self) -> None:
         """A step begins to wait."""
         self.arrived_at = None
         if self._waiters:
-            self._look_again_at(self._loop.now + self.job.burst / self._rate)
+            self._clock.start(self._look_again(self._clock.now + self.job.burst / self._rate))
         self.ask_again()
 
     def admit_pending(self) -> None:
@@ -311,7 +326,7 @@ class SimulatedNode:
         refused: dict[bool, int] = {}
         for _ in range(len(self._waiters)):
             waiter = self._waiters.popleft()
-            is_new = self._loop.now < waiter.since + self._grace
+            is_new = self._clock.now < waiter.since + self._grace
             footprint = cache.footprint(waiter.shard)
             # Whether a new one finds space depends on whose lease is met: only just as many bytes find none either.
             is_exact = is_new and self._progress.waiting is None
@@ -327,7 +342,7 @@ class SimulatedNode:
 
     def _demand(self, rank: int, shard: int, since: float | None = None) -> None:
         """A loader cannot go on without a shard."""
-        now = self._loop.now
+        now = self._clock.now
         if self.access(shard) is not Access.DOWNLOAD:
             return
         begun = now if since is None else since
@@ -337,7 +352,7 @@ class SimulatedNode:
         else:
             self._waiters.append(_Waiter(rank, shard, begun))
             if since is None:
-                self._look_again_at(now + self._grace)
+                self._clock.start(self._look_again(now + self._grace))
         self._report_evicted()
 
     def _reserve(self, shard: int, *, use: float | None = None, waited: float = math.inf) -> bool:
@@ -352,22 +367,19 @@ class SimulatedNode:
 
     @property
     def _has_leases(self) -> bool:
-        return self._progress.waiting is None
+        return self._has_tables or self._progress.waiting is None  # with all tables, their release is never asked for
 
-    def _look_again_at(self, when: float) -> None:
-        """Look then whether there is space for loaders that wait."""
-
-        def look() -> None:
-            self.ask_again()
-            self.pump()
-
-        self._loop.schedule(when, look)
+    def _look_again(self, when: float) -> Process:
+        """A process that then looks whether there is space for loaders that wait."""
+        yield when
+        self.ask_again()
+        self.pump()
 
     def _read_on(self, step: int, due: float) -> None:
         """A step waits: loaders read what they have drawn, as far as they can, and plans count that they do."""
         job, least = self.job, step * self.job.batch_size
         self.cache.finish_read(self.cache.unread(least), least + job.drawn_samples)
-        read = least + job.drawn_samples - job.burst + (self._loop.now - due) * self._rate
+        read = least + job.drawn_samples - job.burst + (self._clock.now - due) * self._rate
         for window in self._windows.values():
             self._unplan(window.forget(self._progress.offset + read))
 
@@ -387,17 +399,58 @@ class SimulatedNode:
                 self._download(rank, visit.shard, is_urgent=False)
                 self._report_evicted()
 
+    def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
+        """Download shards that are read by ranges, where nothing prefetches."""
+        for rank, shard in found:
+            has_room = sum(own == rank for own, _ in self._own) < prefetching.LIMITS.min_under_way
+            facts = self._facts(shard, has_room=has_room)
+            if begins_download(facts, self._clock.now) and self._reserve(shard, use=self._progress.position):
+                self._own.add((rank, shard))
+                self._download(rank, shard, is_urgent=False)
+                self._report_evicted()
+
     def _download(self, rank: int, shard: int, *, is_urgent: bool) -> None:
-        size = self.sizes[shard]
-        self._link.request(Delivery(rank, shard, size, is_urgent))
-        self._meter.note_download(shard, size, is_urgent=is_urgent)
+        progress, size, traffic = self._progress, self.sizes[shard], self._traffic
+        self._clock.start(self._link.bring(Delivery(rank, shard, size, is_urgent)))
+        progress.downloads_left -= 1
+        if progress.downloads_left < 0 and not progress.is_given_up:
+            progress.give_up()
+        traffic.shards += 1
+        traffic.size_bytes += size
+        traffic.waited += is_urgent
+        epoch, before = len(progress.outcome.traffic) - 1, self._downloaded.get(shard)
+        if before is not None:
+            traffic.again += 1
+            traffic.again_bytes += size
+            traffic.again_within += before == epoch
+            if progress.is_strict:
+                progress.give_up()
+        self._downloaded[shard] = epoch
+
+    @property
+    def _traffic(self) -> Traffic:
+        return self._progress.outcome.traffic[-1][self._number]
+
+    def _note_bytes(self, carried: int) -> None:
+        self._carried_bytes += carried
+        self._progress.outcome.log[self._number].append((self._clock.now, self.cache.used, self._carried_bytes))
 
     def _arrive(self, delivery: Delivery) -> None:
+        if delivery.batch is None:
+            self._arrive_whole(delivery)
+            return
+        self._under_way.discard(delivery.batch)
+        self._have_arrived(~delivery.batch)
+        self._link.serve()
+
+    def _arrive_whole(self, delivery: Delivery) -> None:
+        """A shard is here; when it is evicted, its table stays."""
         shard = delivery.shard
+        self._own.discard((delivery.rank, shard))
+        if self.job.reads_early:
+            self._tables.add(shard)
         self.cache.arrive(shard, self._progress.position)
-        if shard in self.pending:
-            self.pending.discard(shard)
-            self.arrived_at = self._loop.now
+        self._have_arrived(shard)
         window = self._windows.get(delivery.rank)
         download = None if window is None or delivery.is_urgent else window.find((0, shard))
         if window is not None and download is not None and download.life is Life.RUNNING:
@@ -405,6 +458,11 @@ class SimulatedNode:
         self.ask_again()
         self._link.serve()
         self.pump()
+
+    def _have_arrived(self, what: int) -> None:
+        if what in self.pending:
+            self.pending.discard(what)
+            self.arrived_at = self._clock.now
 
     def _report_evicted(self) -> None:
         gone, self.cache.gone = self.cache.gone, []
@@ -418,7 +476,8 @@ class SimulatedNode:
         """Samples of a rank in a second."""
         if self.job.step > 0:
             return self.job.batch_size / self.job.step
-        return self._progress.position / self._loop.now if self._loop.now > 0 else prefetching.LIMITS.first_rate
+        now = self._clock.now
+        return self._progress.position / now if now > 0 else prefetching.LIMITS.first_rate
 
     def _is_busy(self) -> bool:
         return any(window.is_busy for window in self._windows.values())
@@ -430,18 +489,3 @@ def _is_refused(cache: NodeCache, shard: int, refused: int | None, *, is_exact: 
         return False
     footprint = cache.footprint(shard)
     return refused <= footprint <= (min(refused, cache.limit) if is_exact else cache.limit)
-
-
-def _slots(size: int, job: TrainingJob) -> int:
-    """How many connections a shard keeps busy."""
-    wanted = 10 * job.latency * job.bandwidth / job.connections
-    length = prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
-    return prefetching.slots(size, length, job.connections)
-
-
-def _upcoming(visits: Visits, offset: int) -> Iterator[list[Visit]]:
-    """The visits one by one, in positions over all epochs."""
-    for lo in range(0, len(visits.first), prefetching.LIMITS.block):
-        rows = (column[lo : lo + prefetching.LIMITS.block].tolist() for column in visits)
-        for first, last, shard in zip(*rows, strict=True):
-            yield [Visit(offset + first, offset + last, 0, shard)]

@@ -3,113 +3,140 @@
 A step begins on all ranks when each has its batch, and takes the same time on all. A loader with workers has twice as
 many batches drawn as it has workers, and reads what it draws. All that a batch lacks is asked for at once: its samples
 where they are read early, else its shards.
+
+What a rank does follows from its order alone, as generators that yield the step at which they go on; what nodes and
+links do takes time: see `wids.simulate.link.Clock`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wids.simulate.early_reads import EarlyReadingNode
-from wids.simulate.loop import EventLoop
-from wids.simulate.node import SimulatedNode, SimulationProgress, WaitingStep
-from wids.simulate.outcome import SimulationResult, Stall, Traffic
+from wids.simulate.node import Node, SimulationProgress, WaitingStep
+from wids.simulate.trace import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.order.permutation import Indices
     from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.trace import Visits
 
-# A visit's last batch was handed out, or read; a rank's prefetcher sees a change; a visit's first batch is drawn, or
-# needed.
-END, READ, LOOK, DRAW_NOW, NEED, DRAW = range(6)
-_BLOCK = 8192
+
+@dataclass(kw_only=True)
+class Traffic:
+    """A node's downloads in an epoch; ``again``: of shards downloaded before, of those ``again_within`` this epoch."""
+
+    shards: int = 0
+    size_bytes: int = 0
+    again: int = 0
+    again_bytes: int = 0
+    again_within: int = 0
+    evicted: int = 0
+    waited: int = 0  # a loader already waited when the download began
+    range_requests: int = 0  # for samples whose shard was not cached, one for each
+    range_bytes: int = 0
 
 
-class StepEvent(NamedTuple):
-    """What happens at a step; of a LOOK only the rank counts."""
+class Stall(NamedTuple):
+    """Steps wait: at which step, counted over all epochs, for how long, for which node."""
 
     step: int
-    kind: int
-    rank: int
-    visit: int
-    shard: int
-    first: int
-    last: int
+    seconds: float
+    node: int
 
 
-def events_of(epoch: Epoch, job: TrainingJob) -> Indices:
-    """All that the order decides, in the order in which it happens: the fields of `StepEvent`, (7, n)."""
-    size, drawn = job.batch_size, job.drawn_ahead
-    parts = []
+@dataclass
+class SimulationResult:
+    """The figures of a whole job.
 
-    def add(kind: int, rank: int, steps: Indices, visits: Visits | None = None) -> None:
-        none = np.zeros(len(steps), np.int64)
-        columns = [none] * 3 if visits is None else [visits.shard, visits.first, visits.last]
-        parts.append(np.stack([np.maximum(steps, -1), none + kind, none + rank, np.arange(len(steps)), *columns]))
-
-    for rank, (visits, coming) in enumerate(zip(epoch.visits, epoch.coming, strict=True)):
-        begins, ends = visits.first // size, visits.last // size + 1
-        add(NEED, rank, begins, visits)
-        add(END, rank, ends, visits)
-        if job.cache_size is not None and job.steps_read_ahead:
-            add(READ, rank, ends - job.steps_read_ahead, visits)
-        add(DRAW if drawn else DRAW_NOW, rank, begins - drawn, visits)
-        if job.prefetch != 0:
-            add(LOOK, rank, _looks(coming, job))
-    table = np.concatenate(parts, axis=1)
-    order = np.lexsort((table[5], table[1], table[0]))
-    return table[:, order]
-
-
-def _looks(coming: Visits, job: TrainingJob) -> Indices:
-    """The steps at which visits of a prefetcher begin, were drawn to their ends, or were read."""
-    positions = np.concatenate([coming.first - 1, coming.last, coming.last + job.burst])
-    return np.unique(np.maximum((positions - job.drawn_samples) // job.batch_size + 1, -1))
-
-
-class Groups:
-    """The events of one step at a time; the first group is that of step -1.
-
-    Args:
-        table: the fields of the events, in the order in which they happen: (7, n).
-        last: steps beyond this one count as this one.
+    Attributes:
+        traffic: [epoch][node]. epoch_seconds, first_seconds: of each epoch, and to its first batch.
+        stalls: every wait of a step for a node. waits: step -> seconds, of all nodes together.
+        log: of each node: (time, bytes in the cache, bytes downloaded so far). marks: (time, step), ascending.
+        stopped_at: the step at which it was given up: shards are evicted while they are read; None: it was not.
     """
 
-    def __init__(self, table: Indices, last: int) -> None:
-        self._rows, self._last = _rows(table), last
-        self._next = next(self._rows, None)
-        self._is_begun = False
+    traffic: list[list[Traffic]] = field(default_factory=list)
+    epoch_seconds: list[float] = field(default_factory=list)
+    first_seconds: list[float] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    waits: dict[int, float] = field(default_factory=dict)
+    log: list[list[tuple[float, int, int]]] = field(default_factory=list)
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    stopped_at: int | None = None
 
-    def peek(self) -> int:
-        """The next step with events, at most the last."""
-        return self._last if self._next is None else min(self._next.step, self._last)
-
-    def __iter__(self) -> Iterator[tuple[int, list[StepEvent]]]:
-        return self
-
-    def __next__(self) -> tuple[int, list[StepEvent]]:
-        step = self.peek() if self._is_begun else -1
-        self._is_begun = True
-        found = []
-        while self._next is not None and min(self._next.step, self._last) == step:
-            found.append(self._next)
-            self._next = next(self._rows, None)
-        return step, found
+    def total(self, name: str) -> int:
+        """The sum of one figure of the traffic."""
+        return sum(getattr(traffic, name) for nodes in self.traffic for traffic in nodes)
 
 
-def _rows(table: Indices) -> Iterator[StepEvent]:
-    # All at once they would take ten times the memory.
-    for begin in range(0, table.shape[1], _BLOCK):
-        yield from map(StepEvent._make, zip(*table[:, begin : begin + _BLOCK].tolist(), strict=True))
+# --- what ranks do
+
+# Of one step, in this order: a visit's last batch was handed out, or read; a prefetcher looks at its rank; a visit's
+# first batch is drawn by a loader without workers, or is needed; once the step has begun, workers draw one.
+_END, _READ, _LOOK, _DRAW_NOW, _NEED, _DRAW = range(6)
+# (step, one of these, first position of a visit, rank): when a rank goes on.
+Turn: TypeAlias = tuple[float, int, int, int]
+
+
+def ranks_of(node: Node, epoch: Epoch, ranks: range) -> Iterator[Iterator[Turn]]:
+    """What ranks do in an epoch: each generator has turns in ascending order, and acts after each."""
+    job = node.job
+    for rank in ranks:
+        visits = epoch.visits[rank]
+        yield _draw(node, rank, visits)
+        yield _need(node, rank, visits)
+        yield _end(node, rank, visits, before=0)
+        if job.cache_size is not None and job.steps_read_ahead:
+            yield _end(node, rank, visits, before=job.steps_read_ahead)
+        if job.prefetch != 0:
+            yield _look(node, rank, epoch.coming[rank])
+
+
+def _draw(node: Node, rank: int, visits: Visits) -> Iterator[Turn]:
+    size, drawn = node.job.batch_size, node.job.drawn_ahead
+    for number, (first, last, shard) in enumerate(visits.rows()):
+        yield max(first // size - drawn, -1), _DRAW if drawn else _DRAW_NOW, first, rank
+        node.draw(rank, number, shard, first, last)
+
+
+def _need(node: Node, rank: int, visits: Visits) -> Iterator[Turn]:
+    size = node.job.batch_size
+    for number, (first, _, shard) in enumerate(visits.rows()):
+        yield first // size, _NEED, first, rank
+        if (rank, number) not in node.cache.finished:
+            node.need(rank, shard)
+
+
+def _end(node: Node, rank: int, visits: Visits, *, before: int) -> Iterator[Turn]:
+    """Visits end: were handed out, or ``before`` so many steps were read."""
+    steps = np.maximum(visits.last // node.job.batch_size + 1 - before, -1)
+    order = np.argsort(steps, kind="stable")
+    for number, step, last, shard in rows_of(order, *(column[order] for column in (steps, visits.last, visits.shard))):
+        yield step, _READ if before else _END, 0, rank
+        node.finish((rank, number), shard, last, is_read=before > 0)
+
+
+def _look(node: Node, rank: int, coming: Visits) -> Iterator[Turn]:
+    """A prefetcher looks when visits begin, were drawn to their ends, or were read."""
+    job = node.job
+    positions = np.concatenate([coming.first - 1, coming.last, coming.last + job.burst])
+    steps = np.unique(np.maximum((positions - job.drawn_samples) // job.batch_size + 1, -1))
+    for (step,) in rows_of(steps):
+        yield step, _LOOK, 0, rank
+        node.look(rank)
+        node.has_looked = True
 
 
 # A cache in which shards are evicted while they are read downloads without end; it is given up after so many, and so
 # many for each visit.
 _MIN_DOWNLOADS, _DOWNLOADS_A_VISIT = 50_000, 4
+_NEVER: Turn = (math.inf, 0, 0, 0)
 
 
 class Simulation:
@@ -134,16 +161,17 @@ class Simulation:
         self._job, self._epochs, self._on_step = job, epochs, on_step
         self._outcome = SimulationResult(log=[[(0.0, 0, 0)] for _ in range(job.nodes)])
         self._progress = SimulationProgress(self._outcome, max(_MIN_DOWNLOADS, _DOWNLOADS_A_VISIT * visits), is_strict)
-        self._loop, self._last = EventLoop(), 0  # steps of this epoch
-        kind = EarlyReadingNode if job.reads_early else SimulatedNode
-        self._nodes = [kind(job, number, self._loop, self._progress) for number in range(job.nodes)]
+        self._clock, self._last = self._progress.clock, 0  # steps of this epoch
+        self._nodes = [Node(job, number, self._progress) for number in range(job.nodes)]
+        self._turns: Iterator[Turn] = iter(())
+        self._turn = _NEVER  # the next one
 
     def run(self) -> SimulationResult:
         """Go through all epochs."""
         outcome, progress = self._outcome, self._progress
         for epoch in self._epochs:
             outcome.traffic.append([Traffic() for _ in self._nodes])
-            begin = self._loop.now
+            begin = self._clock.now
             before = [node.cache.evicted for node in self._nodes]
             self._run_epoch(epoch)
             self._end_epoch()
@@ -151,45 +179,64 @@ class Simulation:
                 traffic.evicted = node.cache.evicted - count
             if progress.is_given_up:
                 break
-            outcome.epoch_seconds.append(self._loop.now - begin)
+            outcome.epoch_seconds.append(self._clock.now - begin)
             progress.offset += max(epoch.counts)
             progress.past_steps += max(epoch.steps)
         return outcome
 
     def _run_epoch(self, epoch: Epoch) -> None:
-        job, loop, progress = self._job, self._loop, self._progress
-        begin, last = loop.now, max(epoch.steps)
+        job, clock, progress = self._job, self._clock, self._progress
+        begin, last = clock.now, max(epoch.steps)
         self._last = last
         resumed = WaitingStep(0, begin + job.decode_seconds)  # from then on steps follow each other
-        groups = Groups(events_of(epoch, job), last)
         self._begin_epoch(epoch)
-        step, due_now = next(groups)
+        step = -1
         while True:
             progress.step = step
             if step >= 0:
                 self._advance(resumed.due + (step - resumed.step) * job.step)
             progress.position = progress.offset + step * job.batch_size + job.drawn_samples
-            draws = self._handle(due_now)
+            self._take_turns((step, _DRAW) if step < last else (math.inf,))
+            self._settle()
             self._read(step, has_begun=False)
             for node in self._nodes:
                 node.need_batch(step)
             if step >= 0:
                 if step < last and any(node.pending for node in self._nodes):
                     self._wait(step)
-                    resumed = WaitingStep(step, loop.now)
-                self._outcome.marks.append((loop.now, progress.past_steps + step))
+                    resumed = WaitingStep(step, clock.now)
+                self._outcome.marks.append((clock.now, progress.past_steps + step))
                 self._on_step(progress.past_steps + step)
                 if step == 0:
-                    self._outcome.first_seconds.append(loop.now - begin)
-            for event in draws:
-                self._draw(event)
+                    self._outcome.first_seconds.append(clock.now - begin)
+            self._take_turns((step + 1,))
             if progress.is_given_up or step >= last:
                 return
             self._read(step, has_begun=True)
-            if any(node.is_watched for node in self._nodes) and groups.peek() > step + 1:
-                step, due_now = step + 1, []
-            else:
-                step, due_now = next(groups)
+            is_watched = any(node.is_watched for node in self._nodes)
+            step = step + 1 if is_watched else int(min(self._turn[0], last))
+
+    def _begin_epoch(self, epoch: Epoch) -> None:
+        self._progress.position = self._progress.offset
+        for node in self._nodes:
+            node.begin_epoch(epoch)
+        self._turns = heapq.merge(*(turns for node in self._nodes for turns in ranks_of(node, epoch, node.ranks)))
+        self._turn = next(self._turns, _NEVER)
+
+    def _take_turns(self, end: tuple[float, ...]) -> None:
+        """Ranks whose turns come before ``end`` act."""
+        while self._turn < end:
+            self._turn = next(self._turns, _NEVER)
+
+    def _settle(self) -> None:
+        """Nodes take note of what their ranks did."""
+        for node in self._nodes:
+            if node.has_ended:
+                node.ask_again()
+        for node in self._nodes:
+            if node.has_looked:
+                node.pump()
+            node.has_ended = node.has_looked = False
 
     def _read(self, step: int, *, has_begun: bool) -> None:
         """Loaders read what they draw: with workers once a step has begun, else when it is due."""
@@ -199,64 +246,26 @@ class Simulation:
                 for node in self._nodes:
                     node.read(batch)
 
-    def _begin_epoch(self, epoch: Epoch) -> None:
-        self._progress.position = self._progress.offset
-        for node in self._nodes:
-            node.begin_epoch(epoch)
-
     def _advance(self, due: float) -> None:
         """Let time go on until a step is due."""
-        while self._loop.has_until(due) and not self._progress.is_given_up:
-            self._loop.run_next()
-        self._loop.now = max(due, self._loop.now)
-
-    def _handle(self, due_now: list[StepEvent]) -> list[StepEvent]:
-        """Handle the events of a step that is due; returns the draws that follow once it has begun."""
-        looked: set[int] = set()
-        ended: set[int] = set()
-        draws = []
-        for event in due_now:
-            node = self._node_of(event.rank)
-            cache, key = node.cache, (event.rank, event.visit)
-            if event.kind == LOOK:
-                node.look(event.rank)
-                looked.add(event.rank // self._job.ranks_per_node)
-            elif event.kind == DRAW:
-                draws.append(event)
-            elif event.kind == DRAW_NOW:
-                self._draw(event)
-            elif event.kind == NEED:
-                if key not in cache.finished:
-                    node.need(event.rank, event.shard)
-            elif event.kind == END or node.can_read(event.rank, event.shard, event.last):
-                cache.finish(key, event.shard, is_read=event.kind == READ)
-                ended.add(event.rank // self._job.ranks_per_node)
-        for number in sorted(ended):
-            self._nodes[number].ask_again()
-        for number in sorted(looked):
-            self._nodes[number].pump()
-        return draws
-
-    def _draw(self, event: StepEvent) -> None:
-        self._node_of(event.rank).draw(event.rank, event.visit, event.shard, event.first, event.last)
-
-    def _node_of(self, rank: int) -> SimulatedNode:
-        return self._nodes[rank // self._job.ranks_per_node]
+        while self._clock.has_until(due) and not self._progress.is_given_up:
+            self._clock.run_next()
+        self._clock.now = max(due, self._clock.now)
 
     def _wait(self, step: int) -> None:
         """Let time go on until all ranks have their batches."""
-        loop, progress, due = self._loop, self._progress, self._loop.now
+        clock, progress, due = self._clock, self._progress, self._clock.now
         progress.waiting = WaitingStep(step, due)
         for node in self._nodes:
             node.wait()
         while any(node.pending for node in self._nodes) and not progress.is_given_up:
-            if not loop:
+            if not clock:
                 for node in self._nodes:
                     node.admit_pending()
-            loop.run_next()
+            clock.run_next()
         progress.waiting = None
-        if loop.now > due:
-            self._outcome.waits[progress.past_steps + step] = loop.now - due
+        if clock.now > due:
+            self._outcome.waits[progress.past_steps + step] = clock.now - due
         for number, node in enumerate(self._nodes):
             node.pending.clear()
             if node.arrived_at is not None and node.arrived_at > due:
@@ -266,9 +275,9 @@ class Simulation:
         """Shards that are on their way arrive, and plans are withdrawn; this takes no time."""
         for node in self._nodes:
             node.end_epoch()
-        end = self._loop.now
-        while self._loop:
-            self._loop.run_next()
-        self._loop.now = end
+        end = self._clock.now
+        while self._clock:
+            self._clock.run_next()
+        self._clock.now = end
         for node in self._nodes:
             node.pending.clear()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from wids.order.permutation import Indices
     from wids.order.schedule import BatchTimetable
 
+_BLOCK = 64
+
 
 class Visits(NamedTuple):
     """Stretches in which a rank reads a shard, sorted by their first positions; (nvisits,) each.
@@ -39,6 +41,16 @@ class Visits(NamedTuple):
     first: Indices
     last: Indices
     shard: Indices
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """(first, last, shard) of each."""
+        return rows_of(*self)
+
+
+def rows_of(*columns: Indices) -> Iterator[tuple[int, ...]]:
+    """The rows of columns of n values, as Python's numbers; all at once they would take ten times the memory."""
+    for begin in range(0, len(columns[0]), _BLOCK):
+        yield from zip(*(column[begin : begin + _BLOCK].tolist() for column in columns), strict=True)
 
 
 class Segment(NamedTuple):

@@ -33,9 +33,6 @@ from wids.order.mixture import SourceSpan
 from wids.order.schedule import make_timetable
 from wids.policy import prefetching
 from wids.simulate import figures, job
-from wids.simulate.early_reads import Counted
-from wids.simulate.link import Delivery, Link
-from wids.simulate.loop import EventLoop
 from wids.simulate.node_cache import NodeCache
 from wids.simulate.run import Simulation
 from wids.simulate.trace import open_shards
@@ -159,8 +156,8 @@ def check_batches(described, dataset, rule, **options):
             assert [batch.tolist() for batch in np.split(read.samples, read.edges[1:-1])][: len(expected)] == expected
             assert epoch.steps[rank] == len(expected) == len(sampler)
             where = [set(np.searchsorted(ends, batch, side="right").tolist()) for batch in expected]
-            counted = Counted(epoch.shards[rank], epoch.edges(rank, described.batch_size))
-            assert [set(counted.of(step)) for step in range(len(expected))] == where
+            shards_of = job.count_shards(epoch.shards[rank], epoch.edges(rank, described.batch_size))
+            assert [set(shards_of(step)) for step in range(len(expected))] == where
             for visits in (epoch.visits[rank], epoch.coming[rank]):
                 steps = [column // described.batch_size for column in visits[:2]]
                 covered = [set() for _ in expected]
@@ -379,22 +376,6 @@ def test_a_rank_reads_up_to_what_is_missing():
     node.finish_read(node.unread(16), 32)
     assert sorted(node.open) == [1, 2, 3]
     assert node.finished == {(0, 0)}
-
-
-def test_a_link_carries_one_shard_at_a_time():
-    """Shards that a loader waits for come first, else those of the ranks in turn; first bytes come side by side."""
-    loop, arrived = EventLoop(), []
-    link = Link(loop, bandwidth=10.0, latency=1.0, on_begin=lambda: None, on_arrival=lambda delivery: done(delivery))  # noqa: PLW0108 - see below
-
-    def done(delivery):
-        arrived.append((loop.now, delivery.shard))
-        link.serve()
-
-    for shard, rank, is_urgent in [(0, 0, False), (1, 0, False), (2, 1, False), (3, 1, True)]:
-        link.request(Delivery(rank, shard, 20, is_urgent))
-    while loop:
-        loop.run_next()
-    assert arrived == [(3.0, 0), (5.0, 3), (7.0, 1), (9.0, 2)]
 
 
 def test_a_window_that_does_not_fit_beside_the_last_one_waits():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wids.order.batching import BatchRule
     from wids.simulate.job import Epoch, TrainingJob
-    from wids.simulate.outcome import SimulationResult
+    from wids.simulate.run import SimulationResult
 
 _MAX_ROWS = 24
 _OPEN_POINTS = 8

@@ -1,4 +1,4 @@
-"""The simulation of early reads: what is asked for by byte ranges, when it comes, and what is downloaded meanwhile."""
+"""A node whose loaders read by byte ranges: what is asked for so, when it comes, and what is downloaded meanwhile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from wids.cache.space import table_allowance
 from wids.events import Fetched, RangesRead
 from wids.policy import prefetching
 from wids.simulate import job
-from wids.simulate.early_reads import Counted, Spread
-from wids.simulate.link import Delivery, Link
-from wids.simulate.loop import EventLoop
 from wids.simulate.run import Simulation
 
 
@@ -101,24 +98,6 @@ def test_no_latency_and_all_the_time():
     assert found.total("range_bytes") == 1000
 
 
-def test_ranges_interrupt_a_shard():
-    """A shard that is under way goes on after them, with what is left of it; nothing is carried twice."""
-    loop, arrived, carried = EventLoop(), [], []
-
-    def done(delivery):
-        arrived.append((loop.now, delivery.shard, delivery.batch))
-        link.serve()
-
-    link = Link(loop, bandwidth=10.0, latency=1.0, on_begin=lambda: None, on_arrival=done, on_carried=carried.append)
-    link.request(Delivery(0, 7, 20, is_urgent=False))
-    link.request(Delivery(0, 8, 10, is_urgent=False))
-    loop.schedule(1.0, lambda: link.request(Delivery(0, -1, 30, is_urgent=True, batch=4)))
-    while loop:
-        loop.run_next()
-    assert arrived == [(5.0, -1, 4), (6.0, 7, None), (7.0, 8, None)]
-    assert carried == [10, 30, 10, 10]
-
-
 # --- what batches consist of
 
 OPTIONS = st.fixed_dictionaries(
@@ -144,11 +123,11 @@ def test_batches_hold_all_samples(lengths, options):
     size = described.batch_size
     for epoch in job.read_epochs(described, described.courses()):
         for rank, read in enumerate(epoch.shards):
-            counted = Counted(read, epoch.edges(rank, size))
-            spread = Spread(epoch.visits[rank], lengths, count=epoch.counts[rank], size=size)
+            counted = job.count_shards(read, epoch.edges(rank, size))
+            spread = job.spread_shards(epoch.visits[rank], lengths, count=epoch.counts[rank], size=size)
             assert len(read) == epoch.counts[rank]
             for batch in range(epoch.steps[rank]):
-                exact, close = counted.of(batch), spread.of(batch)
+                exact, close = counted(batch), spread(batch)
                 assert exact == {k: read[batch * size :][:size].tolist().count(k) for k in exact}
                 assert sum(close.values()) == pytest.approx(sum(exact.values()))
                 assert exact.keys() <= close.keys()
