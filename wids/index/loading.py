@@ -277,7 +277,8 @@ class _JsonIndex:
             digest = indexes.recall(self._key, status)
             if digest is not None and (found := indexes.find(digest, self._take)) is not None:
                 return found
-        data = read_bytes(self._place, session=request.session)
+        place, session = self._place, request.session
+        data = hub.read_once(place, session, lambda: read_bytes(place, session=session))
         if energon.is_info(self._place):
             data = energon.convert_info(data, place=self._place)
         if view_file.MARK in data:

@@ -8,6 +8,7 @@ The token goes to the Hub alone. A 429 makes all threads of a process leave that
 says. Where ``HF_HUB_OFFLINE`` is set, nobody is asked, and what is kept is used at any age.
 
     .wids/indexes/KEY.pin, KEY.hub      a revision's commit and when it was asked for; the files of a commit
+    .wids/indexes/KEY.file              an index, or another small file that is read whole
     .wids/indexes/KEY.redirect          where a file of a commit is, for its user alone: the URL is signed
 """
 
@@ -197,6 +198,38 @@ def known_file(url: str, session: Session = PLAIN) -> File | None:
 def is_offline() -> bool:
     """Whether the Hub is not to be asked, by the variables of its own client."""
     return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES
+
+
+def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
+    """The bytes of a small file: of one at a commit they are kept in the cache directory, and read once for a machine.
+
+    Args:
+        url: of the file, anywhere.
+        session: what opens URLs.
+        read: gives its bytes.
+
+    Raises:
+        FetchError: of the Hub, see `list_files`, or of ``read``.
+    """
+    try:
+        where = locate(Place(url), session)
+    except ValueError:
+        where = None
+    known = None
+    if where is not None and where.kind != "buckets":
+        list_files(url, session)
+        known = known_file(url, session)
+    if where is None or known is None:
+        return read()
+    size, made = known.size, list[bytes]()
+
+    def make(_: str, fd: int) -> None:
+        made[:] = [read()]
+        system.write_all(fd, made[0], 0)
+
+    kept, key = SharedFiles(_directory(session), ".file"), _digest(*where[:3], where.path, known.tag)
+    found = kept.get(key, make, lambda file: bytes(file.data) if len(file.data) == size else None)
+    return found if found is not None else made[0] if made else read()
 
 
 def open_hub(

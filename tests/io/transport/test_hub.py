@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 import types
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
@@ -683,6 +684,30 @@ def test_offline_what_is_kept_opens_and_nobody_is_asked(stand_in, tmp_path, monk
         hub.list_files("hf://buckets/org/b")
     assert stand_in.requests == {}
     assert no_waits == []
+
+
+def test_offline_an_index_that_was_read_opens_by_its_url(stand_in, dataset_on_hub, monkeypatch):
+    """It is read once for a machine and version; one whose file was damaged is read again."""
+    dataset = dataset_on_hub()
+    assert dataset[0]["__key__"]
+    assert len(dataset_on_hub()) == 40
+    asked = stand_in.requests["resolvers"]
+    begin_run(monkeypatch)
+    assert len(dataset_on_hub()) == 40
+    assert stand_in.requests["resolvers"] == asked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        hub.forget()
+        stand_in.requests.clear()
+        assert dataset_on_hub()[0]["__key__"] == dataset[0]["__key__"]
+        assert stand_in.requests == {}
+    listed = {"wids_version": 1, "shardlist": [{"url": "1.tar", "nsamples": 5}]}
+    stand_in.put({"train.json": json.dumps(listed).encode()})
+    hub.forget()
+    assert len(dataset_on_hub()) == 5
+    (path, _) = sorted(Path(dataset.cache_dir, ".wids", "indexes").glob("*.file"), key=os.path.getsize)
+    path.write_bytes(b"{")
+    assert len(dataset_on_hub()) == 5
 
 
 def test_offline_s_own_client_is_not_asked_again():
