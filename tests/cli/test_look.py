@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import time
 
@@ -15,6 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from tests.support.cache_dirs import files_in
+from tests.support.cache_shards import pack
 from tests.support.cli import PATIENCE_SECONDS, complaint, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import Server
 from tests.support.shards import (
@@ -676,3 +678,67 @@ def test_help_teaches(command):
     assert code == 0
     assert "Example" in words
     assert f"wids {command} " in words.partition("Example")[2]
+
+
+# --- data sets of the Hub by name
+
+HUB = "hf://datasets/org"
+
+
+@pytest.fixture
+def hub(stand_in):
+    """Repositories that open, and such that do not."""
+    shard = pack([("a.txt", b"1"), ("b.txt", b"2")])
+    for name, files in {
+        "set": {"train-0.tar": shard, "train-1.tar": shard, "val-0.tar": shard},
+        "gated": {"a.tar": shard},
+        "empty": {".gitattributes": b""},
+        "parquet": {"README.md": b"# x", "data/a.parquet": b"x"},
+        "files": {"a.txt": b"x"},
+        "gz": {"a.tar.gz": b"\x1f\x8b"},
+    }.items():
+        stand_in.put(files, f"datasets/org/{name}")
+    stand_in.repositories["datasets/org/gated"].is_gated = True
+    return stand_in
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", r"there is no data set org/missing at http\S+, or it is private and no token was given; check the"),
+        ("gated", r"the repository is gated; accept its terms at http\S+/datasets/org/gated, and log in \(hf auth"),
+        ("set@odd", r"datasets/org/set has no revision odd, or .*; check the name"),
+        (
+            "set?split=odd",
+            r"split=odd: there is no split 'odd'; its splits and .*: train \(2\), validation \(1\); choose",
+        ),
+        ("set?split", "behind the name of a data set stands .split=SPLIT, or nothing"),
+        ("empty", "this repository is empty; upload shards"),
+        ("parquet", r"no \.tar files .* wids pack 'hf://datasets/org/parquet/\*\*/\*\.parquet' --field .jpg=COLUMN -o"),
+        ("files", r"no \.tar files in this repository; its files end in \.txt; wids pack makes shards"),
+    ],
+)
+def test_a_data_set_that_cannot_be_opened(hub, command, name, words):
+    """One sentence says why, and what to do; the exit code is that of any error."""
+    code, out, err = run(command, f"{HUB}/{name}")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"wids: {re.escape(HUB)}/.*{words}.*\n", err), err
+
+
+def test_commands_name_the_split(hub):
+    """As it was given, or as the address of the page says it; and it is packed as any other data set."""
+    for given in (f"{HUB}/set?split=val", "https://huggingface.co/datasets/org/set?split=val"):
+        assert json.loads(run_ok("info", given, "--json"))["samples"] == 2
+    assert run_ok("verify", f"{HUB}/set?split=val").startswith(f"{HUB}/set?split=val: 1 shard of")
+    assert "taken as a dataset: 2 samples" in run_ok("pack", f"{HUB}/set?split=val", "-o", "p/%03d.tar")
+
+
+def test_a_terminal_sees_the_count_of_remote_shards(hub):
+    """A bar, and then what would spare others the count; in a pipe, no bar."""
+    code, shown = run_on_terminal("info", f"{HUB}/set")
+    assert code == 0
+    assert "counting samples of shards" in shown
+    assert "2/2" in shown
+    assert f"(wids index create '{HUB}/set' --upload)" in shown
+    assert "counting" not in run("info", f"{HUB}/set?split=val")[2]

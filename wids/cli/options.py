@@ -37,8 +37,8 @@ _BATCH_PANEL = "Batches of like length or bucket (BucketBatchSampler)"
 _MAX, _MAX_LANES = 10**12, 1_000_000
 
 INDEX_HELP = (
-    "An index (URL or path), or tar files: a path, a directory, a brace pattern or glob in quotes, or a data set of the "
-    "Hugging Face Hub (hf://datasets/ORG/NAME?split=SPLIT)."
+    "An index (URL or path), or tar files: a path, a directory, a brace pattern or glob in quotes, or a data set of "
+    "the Hugging Face Hub (hf://datasets/ORG/NAME?split=SPLIT)."
 )
 Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -225,7 +225,7 @@ def test_shards_that_no_file_counts_are_counted_once_for_a_machine(stand_in, mon
     fill(stand_in)
     assert len(wids.ShardListDataset(HUB)) == 5
     assert "no file of the repository says how many samples 2 of 2 shards of the split train hold" in caplog.text
-    assert "wids index create 'hf://datasets/org/set' --upload" in caplog.text
+    assert "wids index create 'hf://datasets/org/set?split=train' --upload" in caplog.text
     caplog.clear()
     begin_run(monkeypatch)
     stand_in.requests.clear()

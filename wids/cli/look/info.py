@@ -10,6 +10,7 @@ from wids.cli.format import count_of, format_size, print_error, print_json, prin
 from wids.cli.look.listed import Listed
 from wids.collection import facts
 from wids.errors import JobError, ShardError, SpecError, WidsError
+from wids.index.repository import parse_name
 
 if TYPE_CHECKING:
     from wids.cli.options import ReadFlags
@@ -51,6 +52,7 @@ def _error(described: dict[str, Any]) -> Any:
 
 def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     """Return the summary of a dataset, as ``--json`` prints it."""
+    uncounted = len(listed.shards.unknown_counts())
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
     found = facts.describe_index(listed.shards)
@@ -59,6 +61,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     return {
         "index": listed.name,
         **found,
+        "counted_here": uncounted if is_counted else 0,
         "datasets": facts.describe_datasets(listed.shards),
         "mixture": facts.describe_mixture(listed.mixed_parts()) if is_counted else None,
         "first_sample": first,
@@ -110,6 +113,9 @@ def _print_one(found: dict[str, Any]) -> None:
     lines.append(("shards", f"{shards:,}"))
     counted = f"known for {found['counted']:,} of {count_of(shards, 'shard')}"
     lines.append(("samples", counted if samples is None else f"{samples:,}{_average(found, 'samples_per_shard')}"))
+    if found["counted_here"] and (named := parse_name(found["index"])) is not None:
+        words = f"of {count_of(found['counted_here'], 'shard')} by their headers; the repository has no index of them"
+        lines.append(("counts", f"{words} (wids index create '{named.text}' --upload)"))
     if size is not None:
         words = format_size(size) + (f" ({size:,})" if size >= 1000 else "")
         words += " in whole shards" if "made_by" in found else ""
