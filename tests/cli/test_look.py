@@ -726,12 +726,12 @@ def test_a_data_set_that_cannot_be_opened(hub, command, name, words):
     assert re.fullmatch(rf"wids: {re.escape(HUB)}/.*{words}.*\n", err), err
 
 
-def test_commands_name_the_split(hub):
+def test_commands_name_the_split(hub, tmp_path):
     """As it was given, or as the address of the page says it; and it is packed as any other data set."""
     for given in (f"{HUB}/set?split=val", "https://huggingface.co/datasets/org/set?split=val"):
         assert json.loads(run_ok("info", given, "--json"))["samples"] == 2
     assert run_ok("verify", f"{HUB}/set?split=val").startswith(f"{HUB}/set?split=val: 1 shard of")
-    assert "taken as a dataset: 2 samples" in run_ok("pack", f"{HUB}/set?split=val", "-o", "p/%03d.tar")
+    assert "taken as a dataset: 2 samples" in run_ok("pack", f"{HUB}/set?split=val", "-o", tmp_path / "p" / "%03d.tar")
 
 
 def test_a_terminal_sees_the_count_of_remote_shards(hub):
