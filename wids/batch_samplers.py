@@ -113,7 +113,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         config = self._config()
         run = cursor.current_run(self._cursor)
         place = cursor.next_place(self._cursor, config) if run is None else run.place  # type: ignore[arg-type]
-        key = repr((place, config.world, self._order(config), self.sampler._mixing and self.sampler._mixing.facts()))
+        key = repr((place, config.world, self._order(config), self.sampler._samples.state_facts()))
         if key not in self._counts:
             self._counts = {key: config.count(place)}  # type: ignore[arg-type]
         return self._counts[key]
@@ -273,12 +273,12 @@ class BucketBatchSampler(Sampler[list[int]]):
     def _config(self) -> BatchConfig:
         """The config of an iteration that begins now."""
         config = self.sampler._config()
-        if self.sampler._chunks is not None or (config.length is not None and config.world != config.lanes):
+        if self.sampler._samples.is_own or (config.length is not None and config.world != config.lanes):
             raise InputError(
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
                 "for all ranks together: use num_samples, a view, or epoch_size"
             )
-        return BatchConfig.of(config, self._rule, seed=parse_int("seed", self.sampler.seed), block=self._block)
+        return BatchConfig.of(config, self._rule, seed=self.sampler.seed, block=self._block)
 
     def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         return self.sampler._prefetch(run, blocks)

@@ -79,17 +79,17 @@ class _BySamples:
         """Batches of so many samples."""
         return samples // self.size if self.is_dropping else -(-samples // self.size)
 
-    def is_left(self, delivery: _Delivery) -> bool:
+    def is_left(self, delivery: _LoaderRun) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
         now = self.sampler._cursor
         is_endless = delivery.run is not None and delivery.run.config.epochs is None
         return is_endless and isinstance(now, cursor.Running) and now.run is delivery.run and not now.is_named
 
-    def is_present(self, delivery: _Delivery) -> bool:
+    def is_present(self, delivery: _LoaderRun) -> bool:
         """Whether an iteration says where the loader is; else an epoch was chosen, or a state loaded, after it."""
         return not delivery.is_closed or cursor.current_run(self.sampler._cursor) is delivery.run
 
-    def state(self, delivery: _Delivery, batches: int, *, is_over: bool) -> dict[str, Any]:
+    def state(self, delivery: _LoaderRun, batches: int, *, is_over: bool) -> dict[str, Any]:
         """After so many batches of an iteration, or after all of them."""
         run: Run = delivery.run
         count = batches * self.size
@@ -112,7 +112,7 @@ class _ByBatches:
         """What stands for the iteration that began last; nothing can be known of a stranger's, so each is a new one."""
         return self.sampler._current_run(is_counted=True) if self.has_runs else object()
 
-    def is_left(self, delivery: _Delivery) -> bool:
+    def is_left(self, delivery: _LoaderRun) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
         try:
             len(self.sampler)
@@ -120,13 +120,13 @@ class _ByBatches:
             return not delivery.is_over
         return False
 
-    def is_present(self, delivery: _Delivery) -> bool:
+    def is_present(self, delivery: _LoaderRun) -> bool:
         """See `_BySamples.is_present`; only the batch sampler knows, if it is a stranger's."""
         if not (self.has_runs and delivery.is_closed):
             return True
         return self.sampler._current_run(is_counted=False) is delivery.run
 
-    def state(self, delivery: _Delivery, batches: int, *, is_over: bool) -> dict[str, Any]:
+    def state(self, delivery: _LoaderRun, batches: int, *, is_over: bool) -> dict[str, Any]:
         """After so many batches of an iteration, or after all of them."""
         state: dict[str, Any]
         is_over = is_over or delivery.is_over
@@ -145,7 +145,7 @@ class _ByBatches:
         return state
 
 
-class _Delivery:
+class _LoaderRun:
     """What an iteration of a loader has delivered.
 
     Attributes:
@@ -170,8 +170,8 @@ class Counting:
     """
 
     _reads_ahead = False  # the loop has one batch more than it is done with
-    _delivery: _Delivery | None = None  # the iteration that has delivered last
-    _newest: _Delivery | None = None  # that began last
+    _delivery: _LoaderRun | None = None  # the iteration that has delivered last
+    _newest: _LoaderRun | None = None  # that began last
     _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
 
     def _counted(self) -> _BySamples | _ByBatches | None:
@@ -267,18 +267,18 @@ class Counting:
         finally:
             delivery.is_closed = True
 
-    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _Delivery:
+    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
         """Note that an iteration has begun."""
         run, before = counted.begun(), 0
         if isinstance(counted, _BySamples):
             before = self._count_before(run.place, counted.size)
         elif isinstance(run, BatchRun):
             before = run.place.yielded
-        self._delivery = self._newest = _Delivery(run, source, before=before)
+        self._delivery = self._newest = _LoaderRun(run, source, before=before)
         self._loaded = None
         return self._delivery
 
-    def _progress(self, delivery: _Delivery) -> tuple[int, bool]:
+    def _progress(self, delivery: _LoaderRun) -> tuple[int, bool]:
         """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
         is_ahead = self._reads_ahead and bool(delivery.delivered) and not delivery.is_over
         return delivery.before + delivery.delivered - is_ahead, False

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import inspect
 import os
-import random
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed
@@ -23,41 +22,30 @@ from torch.utils.data import Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.collection.ahead import SharedBlocks, prefetch
-from wids.errors import InputError, StateError, shown
+from wids.errors import InputError, shown
 from wids.events import logger
+from wids.legacy.sampler_attributes import SamplerAttributes
 from wids.order import cursor
-from wids.order.config import EpochConfig
-from wids.order.epoch import Plan
+from wids.order.config import EpochConfig, SamplerSettings, Setting
 from wids.order.iteration import Iteration, Run, state_of
-from wids.order.layout import contents, fingerprint, layout, read_column, takes_marks
-from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
-from wids.order.state import (
-    CONTENTS,
-    MAX_POSITION,
-    START,
-    EpochPosition,
-    build_state,
-    check_order,
-    parse_state,
-    read_size,
-)
-from wids.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends, suggest_names
-from wids.order.weights import Copies, parse_weights
+from wids.order.layout import takes_marks
+from wids.order.mixture import MixtureWeights, choose_samples, mixed_parts
+from wids.order.samples import GivenChunks, SampleRange
+from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, parse_state
+from wids.order.validation import check_flag, parse_int, parse_range, shard_ends, suggest_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Sized
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
+    from wids.order.config import Reshuffle
     from wids.order.epoch import Tail
-    from wids.order.layout import Layout, Regrouping
-    from wids.order.mixture import MixturePlan
-    from wids.order.permutation import Indices
-
-    Reshuffle = Literal["fixed", "epoch"]
+    from wids.order.mixture import SourceSpan
+    from wids.order.samples import Samples
 
 
-class _EpochSampler(Sampler[int]):
-    """The base of the samplers: a config, a cursor, and a state.
+class _EpochSampler(SamplerAttributes, Sampler[int]):
+    """The base of the samplers: settings, samples, a cursor, and a state.
 
     A subclass with its own ``__iter__`` has no state, because nothing here knows its position: its ``state_dict`` is
     None, and a stateful loader resumes by drawing the same number of indices again. A subclass that yields the indices
@@ -65,67 +53,27 @@ class _EpochSampler(Sampler[int]):
 
         state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
 
+    Attributes that are settings may be assigned, which holds from the next iteration on.
+
+    Args:
+        dataset: as given.
+        samples: which of it are read.
+        settings: all else that was told.
+        shufflefirst: as given.
+
     Attributes:
-        seed: any integer, modulo 2**64.
-        shuffle: whether the order is shuffled.
-        shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
-        chunksize, window: as given.
+        chunksize, window, num_replicas, rank, tail, reshuffle, sample_seeds: as given.
         lanes: the number of lanes of the global order.
     """
 
-    # One rank that reads the whole range; `DistributedChunkedSampler` assigns these.
-    num_replicas = 1
-    rank = 0
-    tail: Tail = "pad"
-    sample_seeds = False
-    reshuffle: Reshuffle = "fixed"
-    _epochs: int | None = 1
-    _epoch_size: int | None = None
-    _layout: Layout | None = None
-    _weights: Any = None  # (n,) float64
-    _weighted: tuple[tuple[int, bool], Copies] | None = None  # by which seed and order
-    _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
-    _takes_epoch_size = False  # likewise
-    _source_batch = 1
+    chunksize, window, lanes, num_replicas, rank, tail, reshuffle, sample_seeds = (Setting() for _ in range(8))
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        window: int,
-        seed: int,
-        shuffle: bool,
-        shufflefirst: bool,
-        chunksize: int = 1,
-        num_samples: Any = None,
-        chunks: Indices | None = None,
-    ) -> None:
+    def __init__(self, dataset: Any, samples: Samples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
-        if isinstance(dataset, (str, bytes)):
-            raise TypeError(f"the dataset is {dataset!r:.200}; give the dataset itself, as ShardListDataset(...)")
-        self.dataset: Any = dataset
-        self.seed = parse_int("seed", seed)
-        self.shuffle = check_flag("shuffle", shuffle)
-        self.shufflefirst = shufflefirst
-        self.chunksize = parse_int("chunksize", chunksize, minimum=1)
-        self.window = parse_int("window", window, minimum=1)
-        self.lanes = 1
-        self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
-        self._chunks = chunks
-        parts = None if chunks is not None else mixed_parts(dataset)
-        self._mixing = None if parts is None else MixtureWeights(parts)
-        if parts is not None:
-            if num_samples is not None:
-                raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
-            self._epoch_size, self._takes_epoch_size, self._layout = len(dataset), True, layout(dataset)
-        self._whole = len(dataset) if num_samples is None and chunks is None else None  # what the whole range was
-        self._length: int | None = None
+        self.dataset, self.shufflefirst = dataset, shufflefirst
+        self._samples, self._settings = samples, settings
         self._cursor: cursor.Cursor = cursor.NotStarted()
         self._origin = START
-        self._fingerprint: str | None = None
-        self._contents: dict[str, str] = {}
-        self._rng: random.Random | None = None
-        self._epoch_rng: tuple[int, random.Random] | None = None
         self._prefetcher: weakref.ref[Prefetcher] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -168,52 +116,7 @@ class _EpochSampler(Sampler[int]):
         """
         self.epoch = epoch
 
-    @property
-    def rng(self) -> random.Random:
-        """A generator for subclasses that shuffle: a new one for each epoch, or the one that was assigned."""
-        if self._rng is not None:
-            return self._rng
-        if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
-            rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
-            self._epoch_rng = self.epoch, rng
-        return self._epoch_rng[1]
-
-    @rng.setter
-    def rng(self, rng: random.Random) -> None:
-        self._rng = rng
-
     # --- counts
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """The chunks as a new list of (lo, hi), half-open; assign a list to yield exactly its samples, each once.
-
-        Raises:
-            ValueError: the rank has no fixed chunks, because ranks share lanes or each epoch deals the chunks anew.
-        """
-        return [(lo, hi) for lo, hi in self._config().ranges().tolist()]
-
-    @ranges.setter
-    def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        if self._mixing is not None:
-            raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")
-        self._chunks, self._length, self._whole = parse_ranges(ranges), None, None
-
-    @property
-    def dslength_per_replica(self) -> int:
-        """The number of indices in an iteration, equal to ``len``; may be assigned."""
-        return len(self)
-
-    @dslength_per_replica.setter
-    def dslength_per_replica(self, length: int) -> None:
-        length = parse_int("dslength_per_replica", length, minimum=0)
-        if self._mixing is None or not length:
-            self._length = length
-            return
-        size, each = length * self.num_replicas, self._mixing.batch or 1
-        if size % each:
-            raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
-        self._epoch_size, self._epochs, self._takes_epoch_size = size, 1, False  # and the next epoch goes on there
 
     @property
     def num_valid(self) -> int:
@@ -299,8 +202,8 @@ class _EpochSampler(Sampler[int]):
         return place.position, (config.span(place)[1] if config.is_in_the_middle(place) else None) or place.position
 
     def _reweight(self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None) -> int:
-        if self._mixing is None:
-            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")
+        if not isinstance(self._samples, MixtureWeights):
+            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")  # noqa: TRY004
         config = self._config()
         if earliest is None or usual is None:
             raise ValueError(
@@ -315,133 +218,47 @@ class _EpochSampler(Sampler[int]):
                 f"at is {position}, and the order up to {earliest} is decided; load the sampler's own state_dict to "
                 "change the weights within an epoch that has begun"
             )
-        return self._mixing.change(weights, position=position, lanes=config.lanes)
+        return self._samples.change(weights, position=position, lanes=config.lanes)
 
     def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]:
-        order = self._order(config)
-        if self._mixing is not None:
-            order["weights"] = self._mixing.facts()
+        order = {**self._order(config), **self._samples.state_facts()}
         return build_state(place, lanes=config.lanes, order=order)
 
     def _order(self, config: EpochConfig) -> dict[str, Any]:
         """The facts that must be equal for a position to mean the same sample; the lanes come on top."""
-        if self._fingerprint is None and self._mixing is None:  # a mixture's sources have their own
-            self._fingerprint, self._contents = fingerprint(self.dataset), contents(self.dataset)
-        more = {CONTENTS: self._contents} if self._contents else {}
-        return {"dataset": self._fingerprint, **more, **config.facts}
+        return {**self._samples.dataset_facts(self.dataset), **config.facts}
 
     def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
         """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
-        place, lanes, order = parse_state(state)
-        there, here = order, self._order(self._config())
-        if not self._takes_lanes:
-            there, here = {**there, "lanes": lanes}, {**here, "lanes": self.lanes}
-        if self._mixing is not None and "sources" in there:
-            there, here = dict(there), dict(here)
-            weights = there.pop("weights", None)
-            if self._takes_epoch_size:
-                here["epoch_size"] = read_size(there)
-            if here["batch"] is not None and there.get("batch") is not None:
-                self._check_global_batch(there["batch"], place.position, lanes)
-                here["batch"] = there["batch"]
-            compared = _common_sources(there, here) if is_reweighted else (there, here)
-            check_order(*compared, advice=f". {REWEIGHT_ADVICE}")
-            size = here["epoch_size"] or len(self.dataset)
-            if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
-                raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
-            self._mixing.adopt(weights, position=place.position, lanes=lanes, is_reweighted=is_reweighted)
-            self._epoch_size = here["epoch_size"]
-        else:
-            check_order(there, here)
-        self.lanes, self._origin = lanes, place
+        place, lanes, there = parse_state(state)
+        here, told = self._order(self._config()), self._settings
+        if not told.takes_lanes:
+            there, here = {**there, "lanes": lanes}, {**here, "lanes": told.lanes}
+        here = self._samples.adopt(there, here, place=place, lanes=lanes, settings=told, is_reweighted=is_reweighted)
+        self._settings, self._origin = replace(told, lanes=lanes, epoch_size=here["epoch_size"]), place
         return cursor.Loaded(place, {**here, "lanes": lanes})
-
-    def _check_global_batch(self, batch: Any, position: int, lanes: int) -> None:
-        """Raise StateError unless this sampler's ranks read whole batches of a state that has batches of one source."""
-        mine = self._source_batch * self.num_replicas
-        if batch != mine:
-            raise StateError(
-                f"the state's global batches are of {batch} samples, and here {self.num_replicas} rank(s) with "
-                f"source_batch={self._source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
-            )
-        if batch % lanes:
-            raise StateError(f"the state's global batches are of {batch} samples in {lanes} lanes; it is damaged")
-        if position % mine:
-            raise StateError(
-                f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
-            )
 
     # --- iterations
 
     def _config(self) -> EpochConfig:
-        """The config of an iteration that begins now, from attributes that may have been assigned."""
-        self._check_fits()
-        lanes = parse_int("lanes", self.lanes, minimum=1)
-        mixing: dict[str, Any] = {
-            "window": parse_int("window", self.window, minimum=1),
-            "is_shuffled": bool(self.shuffle),
-            "seed": parse_int("seed", self.seed),
-        }
-        regrouping, world, rank = None, 1, 0
-        if self._chunks is not None:  # assigned for this rank alone
-            plan: Plan | MixturePlan = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing)
-        else:
-            mixing["chunksize"] = parse_int("chunksize", self.chunksize, minimum=1)
-            mixing |= {"lanes": lanes, "is_dealt": self.reshuffle == "epoch"}
-            if self._mixing is not None:
-                plan = self._mixing.plan(self._layout, **mixing)
-            else:
-                boundaries = None
-                if self._layout is not None:
-                    boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
-                if self._weights is None:
-                    plan = Plan(lo=self._lo, hi=self._hi, boundaries=boundaries, **mixing)
-                else:
-                    copies = self._copies(boundaries, regrouping, seed=mixing["seed"])
-                    plan = Plan(hi=self._epoch_size or self._hi - self._lo, copies=copies, **mixing)
-            world, rank = parse_int("num_replicas", self.num_replicas, minimum=1), parse_int("rank", self.rank)
+        """The config of an iteration that begins now."""
+        self._samples.check_fits(self.dataset)
+        told = self._settings
+        plan, regrouping = self._samples.plan(told)
+        world, rank = (1, 0) if self._samples.is_own else (told.num_replicas, told.rank)
         return EpochConfig(
             plan=plan,
             regrouping=regrouping,
-            lanes=lanes,
+            lanes=told.lanes,
             world=world,
             rank=rank,
-            tail=self.tail,
-            epochs=self._epochs,
-            epoch_size=self._epoch_size,
-            length=self._length,
+            tail=told.tail,
+            epochs=told.epochs,
+            epoch_size=told.epoch_size,
+            length=told.length,
             origin=self._origin,
-            has_seeds=self.sample_seeds,
+            has_seeds=told.sample_seeds,
         )
-
-    def _check_fits(self) -> None:
-        """See that the dataset has all samples that are to be read, and where all of it is to be read, no others.
-
-        Raises:
-            InputError: it has fewer, or more.
-        """
-        end = self._hi if self._chunks is None else int(self._chunks[:, 1].max(initial=0))
-        if hasattr(self.dataset, "__len__") and len(self.dataset) < end:
-            raise InputError(
-                f"the sampler was made for samples up to {end:,}, and the dataset has {len(self.dataset):,}; where a "
-                "dataset has changed, make the sampler anew"
-            )
-        if self._whole is not None and self._mixing is None and len(self.dataset) > self._whole:
-            raise InputError(
-                f"the sampler was made for all {self._whole:,} samples of its dataset, which has {len(self.dataset):,} "
-                "now; make the sampler anew, or say num_samples to read a part"
-            )
-
-    def _copies(self, boundaries: Indices | None, regrouping: Regrouping | None, *, seed: int) -> Copies:
-        """How often each sample comes in a pass, by the weights."""
-        key = seed, bool(self.shuffle)
-        if self._weighted is None or self._weighted[0] != key:
-            weights, samples = self._weights, np.arange(self._lo, self._hi)
-            weights = weights[samples if regrouping is None else regrouping.take(samples)]
-            count = self._epoch_size or len(weights)
-            copies = Copies(weights, count=count, first=self._lo, boundaries=boundaries, seed=seed)
-            self._weighted = key, copies
-        return self._weighted[1]
 
     def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
@@ -500,22 +317,19 @@ class ChunkedSampler(_EpochSampler):
         shuffle: bool = True,
         shufflefirst: bool = False,
     ) -> None:
-        super().__init__(
-            dataset,
-            num_samples=num_samples,
-            chunksize=chunksize,
-            window=window,
-            seed=seed,
-            shuffle=shuffle,
-            shufflefirst=shufflefirst,
-        )
+        settings = SamplerSettings(seed=seed, shuffle=shuffle, chunksize=chunksize, window=window)
+        parts, (lo, hi) = _parts_of(dataset), parse_range(num_samples, n=len(dataset))
+        if parts is None:
+            samples: Samples = SampleRange(lo, hi, is_whole=num_samples is None)
+        else:
+            samples = choose_samples(dataset, parts, settings, num_samples=num_samples)
+        settings = samples.set_size(settings)
         length = parse_int("dslength_per_replica", dslength_per_replica)
         if length > 0:
-            if self._lo == self._hi:
-                raise ValueError(
-                    f"dslength_per_replica is {length}, and the range {self._lo} .. {self._hi} has no samples"
-                )
-            self.dslength_per_replica = length
+            if lo == hi:
+                raise ValueError(f"dslength_per_replica is {length}, and the range {lo} .. {hi} has no samples")
+            settings = samples.set_length(settings, length)
+        super().__init__(dataset, samples, settings, shufflefirst=shufflefirst)
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
@@ -576,8 +390,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             been initialized since it was made without ``num_replicas``.
     """
 
-    _found: tuple[int, int | None] | None = None  # ranks and rank that were not given; None: they were
-
     @suggest_names
     def __init__(
         self,
@@ -602,65 +414,42 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         mesh: Any = None,
         sample_seeds: bool = False,
     ) -> None:
-        super().__init__(
-            dataset,
-            num_samples=num_samples,
-            chunksize=chunksize,
-            window=window,
-            seed=seed,
-            shuffle=shuffle,
-            shufflefirst=shufflefirst,
-        )
+        parts = _parts_of(dataset)
         if mesh is not None:
             num_replicas, rank = _parse_mesh(mesh, num_replicas, rank)
-        self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
-        self._found = None if num_replicas is not None else (self.num_replicas, self.rank if rank is None else None)
-        self.tail = _parse_tail(tail, drop_last)
-        self.drop_last = self.tail == "drop"
-        self.sample_seeds = check_flag("sample_seeds", sample_seeds)
-        if reshuffle not in ("fixed", "epoch"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; it must be 'fixed' or 'epoch'")
-        self.reshuffle = reshuffle
-        self._takes_lanes = lanes is None
-        self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, minimum=1)
-        if (
-            lanes is not None
-            and shuffle
-            and 0 < self._hi - self._lo < 2 * self.lanes
-            and self.lanes > self.num_replicas
-        ):
+        world, own = _parse_rank(num_replicas, rank)
+        settings = SamplerSettings(
+            seed=seed,
+            shuffle=shuffle,
+            chunksize=chunksize,
+            window=window,
+            num_replicas=world,
+            rank=own,
+            tail=_parse_tail(tail, drop_last),
+            sample_seeds=sample_seeds,
+            reshuffle=reshuffle,
+            lanes=world if lanes is None else lanes,
+            epochs=epochs,
+            epoch_size=epoch_size,
+            source_batch=source_batch,
+            takes_lanes=lanes is None,
+        )
+        samples = choose_samples(dataset, parts, settings, num_samples=num_samples, weights=weights)
+        # Ranks and rank that were not given; None: they were.
+        self._found = None if num_replicas is not None else (world, own if rank is None else None)
+        _EpochSampler.__init__(self, dataset, samples, samples.set_size(settings), shufflefirst=shufflefirst)
+        self.drop_last = settings.tail == "drop"
+        config = self._config()
+        config.first_place(0)  # raises for nominal epochs with less than a sample for each rank
+        if lanes is not None and shuffle and 0 < len(config.plan) < 2 * settings.lanes and settings.lanes > world:
             logger.warning(
                 "lanes is %d, and there are %d samples: most lanes have one or none, so next to nothing is shuffled",
-                self.lanes,
-                self._hi - self._lo,
+                *(settings.lanes, len(config.plan)),
             )
-        self._epochs = None if epochs is None else parse_int("epochs", epochs, minimum=1)
-        size = None if epoch_size is None else parse_int("epoch_size", epoch_size, minimum=1)
-        if size is not None and self._epochs != 1:
-            raise ValueError(
-                f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
-            )
-        self._source_batch = parse_int("source_batch", source_batch, minimum=1)
-        if self._source_batch != 1 and self._mixing is None:
-            raise ValueError(f"source_batch is {self._source_batch}, and a {type(dataset).__name__} is no mixture")
-        batch = global_batch(self._source_batch, world=self.num_replicas, lanes=self.lanes)
-        if self._mixing is None or self._epochs is None:
-            self._epoch_size, self._takes_epoch_size = size, False
-        else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
-            self._takes_epoch_size = size is None
-            size = len(dataset) * self._epochs if size is None else size
-            self._epoch_size, self._epochs = nominal_size(size, batch=batch), 1
-        if self._mixing is None:
-            self._layout = layout(dataset)
-        else:
-            self._mixing.batch = batch
-        if weights is not None:
-            self._weights = self._parse_weights(weights)
-        self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
         self._check_marks()
 
     def _config(self) -> EpochConfig:
-        if self._found is not None and self._chunks is None:
+        if self._found is not None and not self._samples.is_own:
             self._check_group(*self._found)
         return super()._config()
 
@@ -704,16 +493,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "once. Make the sampler after init_process_group, or give it num_replicas= and rank="
             )
 
-    def _parse_weights(self, weights: Any) -> Any:
-        if self._mixing is not None:
-            raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
-        if isinstance(weights, str):
-            weights = read_column(self.dataset, weights, of="weights")
-        found = parse_weights(weights, len(self.dataset))
-        if not found[self._lo : self._hi].any():
-            raise ValueError(f"no weight of the range {self._lo} .. {self._hi} is above 0")
-        return found
-
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
         """Indices that every rank yields."""
@@ -722,7 +501,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     @property
     def total_size(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
         """Indices that all ranks yield together."""
-        return self.num_samples * self.num_replicas
+        return len(self) * int(self.num_replicas)
 
 
 class ShardListSampler(_EpochSampler):
@@ -759,12 +538,23 @@ class ShardListSampler(_EpochSampler):
         if ends is None:
             raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
-        super().__init__(dataset, chunks=chunks, window=window, seed=seed, shuffle=True, shufflefirst=shufflefirst)
-        if lengths is None and hasattr(dataset, "__len__") and len(dataset) == ends[-1:].sum():
-            self._whole = len(dataset)
+        is_whole = lengths is None and hasattr(dataset, "__len__") and len(dataset) == ends[-1:].sum()
+        settings = SamplerSettings(seed=seed, window=window)
+        super().__init__(dataset, GivenChunks(chunks, is_whole=is_whole), settings, shufflefirst=shufflefirst)
 
 
 ShardedSampler = ShardListSampler
+
+
+def _parts_of(dataset: Any) -> list[SourceSpan] | None:
+    """The sources of a mixture; None: a dataset is none.
+
+    Raises:
+        TypeError: it is the name of one.
+    """
+    if isinstance(dataset, (str, bytes)):
+        raise TypeError(f"the dataset is {dataset!r:.200}; give the dataset itself, as ShardListDataset(...)")
+    return mixed_parts(dataset)
 
 
 def _drawing_loader() -> Any:
@@ -803,19 +593,9 @@ def _loading_node() -> Any:
     return None if frame is None else frame.f_locals["self"]
 
 
-def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two orders of mixtures, with the sources alone that are in both."""
-    if not isinstance(there["sources"], Mapping):
-        raise StateError(f"the state's sources are {there['sources']!r:.200}, not a mapping; it is damaged")
-    names = there["sources"].keys() & here["sources"].keys()
-    return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
-
-
 def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type
     if tail is None:
         return "drop" if check_flag("drop_last", drop_last) else "pad"
-    if tail not in ("pad", "drop", "mask"):
-        raise ValueError(f"tail is {tail!r}; it must be 'pad', 'drop' or 'mask'")
     if drop_last is not None and bool(drop_last) != (tail == "drop"):
         raise ValueError(f"tail is {tail!r} and drop_last {drop_last}; they contradict each other")
     return tail

@@ -1,9 +1,11 @@
 """Batches of a mixture, each of one source: shares of batches, equal ranks, resume."""
 
 import itertools
+import json
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch.utils.data
 
@@ -52,6 +54,15 @@ def test_every_global_batch_is_of_one_source_and_shares_are_those_of_batches(see
         for first in range(0, len(mine), len(dataset)):
             part = mine[first : first + len(dataset)]
             assert len(set(part)) == len(part)
+
+
+def test_a_state_after_assigned_numpy_integers_is_json():
+    """Ranks of a numpy type that are assigned before a length leave the state's numbers plain ints."""
+    sampler = wids.DistributedChunkedSampler(mixture_of(random.Random(1), a=2, b=1), num_replicas=3, rank=0)
+    sampler.num_replicas = np.int64(2)
+    sampler.dslength_per_replica = 5
+    next(iter(sampler))
+    assert json.loads(json.dumps(sampler.state_dict()))["position"] == 2
 
 
 def test_a_resume_on_another_number_of_ranks_keeps_the_global_batch():

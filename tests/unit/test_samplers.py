@@ -769,6 +769,20 @@ def test_ranges_may_be_assigned(make):
         sampler.ranges = [(5, 3)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("window", 0), ("chunksize", 2.5), ("seed", "7"), ("tail", "cut"), ("reshuffle", True), ("num_replicas", 0)],
+)
+def test_settings_are_checked_when_they_are_assigned(name, value):
+    """A bad value is refused where it is assigned, and the sampler stays as it was."""
+    sampler = alone(Sized(30))
+    before = getattr(sampler, name), list(sampler)
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        setattr(sampler, name, value)
+    sampler.set_epoch(0)
+    assert (getattr(sampler, name), list(sampler)) == before
+
+
 def test_ranges_are_a_list_of_the_callers():
     """The list that `ranges` gives is a new one: changing it changes no epoch."""
     sampler = ChunkedSampler(Sized(10), chunksize=5)

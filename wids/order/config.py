@@ -6,20 +6,23 @@ The order of an epoch is the `Plan`'s: one sequence, which all ranks read togeth
     positions     0 ......... place.position . +1 . +2 ......... end of the new ones ... stop
     rank r of W                  reads place.position + r, + W, + 2 W, ...    | repeated: tail="pad", "mask"
 
+What a sampler was told is a `SamplerSettings`, and each iteration makes its config of that.
+
 Pure. A config never changes: an iteration keeps the one it began with, also if the sampler's attributes change later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from wids.order.epoch import Plan, Stream, end_position, nominal_start
 from wids.order.mask import seeds_of
 from wids.order.state import START, EpochPosition
+from wids.order.validation import check_flag, parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +31,96 @@ if TYPE_CHECKING:
     from wids.order.layout import Regrouping
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
+
+Reshuffle = Literal["fixed", "epoch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSettings:
+    """What a sampler was told, but for its dataset, by the names of `wids.DistributedChunkedSampler`'s parameters.
+
+    Attributes:
+        length: indices of each rank in an epoch, if it was assigned; see `EpochConfig`.
+        takes_lanes: a loaded state sets the lanes; otherwise they must be equal. takes_epoch_size: likewise.
+
+    Raises:
+        ValueError: a value that is not an integer, or too small, or none of those there are; settings that exclude each
+            other.
+    """
+
+    seed: int
+    shuffle: bool = True
+    chunksize: int = 1
+    window: int
+    num_replicas: int = 1
+    rank: int = 0
+    tail: Tail = "pad"
+    sample_seeds: bool = False
+    reshuffle: Reshuffle = "fixed"
+    lanes: int = 1
+    epochs: int | None = 1
+    epoch_size: int | None = None
+    source_batch: int = 1
+    length: int | None = None
+    takes_lanes: bool = False
+    takes_epoch_size: bool = False
+
+    def __post_init__(self) -> None:
+        for name, minimum in _INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, parse_int(name, value, minimum=minimum))
+        for name in ("shuffle", "sample_seeds"):
+            check_flag(name, getattr(self, name))
+        if self.tail not in ("pad", "drop", "mask"):
+            raise ValueError(f"tail is {self.tail!r}; it must be 'pad', 'drop' or 'mask'")
+        if self.reshuffle not in ("fixed", "epoch"):
+            raise ValueError(f"reshuffle is {self.reshuffle!r}; it must be 'fixed' or 'epoch'")
+        if self.epoch_size is not None and self.epochs != 1:
+            raise ValueError(
+                f"epochs is {self.epochs} and epoch_size {self.epoch_size}; only one of them can set the end of an "
+                "iteration"
+            )
+
+    @property
+    def mixing(self) -> dict[str, Any]:
+        """What a `Plan` takes of them, for any samples."""
+        return {
+            "window": self.window,
+            "is_shuffled": bool(self.shuffle),
+            "seed": self.seed,
+            "chunksize": self.chunksize,
+            "lanes": self.lanes,
+            "is_dealt": self.reshuffle == "epoch",
+        }
+
+
+# The least values of those that are integers, or None.
+_INTEGERS = {
+    "seed": None,
+    "chunksize": 1,
+    "window": 1,
+    "num_replicas": 1,
+    "rank": None,
+    "lanes": 1,
+    "epochs": 1,
+    "epoch_size": 1,
+    "source_batch": 1,
+    "length": 0,
+}
+
+
+class Setting:
+    """A sampler's attribute that is one of its `SamplerSettings`; to assign it replaces these, for later iterations."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sampler: Any, owner: type) -> Any:
+        return self if sampler is None else getattr(sampler._settings, self._name)  # noqa: SLF001 - its other half
+
+    def __set__(self, sampler: Any, value: Any) -> None:
+        sampler._settings = replace(sampler._settings, **{self._name: value})  # noqa: SLF001 - likewise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,27 +235,23 @@ class EpochConfig:
         new = self.count_new(place)
         return self.count(place) if new is None else place.yielded + new
 
-    def blocks(self, place: EpochPosition) -> Iterator[Indices]:
-        """The rank's indices from a place to its epoch's end, (n,) at a time."""
-        start, stop = self.span(place)
-        return (found for found, _ in self.read(place.epoch, start + self.rank, stop, self.world, has_seeds=False))
-
     def seeded(self, place: EpochPosition) -> Iterator[tuple[Indices, Indices | None]]:
-        """`blocks`, each with the seeds of its samples, (n,) too, or None if they have none."""
+        """The rank's indices from a place to its epoch's end, (n,) at a time, and their seeds; see `read`."""
         start, stop = self.span(place)
         return self.read(place.epoch, start + self.rank, stop, self.world, has_seeds=self.has_seeds)
 
     def read(
         self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
     ) -> Iterator[tuple[Indices, Indices | None]]:
-        """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds (`wids.order.mask.seeds_of`).
+        """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds, (n,), or None.
 
-        The pass of a sample is its epoch; where passes follow each other, the number of the pass from the first one
-        on, in a mixture that of the sample's source. What an epoch repeats has the seeds of the first time.
+        For seeds see `wids.order.mask.seeds_of`. The pass of a sample is its epoch; where passes follow each other, the
+        number of the pass from the first one on, in a mixture that of the sample's source. What an epoch repeats has
+        the seeds of the first time.
         """
         plan, is_stream = self.plan, self.is_stream or stop is None
         if not isinstance(plan, Plan):
-            return plan.seeded(start, stop, step, has_seeds=has_seeds)
+            return plan.read(start, stop, step, has_seeds=has_seeds)
         if is_stream:
             passes: Iterable[tuple[EpochOrder, int, int]] = Stream(plan).passes(start, stop, step)
         else:

@@ -21,26 +21,29 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wids.errors import StateError
+from wids.order.config import SamplerSettings
 from wids.order.epoch import Plan, Stream
-from wids.order.layout import inside_of, layout
+from wids.order.layout import ShardCounts, inside_of, layout, read_column
 from wids.order.mask import seeds_of
+from wids.order.samples import SampleRange, Samples, WeightedRange
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
-from wids.order.state import CONTENTS, MAX_POSITION
-from wids.order.validation import parse_int
-from wids.order.weights import Copies, parse_weights
+from wids.order.state import CONTENTS, MAX_POSITION, check_order, read_size
+from wids.order.validation import parse_int, parse_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from wids.order.layout import Layout, Regrouping, ShardCounts
+    from wids.order.layout import Layout, Regrouping
     from wids.order.permutation import Indices
+    from wids.order.state import EpochPosition
 
 REWEIGHT_ADVICE = (
     "To go on with this mixture's sources and weights from the state's position on, "
@@ -187,10 +190,9 @@ class MixturePlan:
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
-        order = _MixedOrder(self)
-        return map(order.take, order.pieces(start, stop, step))
+        return (found for found, _ in self.read(start, stop, step, has_seeds=False))
 
-    def seeded(
+    def read(
         self, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
     ) -> Iterator[tuple[Indices, Indices | None]]:
         """As `stream`, each piece with the seeds of its samples (`wids.order.mask.seeds_of`), or None."""
@@ -399,41 +401,70 @@ def _parse_weight(name: str, weight: Any) -> float:
     return value
 
 
-class MixtureWeights:
+class MixtureWeights(Samples):
     """The sources of a sampler's mixture, and their weights, which may change.
 
     Args:
         parts: the sources.
+        layout: where the shards of all of them are; None: not known.
+        batch: see `MixturePlan`.
 
     Attributes:
-        batch: see `MixturePlan`; may be assigned.
-        segments: the weights from each position on.
+        batch: as given. segments: the weights from each position on.
     """
 
-    def __init__(self, parts: Sequence[SourceSpan]) -> None:
-        self._parts = parts
-        self.batch: int | None = None
+    def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
+        super().__init__(max((part.last for part in parts), default=0))
+        self._parts, self._layout, self.batch = parts, layout, batch
         self._sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
         self.segments: tuple[WeightSegment, ...] = (WeightSegment(0, self.weights),)
 
-    def plan(self, layout: Layout | None, *, lanes: int, seed: int, is_shuffled: bool, **options: Any) -> MixturePlan:
-        """The order of the mixture, by what a `Plan` of each source takes."""
-        sources = []
+    def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
+        """See `Samples.plan`."""
+        mixing, sources = settings.mixing, []
         for part in self._parts:
             boundaries, regrouping = None, None
-            if layout is not None:
-                boundaries, regrouping = layout.arrange(part.first, part.last, is_sorted=is_shuffled)
-            plan = Plan(
-                hi=part.last - part.first,
-                boundaries=None if boundaries is None else boundaries - part.first,
-                lanes=lanes,
-                seed=_own_seed(seed, part.name),
-                is_shuffled=is_shuffled,
-                **options,
-            )
+            if self._layout is not None:
+                boundaries, regrouping = self._layout.arrange(part.first, part.last, is_sorted=mixing["is_shuffled"])
+            own = {
+                "hi": part.last - part.first,
+                "boundaries": None if boundaries is None else boundaries - part.first,
+                "seed": _own_seed(settings.seed, part.name),
+            }
+            plan = Plan(**{**mixing, **own})
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents))
-        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, batch=self.batch)
+        plans = tuple(sources)
+        return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
+
+    def set_size(self, settings: SamplerSettings) -> SamplerSettings:
+        """See `Samples.set_size`: as many as passes over all sources have, or a little more: whole batches."""
+        if settings.epochs is None:
+            return settings
+        size = settings.epoch_size or self.end * settings.epochs
+        takes = settings.epoch_size is None
+        return replace(settings, epoch_size=nominal_size(size, batch=self.batch), epochs=1, takes_epoch_size=takes)
+
+    def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
+        """See `Samples.set_length`; the next epoch goes on there.
+
+        Raises:
+            ValueError: that is no whole number of batches of one source.
+        """
+        if not length:
+            return super().set_length(settings, length)
+        size, each = length * settings.num_replicas, self.batch or 1
+        if size % each:
+            raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
+        return replace(settings, epoch_size=size, epochs=1, takes_epoch_size=False)
+
+    def dataset_facts(self, _dataset: Any) -> dict[str, Any]:
+        """See `Samples.dataset_facts`; sources have their own."""
+        return {"dataset": None}
+
+    def state_facts(self) -> dict[str, Any]:
+        """See `Samples.state_facts`."""
+        return {"weights": self.facts()}
 
     def facts(self) -> dict[str, Any]:
         """The weights as plain values for a state: the mixture's own, and the segments."""
@@ -461,28 +492,71 @@ class MixtureWeights:
         self.segments = tuple(kept)
         return first
 
-    def adopt(self, facts: Any, *, position: int, lanes: int, is_reweighted: bool) -> None:
-        """Take the weights of a state over.
-
-        Args:
-            facts: of the state.
-            position: the state's.
-            lanes: likewise.
-            is_reweighted: the mixture's own weights hold from the position on.
+    def adopt(
+        self,
+        there: dict[str, Any],
+        here: dict[str, Any],
+        *,
+        place: EpochPosition,
+        lanes: int,
+        settings: SamplerSettings,
+        is_reweighted: bool,
+    ) -> dict[str, Any]:
+        """See `Samples.adopt`; takes over the state's weights, too.
 
         Raises:
-            StateError: they are damaged; or other ones than the mixture's.
+            StateError: sources or settings differ; or weights do, and it is not ``is_reweighted``; it is damaged.
         """
+        if "sources" not in there:
+            check_order(there, here)
+        there, here = dict(there), dict(here)
+        facts = there.pop("weights", None)
+        if settings.takes_epoch_size:
+            here["epoch_size"] = read_size(there)
+        if here["batch"] is not None and there.get("batch") is not None:
+            _check_batch(there["batch"], place.position, lanes, settings)
+            here["batch"] = there["batch"]
+        check_order(*(_common_sources(there, here) if is_reweighted else (there, here)), advice=f". {REWEIGHT_ADVICE}")
+        size = here["epoch_size"] or self.end
+        if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
+            raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
         own, segments = _parse_facts(facts, self.batch or lanes, None if is_reweighted else self._sizes)
-        if is_reweighted:
-            self.segments = segments
-            self.change(self.weights, position=position, lanes=lanes)
-            return
         names = [name for name in {**own, **self.weights} if own.get(name) != self.weights.get(name)]
-        if names:
+        if names and not is_reweighted:
             listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
             raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
         self.segments = segments
+        if is_reweighted:
+            self.change(self.weights, position=place.position, lanes=lanes)
+        return here
+
+
+def _check_batch(batch: Any, position: int, lanes: int, settings: SamplerSettings) -> None:
+    """See that a sampler's ranks read whole batches of a state that has batches of one source.
+
+    Raises:
+        StateError: they do not.
+    """
+    mine = settings.source_batch * settings.num_replicas
+    if batch != mine:
+        raise StateError(
+            f"the state's global batches are of {batch} samples, and here {settings.num_replicas} rank(s) with "
+            f"source_batch={settings.source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
+        )
+    if batch % lanes:
+        raise StateError(f"the state's global batches are of {batch} samples in {lanes} lanes; it is damaged")
+    if position % mine:
+        raise StateError(
+            f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
+        )
+
+
+def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two orders of mixtures, with the sources alone that are in both."""
+    if not isinstance(there["sources"], Mapping):
+        raise StateError(f"the state's sources are {there['sources']!r:.200}, not a mapping; it is damaged")
+    names = there["sources"].keys() & here["sources"].keys()
+    return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
 
 
 def nominal_size(size: int, *, batch: int | None) -> int:
@@ -505,18 +579,59 @@ def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
     return batch
 
 
+def choose_samples(
+    dataset: Any,
+    parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
+    *,
+    num_samples: int | tuple[int, int] | None = None,
+    weights: Any = None,
+) -> Samples:
+    """What a sampler reads of a dataset.
+
+    Args:
+        dataset: whose shards are looked at.
+        parts: its sources, if it is a mixture.
+        settings: of the sampler.
+        num_samples: else, which of the samples; see `wids.DistributedChunkedSampler`.
+        weights: see there.
+
+    Raises:
+        ValueError: a range outside of the dataset; ``weights`` that are not one number for each sample; these, or a
+            range, of a mixture; a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
+    """
+    if parts is None:
+        if settings.source_batch != 1:
+            raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
+        span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
+        if weights is None:
+            return SampleRange(*span, layout(dataset), is_whole=is_whole)
+        weights = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
+        return WeightedRange(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
+    if num_samples is not None:
+        raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
+    if weights is not None:
+        raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
+    batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
+    return MixtureWeights(parts, layout(dataset), batch=batch)
+
+
+def _describe(dataset: Any) -> str:
+    if isinstance(dataset, ShardCounts):
+        return "the index has no sub-datasets with weights"
+    return f"a {type(dataset).__name__} is no mixture"
+
+
 def plan_order(
     counts: ShardCounts,
     parts: Sequence[SourceSpan] | None,
     *,
     span: tuple[int, int] | None = None,
     world: int = 1,
-    source_batch: int = 1,
-    lanes: int,
-    seed: int,
+    is_shuffled: bool = True,
+    is_dealt: bool = False,
     weights: Any = None,
-    epoch_size: int | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Plan | MixturePlan:
     """The order of the samples of an index, as samplers have it.
 
@@ -525,34 +640,18 @@ def plan_order(
         parts: the sources, if it is a mixture.
         span: else, which of the samples, half-open; None: all.
         world: how many ranks read it.
-        source_batch: samples in turn that each reads of one source; 1: no batches of one source.
-        lanes: see `Plan`.
-        seed: likewise.
+        is_shuffled: see `Plan`.
+        is_dealt: likewise.
         weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.order.weights`.
-        epoch_size: samples of a pass by weights; None: as many as there are.
-        options: the others of a `Plan`.
+        settings: the others of a `SamplerSettings`.
 
     Raises:
-        ValueError: a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch; ``weights``
-            that are not one number for each sample, or of a mixture.
+        ValueError: see `choose_samples`.
     """
-    options = {"lanes": lanes, "seed": seed, **options}
-    if weights is not None and parts is not None:
-        raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
-    if parts is not None:
-        mixing = MixtureWeights(parts)
-        mixing.batch = global_batch(source_batch, world=world, lanes=lanes)
-        return mixing.plan(layout(counts), **options)
-    if source_batch != 1:
-        raise ValueError(f"source_batch is {source_batch}, and the index has no sub-datasets with weights")
-    lo, hi = span or (0, len(counts))
-    boundaries = counts.boundaries(lo, hi)
-    if weights is None:
-        return Plan(lo=lo, hi=hi, boundaries=boundaries, **options)
-    own, size = parse_weights(weights, len(counts))[lo:hi], epoch_size or hi - lo
-    if not own.any():
-        raise ValueError(f"no weight of the range {lo} .. {hi} is above 0")
-    return Plan(hi=size, copies=Copies(own, count=size, first=lo, boundaries=boundaries, seed=seed), **options)
+    reshuffle: Any = "epoch" if is_dealt else "fixed"
+    told = SamplerSettings(num_replicas=world, shuffle=is_shuffled, reshuffle=reshuffle, **settings)
+    span = span if parts is None else None
+    return choose_samples(counts, parts, told, num_samples=span, weights=weights).plan(told)[0]
 
 
 def _parse_facts(

@@ -1,0 +1,180 @@
+"""Which samples a sampler reads, each kind with the plan of its order: a range, one by weights, or chunks.
+
+`wids.order.mixture.MixtureWeights` is the fourth kind. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.errors import InputError
+from wids.order.epoch import Plan
+from wids.order.layout import contents, fingerprint
+from wids.order.state import CONTENTS, check_order
+from wids.order.weights import Copies, parse_weights
+
+if TYPE_CHECKING:
+    from wids.order.config import SamplerSettings
+    from wids.order.layout import Layout, Regrouping
+    from wids.order.mixture import MixturePlan
+    from wids.order.permutation import Indices
+    from wids.order.state import EpochPosition
+
+
+class Samples:
+    """Samples of a dataset.
+
+    Args:
+        end: the dataset has to have so many.
+        is_whole: it must not have more.
+
+    Attributes:
+        is_own: they are of one rank alone, and not divided.
+    """
+
+    is_own = False
+
+    def __init__(self, end: int, *, is_whole: bool = False) -> None:
+        self.end, self._is_whole = end, is_whole
+        self._facts: dict[str, Any] | None = None
+
+    def plan(self, settings: SamplerSettings) -> tuple[Plan | MixturePlan, Regrouping | None]:
+        """The plan of their order, and which sample is read at which position of it; see `EpochConfig`."""
+        raise NotImplementedError
+
+    def check_fits(self, dataset: Any) -> None:
+        """See that the dataset has all samples that are to be read, and where all of it is to be read, no others.
+
+        Raises:
+            InputError: it has fewer, or more.
+        """
+        if hasattr(dataset, "__len__") and len(dataset) < self.end:
+            raise InputError(
+                f"the sampler was made for samples up to {self.end:,}, and the dataset has {len(dataset):,}; where a "
+                "dataset has changed, make the sampler anew"
+            )
+        if self._is_whole and len(dataset) > self.end:
+            raise InputError(
+                f"the sampler was made for all {self.end:,} samples of its dataset, which has {len(dataset):,} now; "
+                "make the sampler anew, or say num_samples to read a part"
+            )
+
+    def dataset_facts(self, dataset: Any) -> dict[str, Any]:
+        """Which dataset it is, as plain values for a state's order."""
+        if self._facts is None:
+            found = contents(dataset)
+            self._facts = {"dataset": fingerprint(dataset), **({CONTENTS: found} if found else {})}
+        return self._facts
+
+    def state_facts(self) -> dict[str, Any]:
+        """What a state's order has besides, and a sampler that loads it takes over."""
+        return {}
+
+    def adopt(
+        self,
+        there: dict[str, Any],
+        here: dict[str, Any],
+        *,
+        place: EpochPosition,
+        lanes: int,
+        settings: SamplerSettings,
+        is_reweighted: bool,
+    ) -> dict[str, Any]:
+        """Check the order of a state against a sampler's own; the order that both have now.
+
+        Args:
+            there: the state's.
+            here: the sampler's.
+            place: the state's.
+            lanes: likewise.
+            settings: of the sampler.
+            is_reweighted: of a mixture, the weights here hold from the state's place on.
+
+        Raises:
+            StateError: they differ.
+        """
+        del place, lanes, settings, is_reweighted
+        check_order(there, here)
+        return here
+
+    def set_size(self, settings: SamplerSettings) -> SamplerSettings:
+        """Settings with the size of nominal epochs, where there always are such."""
+        return settings
+
+    def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
+        """Settings with which a rank yields so many indices in an epoch; None: as many as there are."""
+        return replace(settings, length=length)
+
+
+class SampleRange(Samples):
+    """A range of a dataset, each sample once in a pass.
+
+    Args:
+        lo: the first one.
+        hi: one past the last.
+        layout: where the dataset's shards are; None: not known.
+        is_whole: it is all of the dataset.
+    """
+
+    def __init__(self, lo: int, hi: int, layout: Layout | None = None, *, is_whole: bool = False) -> None:
+        super().__init__(hi, is_whole=is_whole)
+        self.lo, self.hi, self._layout = lo, hi, layout
+
+    def _arrange(self, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
+        return (None, None) if self._layout is None else self._layout.arrange(self.lo, self.hi, is_sorted=is_sorted)
+
+    def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
+        """See `Samples.plan`."""
+        boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
+        return Plan(lo=self.lo, hi=self.hi, boundaries=boundaries, **settings.mixing), regrouping
+
+
+class WeightedRange(SampleRange):
+    """A range of which samples come more or less often than once in a pass; see `wids.order.weights`.
+
+    Args:
+        weights: of all samples of the dataset: (n,).
+        size: of the dataset.
+        span: the range; the others are those of a `SampleRange`.
+
+    Raises:
+        ValueError: weights that are not one number for each sample; none of the range is above 0.
+    """
+
+    def __init__(
+        self, weights: Any, size: int, span: tuple[int, int], layout: Layout | None, *, is_whole: bool = False
+    ) -> None:
+        super().__init__(*span, layout, is_whole=is_whole)
+        self._weights = parse_weights(weights, size)
+        if not self._weights[self.lo : self.hi].any():
+            raise ValueError(f"no weight of the range {self.lo} .. {self.hi} is above 0")
+        self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
+
+    def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
+        """See `Samples.plan`."""
+        boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
+        size = settings.epoch_size or self.hi - self.lo
+        key = settings.seed, bool(settings.shuffle), size
+        if self._copies is None or self._copies[0] != key:
+            samples = np.arange(self.lo, self.hi)
+            weights = self._weights[samples if regrouping is None else regrouping.take(samples)]
+            copies = Copies(weights, count=size, first=self.lo, boundaries=boundaries, seed=settings.seed)
+            self._copies = key, copies
+        return Plan(hi=size, copies=self._copies[1], **settings.mixing), regrouping
+
+
+class GivenChunks(Samples):
+    """Chunks that a caller gave to one rank: (nchunks, 2), half-open, in the caller's order."""
+
+    is_own = True
+
+    def __init__(self, chunks: Indices, *, is_whole: bool = False) -> None:
+        super().__init__(int(chunks[:, 1].max(initial=0)), is_whole=is_whole)
+        self._chunks = chunks
+
+    def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
+        """See `Samples.plan`."""
+        return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "is_dealt": False}), None
