@@ -303,6 +303,7 @@ class HubSource(HttpSource):
             precedence=precedence,
         )
         self._elsewhere = hub.open_elsewhere()
+        self._there: tuple[str, HttpSource] | None = None
         self._failure: Exception | None = None
         # Of a bucket, which has no commits, a process that starts asks where a file is now.
         self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
@@ -330,9 +331,11 @@ class HubSource(HttpSource):
                         if not isinstance(found, _Redirect):
                             return found
                         target, is_new = self._remember(found), True
-            there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
+            if self._there is None or self._there[0] != target.url:
+                there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
+                self._there = target.url, there
             try:
-                answer = await there.ask(span, is_raw=is_raw)
+                answer = await self._there[1].ask(span, is_raw=is_raw)
             except Exception as error:
                 if is_new or getattr(error, "status", None) not in _EXPIRED:
                     raise
@@ -385,7 +388,8 @@ class HubSource(HttpSource):
             raise self._failure
         url, tag = self._name, ""
         for _ in range(_MAX_HOPS):
-            here = HttpSource(self.url, self._filesystem, url, go_on=self.go_on, precedence=self.precedence)
+            # It waits for no download: a sample's request, or another process, may wait for the same answer.
+            here = HttpSource(self.url, self._filesystem, url, go_on=self.go_on, precedence=None)
             try:
                 answer = await here.ask(span, is_raw=is_raw)
             except Exception as error:

@@ -1,5 +1,6 @@
 """The Hugging Face Hub's limits, its signed redirects, its refusals: against the stand-in."""
 
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -30,9 +31,10 @@ from wids.errors import (
     UnreachableError,
 )
 from wids.files import locks
-from wids.transport import download, failures, hub
+from wids.transport import download, failures, filesystems, hub, stores
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
+from wids.transport.spans import Span
 
 BASE = "hf://datasets/org/set"
 
@@ -457,6 +459,43 @@ def test_a_sample_comes_before_its_shard(stand_in, tabled):
         downloads = dataset._collection.provider._arrivals
         downloads.end(is_finished=False)
         downloads.join()
+
+
+def test_a_sample_waits_for_no_download_that_asks_the_resolver(stand_in):
+    """The download that asks first has no connection for its bytes; the sample, which needs the same redirect, has."""
+    stand_in.put({"a.tar": body_of(1)})
+    found: dict[str, bytes] = {}
+
+    class Sink:
+        def __init__(self, name):
+            self.name = name
+
+        def learn(self, stat):
+            """The size is known."""
+
+        def write(self, at, data):
+            found[self.name] = found.get(self.name, b"") + bytes(data)
+
+    def source(precedence):
+        return stores.open_source(f"{BASE}/a.tar", Session(), go_on=lambda: None, precedence=precedence)
+
+    shard, sample = source(filesystems.Precedence(is_ahead=False)), source(None)
+
+    async def read_both():
+        slots = filesystems.connections()
+        taken = [await slots.acquire(filesystems.Precedence(is_ahead=False)) for _ in range(slots.count)]
+        downloading = asyncio.ensure_future(shard.read(Span(0, 3000), Sink("shard")))
+        try:
+            await asyncio.wait_for(sample.read(Span(5, 50), Sink("sample")), PATIENCE_SECONDS)
+            assert not downloading.done()
+        finally:
+            for release in taken:
+                release()
+            await downloading
+
+    filesystems.run(read_both())
+    assert found == {"sample": body_of(1)[5:50], "shard": body_of(1)}
+    assert stand_in.requests["resolvers"] == 1
 
 
 # --- a data set by its name, from outside
