@@ -121,7 +121,7 @@ class Arrivals:
         Args:
             shard: which.
             path: where it will be in the cache.
-            record: what is known of it.
+            record: the facts about it.
         """
         now = time.monotonic()
         record.since = min(record.since, now)
@@ -131,7 +131,7 @@ class Arrivals:
         early = _EarlyShard(self._cache, path, record, self._active)
         try:
             is_due = access.begins_download(early, now)
-        except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
+        except (OSError, CacheError) as error:  # of the directory: the download fails, too, with advice
             logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
             is_due = early.has_room
         if is_due:

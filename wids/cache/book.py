@@ -1,8 +1,8 @@
 """What this process knows of each shard: one record for each URL.
 
 Rules: threads read and write a record without a lock; what one of them loses, another finds out again. A fork has a
-copy of all of it, without downloads, whose threads are the parent's. A pickle (a worker that is spawned) has what is
-known of a shard's server: that it gives no ranges, that its table is wrong, what was spent. Tables are found again,
+copy of all of it, without downloads, whose threads are the parent's. A pickle (a worker that is spawned) has the facts
+about a shard's server: it has no ranges, its table is wrong, the bytes spent. Tables are found again,
 times belong to one process's clock, and connections to one process.
 """
 
@@ -25,7 +25,7 @@ _LASTING = ("is_spent", "lacks_ranges", "lacks_table", "was_read")
 
 
 class ShardRecord:
-    """What is known of one shard.
+    """The facts that this process knows about one shard.
 
     Attributes:
         table: its member table, by the rule of the dataset; None: not known, or dropped from memory.

@@ -2,7 +2,7 @@
 
 Rules: of a directory, only what `wids.cache.space` would evict is deleted: shards that a cache downloaded, unused and
 not kept; those that no live job is coming to first. An explicit glob is the caller's own choice: the files that it
-matches are deleted, oldest first, wherever they come from. Neither deletes what is open under a lease, kept or locked.
+matches are deleted, oldest first, wherever they come from. Neither deletes a leased, kept or locked file.
 A background process is the only one in its directory; another one waits for its turn, and takes over when the first is
 gone. It ends with its parent, however that ends.
 """
@@ -271,7 +271,7 @@ def create_cleanup_background_process(
     Args:
         pattern: a cache directory, or a glob pattern.
         maxsize: see `keep_most_recent_files`.
-        maxfiles: likewise.
+        maxfiles: the same for files.
         every: how many seconds after it has ended it runs again.
     """
     process = multiprocessing.Process(
@@ -411,7 +411,7 @@ class _Turn:
 
 
 def _directory_of(pattern: str) -> str | None:
-    """The directory under which all matches lie; None if it does not exist (yet)."""
+    """The directory that contains all matches; None if it does not exist (yet)."""
     if os.path.isdir(pattern):
         return pattern
     if not glob.has_magic(pattern) and not os.path.exists(pattern):

@@ -1,4 +1,4 @@
-"""One cache directory: where its files lie, and what one look at it finds.
+"""One cache directory: the paths of its files, and a scan of them.
 
     NAME                                  a cached shard
     .wids/tables/NAME.widx                its member table, written by the download
@@ -12,7 +12,7 @@
     .wids/release-request                 touched by a process that needs space
     .wids/changes                         which shards came and went (`wids.cache.contents`)
 
-Rules: a shard belongs to the cache if its member table lies in ``.wids/tables``, which only a download puts there;
+Rules: a shard belongs to the cache if its member table is in ``.wids/tables``, where only a download puts it;
 everything else in the directory belongs to the user. The files of ``.wids`` have the permissions of the directory:
 users who share the one share the other.
 """
@@ -50,7 +50,7 @@ class Transients(msgspec.Struct, frozen=True, kw_only=True):
     """Files that are there while something runs; a process that was killed leaves its own behind.
 
     Attributes:
-        parts: names of part files in ``.wids``. plans, locks: likewise.
+        parts: names of part files in ``.wids``. plans, locks: the same of these.
         used_bytes: of the part files.
         promised_bytes: bytes that the part files will have and have not yet taken from the file system.
     """

@@ -67,7 +67,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         left_behind: by processes that are gone: part files, plans, tables without a shard. The next job sweeps them.
         remembered: member tables of evicted shards.
         strangers: files that no cache made.
-        jobs: live jobs whose plans lie here.
+        jobs: live jobs with plans in this directory.
         free_bytes, disk_bytes: of the file system.
         holders: the processes that have shards open, as far as they can be seen; ``files`` are names of shards.
         unknown: why states are unknown; "" if they are not.

@@ -155,7 +155,7 @@ class ShardDownload:
             fd = lease.fd
             before, self._origin = self._origin, self._find_origin()
             if not {*(before or "").split()} <= {*(self._origin or "").split()}:  # a download finds out more
-                raise InterruptedTransferError(f"{shard.url}: was written anew while it was copied")
+                raise InterruptedTransferError(f"{shard.url}: was rewritten while it was copied")
             check_content(shard.url, system.pread(fd, 512, 0))
             check_file(shard, fd, go_on=self._lock.touch)
             if not checksums.promised(shard):
@@ -167,7 +167,7 @@ class ShardDownload:
             if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
                 raise EmptyShardError(
                     f"{shard.url}: {facts.size} bytes arrived without a sample, and the index says nsamples "
-                    f"{shard.nsamples}; fetch it again, or update the index if the shard was written anew",
+                    f"{shard.nsamples}; fetch it again, or update the index if the shard was rewritten",
                     shard=shard.url,
                     offset=0,
                 )
@@ -243,7 +243,7 @@ def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: Non
     if size is not None and found != size:
         raise SizeMismatchError(
             f"{url}: {found} bytes arrived, and the index says filesize {size}; fetch it again, or update the index "
-            "if the shard was written anew",
+            "if the shard was rewritten",
             url=url,
             expected=size,
             found=found,
@@ -252,7 +252,7 @@ def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: Non
         key, digest, said = mismatch
         raise DigestMismatchError(
             f"{url}: the {checksums.word(key)} of what arrived is {digest}, and the index says {said}; fetch it again, "
-            "or update the index if the shard was written anew",
+            "or update the index if the shard was rewritten",
             url=url,
             expected=said,
             found=digest,

@@ -56,7 +56,7 @@ def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
 
 
 def shard_bytes(needed: int, nsamples: int | None) -> int:
-    """The bytes of a shard that needs so many together with what is kept free for its table; about."""
+    """The bytes of a shard that needs so many, including the reserve for its table; approximately."""
     size = max(needed - 1024, 0)
     most = size // 9  # an eighth of the shard
     return size - (most if nsamples is None else min(512 * nsamples, most))
@@ -449,7 +449,7 @@ class _DirectorySnapshot:
         return is_evicted
 
     def forget_tables(self) -> None:
-        """Delete remembered tables that have what was granted."""
+        """Delete remembered tables, whose bytes were granted."""
         remembered = self._contents.remembered.bytes - self._stuck
         missing = missing_bytes(
             used=self.used + remembered,

@@ -60,7 +60,7 @@ class ShardCache:
         keep: mark the shards as not to be evicted.
         session: what opens URLs; its hooks are called with every event.
         checks_counts: a cached shard that holds another number of samples than the index says is downloaded again.
-        book: what is known of each shard; None: a new one.
+        book: facts about each shard; None: a new one.
 
     Attributes:
         is_limit_told: a program was warned that the limit is too small for what it reads.

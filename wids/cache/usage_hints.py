@@ -70,7 +70,7 @@ class PlanFile:
 
         Args:
             uses: name of a shard's file -> when it is used next, in seconds since 1970.
-            busy: name -> until when it is used for the last time, likewise.
+            busy: name -> the time of its last use, in the same form.
             figures: of each dataset, for people who look on; see `Said`.
         """
         said = Said(_what_can_be_told(uses), _what_can_be_told(busy or {}), {**(figures or {})})  # type: ignore[dict-item]

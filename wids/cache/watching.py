@@ -1,7 +1,7 @@
 """A cache directory, looked at again and again while jobs use it: for people.
 
 Rules: looking makes no file and takes no lock, so that it neither blocks who evicts nor has to wait. A large directory
-is listed by its names alone, and only when it has changed; what is new is looked at by itself. Who has a shard open
+is listed by its names alone, and only when it has changed; each new file is examined by itself. Who has a shard open
 is what the kernel's list of locks says (Linux), else what lsof says of some shards; processes of other containers are
 not seen. Times of use are those of the open shards at once, of all others in turn.
 """
@@ -45,7 +45,7 @@ class WatchLimits:
     Attributes:
         listing_pauses: a directory is not listed again before so many times the seconds that listing it took.
         tool_seconds: how often lsof is asked, where it has to be.
-        sort_seconds: of many shards, those that were used last are sorted out anew so often.
+        sort_seconds: of many shards, the most recently used ones are determined again so often.
     """
 
     listing_pauses: float = 20.0
@@ -81,8 +81,8 @@ class WatchedDownload(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the shard's. pid: of the process that began it.
-        size_bytes: what it will have; where no index says it, what has come, until the server has said it.
-        written_bytes: what is on the disk of it.
+        size_bytes: its final size; if no index has it, the received bytes until the server has answered.
+        written_bytes: its part on the disk.
         is_locked: its writer is there; None: that is not known from here.
     """
 
@@ -186,7 +186,7 @@ class CacheWatch:
         self._remembered: set[str] = set()
 
     def look(self) -> Look:
-        """What is there now.
+        """The present contents.
 
         Raises:
             CacheError: it is no directory, or cannot be listed.
@@ -268,7 +268,7 @@ class CacheWatch:
     def _list(self) -> None:
         """List the names if the directory has changed, and look at those that are new."""
         home = self._home
-        # Before they are listed: what comes meanwhile is seen the next time.
+        # Before they are listed: a file that appears meanwhile is found the next time.
         states = _changed_ns(home.path), _changed_ns(home.tables)
         start = time.monotonic()
         if states == self._states and all(states) and not self._noted:

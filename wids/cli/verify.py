@@ -292,7 +292,7 @@ def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], s
     if unused := sum(finding.has_unused_table for finding in findings):
         print(
             f"not used, for their shards have other times (copied without them?): {count_of(unused, 'member table')}; "
-            "they are right, and `wids index create --members` makes them anew"
+            "they are right, and `wids index create --members` makes them again"
         )
     if left := sum(finding.left_files for finding in findings):
         print(f"in no sample, for their names have no extension, or a dot first: {count_of(left, 'file')}")

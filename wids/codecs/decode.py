@@ -205,7 +205,7 @@ def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] |
     """Transformations, with the one that names ``fields`` where decoders, which go by extensions, are done.
 
     Args:
-        steps: which; such a step that is among them already is put anew.
+        steps: which; such a step that is among them already is replaced.
         fields: of the dataset; without names, the steps stay as they are.
 
     Raises:

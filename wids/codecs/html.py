@@ -72,8 +72,8 @@ def _show_field(name: str, sample: Mapping[str, Any], most: int) -> str:
     except UnsafeFormatError:
         return f"{escape(shorten(name, most=_LETTERS))}: not opened, since it may hold code"
     except Exception as error:  # noqa: BLE001 - a notebook shows what there is
-        told = str(error) or type(error).__name__  # where the sample is stands beside it
-        why = shorten(told.partition(f" in shard {sample['__shard__']}: ")[2] or told, most=_LETTERS)
+        text = str(error) or type(error).__name__  # the sample's place is shown beside it
+        why = shorten(text.partition(f" in shard {sample['__shard__']}: ")[2] or text, most=_LETTERS)
         return f'<span style="{_ERROR}">{escape(shorten(name, most=_LETTERS))}: {escape(why)}</span>'
     return f"{escape(shorten(name, most=_LETTERS))}: {escape(_words(name, value, sample.get('__classes__')))}"
 

@@ -107,7 +107,7 @@ def draw_small(image: Any, side: int) -> Any:
     """A picture of at most ``side`` pixels a side, decoded as small as its format allows.
 
     Raises:
-        Exception: whatever PIL raises for damaged pixels.
+        Exception: any that PIL raises for damaged pixels.
     """
     image.draft(None, (side, side))
     if is_deep(image):
@@ -120,7 +120,7 @@ def draw_small(image: Any, side: int) -> Any:
 def from_array(array: np.ndarray[Any, Any]) -> Any:
     """A PIL image of an array's first two-dimensional (H W, H W C or C H W) part; of one dimension, its curve.
 
-    Numbers other than bytes are scaled from the least to the greatest; what is no number is red.
+    Numbers other than bytes are scaled from the lowest to the highest; NaN is red.
 
     Raises:
         DecodeError: it holds no numbers, or just one.

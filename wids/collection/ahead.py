@@ -1,7 +1,7 @@
 """Downloading ahead what a sequence of indices will read: which shards of which collections, and in which order.
 
-sampler --> SharedBlocks --> loop                          each block of the order is computed once, by whoever
-                 |                                         needs it first: the loop, or the prefetcher's thread
+sampler --> SharedBlocks --> loop                          each block of the order is computed once, by the
+                 |                                         first that needs it: the loop, or the prefetcher
                  +--> visits to shards --> Prefetcher      (wids.cache.prefetch)
                          of the sources below a dataset
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Shards whose sizes tell that of a shard.
 _SIZED_SHARDS = 64
 
-# --- what is downloaded
+# --- downloads
 
 
 class CollectionSource:
@@ -141,7 +141,7 @@ def source_of(
     has_fields: bool = False,
     figures: Callable[[], tuple[str, dict[str, float]]] | None = None,
 ) -> CollectionSource | None:
-    """What is downloaded, or read, ahead of a collection's readers; None: no shard is far from them.
+    """The source of downloads, or reads, ahead of a collection's readers; None: no shard is remote.
 
     Args:
         collection: whose shards.
@@ -162,8 +162,8 @@ def source_of(
 class SharedBlocks:
     """The blocks of a run for two readers: the loop that draws them, and the prefetcher that looks ahead.
 
-    Each is computed once, by whichever comes to it first, and kept until the other has had it. The prefetcher looks at
-    so many blocks ahead as its window allows; of what was drawn before it looked, it misses what loaders have read.
+    Each is computed once, by the first that needs it, and kept until the other has read it. The prefetcher looks at
+    so many blocks ahead as its window allows; of indices drawn before that, it misses those that loaders have read.
 
     Args:
         run: whose blocks.
@@ -180,7 +180,7 @@ class SharedBlocks:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """In a forked child, which has no prefetcher: what is still to be drawn is computed anew."""
+        """In a forked child, which has no prefetcher: the rest of the order is computed again."""
         self._lock, self._error = threading.Lock(), None
         self._to_draw.clear()
         self._blocks = islice(self._run.blocks(self._run.config, self._run.place), self._drawn, None)
@@ -236,7 +236,7 @@ def prefetch(
     Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
 
     Args:
-        dataset: see `wids.order.layout.Shards`; shard lists say what is downloaded (`wids.order.layout.Inside`).
+        dataset: see `wids.order.layout.Shards`; shard lists supply the downloads (`wids.order.layout.Inside`).
         upcoming: the indices that will be read, in blocks: (position of the first one, (n,)). Taken in a thread.
         position: how many of them were drawn.
         mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.

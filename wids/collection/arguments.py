@@ -1,7 +1,7 @@
 """The arguments of a dataset: checks, defaults, the log line about them, advice in errors. Without torch.
 
 What belongs together is checked together, before anything is read or written: where the cache is and how large, how
-bytes are had, how members become samples, what an index is told, what happens to errors. A value of the wrong kind is
+bytes are had, how members become samples, the options of an index, the handling of errors. A value of the wrong kind is
 a ValueError or TypeError, one that means nothing beside another one an InputError. What each parameter is for stands in
 one place, the docstring of `wids.ShardListDataset`.
 """
@@ -149,7 +149,7 @@ def parse_decoding(*, allow_pickle: bool, max_inflate_bytes: Any) -> DecodeOptio
 
 
 def parse_index(*, base: Any, options: Any, storage_options: Any, allow_local: bool, allow_pipe: bool) -> IndexOptions:
-    """What is said about an index, and about the servers and programs behind it; see `wids.ShardListDataset`.
+    """The arguments about an index, and about the servers and programs behind it; see `wids.ShardListDataset`.
 
     Raises:
         TypeError, ValueError: something is of the wrong kind.

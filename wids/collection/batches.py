@@ -199,7 +199,7 @@ def _read_into(
     wanted: list[int],
     fields: Sequence[str] | None,
 ) -> None:
-    """Set ``samples[p]`` for each of ``places`` to the sample ``wanted[p]``; all lie in one shard, in order."""
+    """Set ``samples[p]`` for each of ``places`` to the sample ``wanted[p]``; all are in one shard, in order."""
     must_pin = False
     while places:
         lo, hi, reader, name, chosen = collection.find(wanted[places[0]])

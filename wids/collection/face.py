@@ -63,7 +63,7 @@ class WithIndex:
 
         Assign a list (as the constructor takes it, URLs resolved) to replace the shards: ``dataset.shards =
         dataset.shards[:10]``, ``dataset.shards = [{**row, "url": moved(row["url"])} for row in dataset.shards]``.
-        Lengths, keys and prefetching follow. Samplers and loaders have to be made anew.
+        Lengths, keys and prefetching follow. Make samplers and loaders again.
         """
         return self._collection.rows
 
@@ -97,14 +97,14 @@ class WithIndex:
         self._columns.check_unused()
         if found.selection is not None:
             raise SpecError(
-                "the shards of a view are those that its dataset had; change them there, and make the view anew",
+                "the shards of a view are those that its dataset had; change them there, and make the view again",
                 path="",
             )
         is_named_anew = header.get(PACKS) != found.header.get(PACKS)
         packs = own_packs(header, None, None) if is_named_anew else found.all_packs()
         if shards is not collection.rows:
             _, found, _ = load_shards(shards, session=collection.provider.session)
-            collection.close()  # a shard that has been written anew is counted anew
+            collection.close()  # a rewritten shard is counted again
             found = collection.counted(found).with_packs(packs)
         elif is_named_anew:
             found = found.with_packs(packs)
@@ -113,7 +113,7 @@ class WithIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+        """A digest of the shards' names and counts, in order, independent of the shards' place.
 
         Directories count where shards in several have the same name, then from where their paths part.
         """
@@ -123,7 +123,7 @@ class WithIndex:
     def contents(self) -> dict[str, str]:
         """Digests of the shards' checksums and sizes, by kind (crc32, md5, filesize), of the kinds that all have.
 
-        Sampler states and saved views are of these contents: they are refused where the shards were written anew.
+        Sampler states and saved views are of these contents: they are refused where the shards were rewritten.
         """
         return self._collection.contents
 

@@ -125,7 +125,7 @@ def _seed_of(sample: Any) -> int:
     try:
         found = sample["__seed__"]
     except (KeyError, TypeError, IndexError):
-        what = "the sample" if isinstance(sample, dict) else f"what is given is a {type(sample).__name__}, and"
+        what = "the sample" if isinstance(sample, dict) else f"the argument is a {type(sample).__name__}, and"
         raise note_sample(
             InputError(
                 f"{what} has no __seed__; wids.DistributedChunkedSampler(dataset, sample_seeds=True) gives each sample "

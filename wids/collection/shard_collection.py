@@ -192,7 +192,7 @@ class _NoReader:
 
 
 CLOSED = cast("Reader", _NoReader())
-# No shard is open: no index lies in it.
+# No shard is open: it contains no index.
 NOWHERE: Stretch = (0, 0, CLOSED, "", None)
 
 

@@ -215,7 +215,7 @@ class WithViews(WithIndex):
         Args:
             shares: of the samples, one for each part; scaled to add up to 1.
             by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
-                added, and equal keys are in one part (reads all member tables); ``"shard"``, likewise of the shard's
+                added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
                 name; ``"index"``: nothing is read, and parts change when shards are added.
             seed: another one gives other parts. A part that is split again is split by other numbers.
 
@@ -232,7 +232,7 @@ class WithViews(WithIndex):
         """Write this dataset as an index: which samples of which shards, and no data.
 
         ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
-        the rows lie beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
+        the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
 
         Args:
             path: a local path, such as ``"good.json"``. An index that is there is replaced.

@@ -284,10 +284,10 @@ def check_contents(table: TableFile, shards: ShardList) -> None:
     """See that a table is of the shards that the index lists, by what it said and says of their bytes.
 
     Raises:
-        ColumnsError: they were written anew.
+        ColumnsError: they were rewritten.
     """
     if have_changed(table.facts.contents, contents(shards)):
-        what = "is of shards of the same names and counts, but other checksums or sizes: they were written anew since"
+        what = "is of shards of the same names and counts, but other checksums or sizes: they were rewritten since"
         raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path)
 
 

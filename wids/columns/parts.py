@@ -6,7 +6,7 @@
     OUTPUT.parts/      their columns
 
 Neither is needed: without them, shards are read again. A state is used if the table names its digest. By it, who reads
-the table finds out that shards were written anew since.
+the table finds out that shards were rewritten since.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def check_versions(table: TableFile, shards: ShardList) -> None:
         )
     if later:
         logger.warning(
-            "%s: %d of %d shards have another time than when it was made, such as %s: if they were written anew, their "
+            "%s: %d of %d shards have another time than when it was made, such as %s: if they were rewritten, their "
             "values may have changed; make it again (wids columns create), which reads only those",
             *(table.path, len(later), len(shards), Place(later[0]).public),
         )

@@ -99,7 +99,7 @@ def write_atomically(path: str, data: bytes, *, is_synced: bool = False) -> None
         is_synced: it is on the disk before this returns, under its name: what it replaces may then be deleted.
 
     Raises:
-        OSError: it cannot be written; the file of before stays. CacheError: likewise, or the path is no file.
+        OSError: it cannot be written; the previous file stays. CacheError: the same, or the path is no file.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # as root, a file would take the place of /dev/null
         raise CacheError(f"{path}: is a directory or a device, not a file; choose another name", path=path)

@@ -30,7 +30,7 @@ _STEP_BYTES = 128 << 10
 
 
 def is_network(path: str) -> bool:
-    """Whether the file or directory lies on a network file system; False where that is not known."""
+    """Whether the file or directory is on a network file system; False if unknown."""
     if not hasattr(os, "posix_fadvise"):
         return False
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -50,7 +50,7 @@ def read_ahead(path: str, begin: float, end: float, *, is_cancelled: Callable[[]
     Args:
         path: of the file.
         begin: of the part, from 0 to 1.
-        end: likewise.
+        end: of its end.
         is_cancelled: asked now and then; once it says True, no more is read.
 
     Raises:

@@ -24,7 +24,7 @@ READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC
 _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
 # What network file systems say of an open file whose name may lead to a good one: it was moved to another server, the
-# server was started anew, the mount's process was.
+# server was restarted, or the mount's process was.
 _STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
 
 pread = os.pread

@@ -1,6 +1,6 @@
 """Directories for files that are needed only while something runs, in the system's temporary directory.
 
-Rules: beside each lies a file that its process holds locked, made before the directory and gone after it. So one whose
+Rules: beside each is a file that its process holds locked, made before the directory and gone after it. So one whose
 file no process holds was left by one that was killed, and the next that needs a directory removes it. Where there
 are no such locks, nothing is swept.
 """

@@ -21,7 +21,7 @@ _MIN_COLUMNS = 76
 
 
 class Bar:
-    """What is shown of some work; without a terminal it shows nothing."""
+    """Progress of some work on a terminal; without a terminal it prints nothing."""
 
     def __init__(self, shown: Any = None, task: Any = None) -> None:
         self._shown, self._task = shown, task

@@ -81,9 +81,9 @@ def pack(
 
     Args:
         shards: all of known counts.
-        texts: the shards' URLs as they are to be written, relative ones relative to where the file will lie. None: they
+        texts: the shards' URLs as they are to be written, relative ones relative to the place of the file. None: they
             are written as they are, and taken as they stand.
-        packs: the shards' packs of member tables as they are to be written, likewise; None: as they are.
+        packs: the shards' packs of member tables, in the same form; None: as they are.
         source: see there; by default its own text alone.
 
     Raises:
@@ -123,7 +123,7 @@ def pack(
 
 
 def _is_own(text: str) -> bool:
-    """Whether a URL is the same wherever the file lies."""
+    """Whether a URL does not depend on the place of the file."""
     return str(Place("h").join(text)) == text and not text.startswith("/")
 
 

@@ -2,7 +2,7 @@
 
     .wids/indexes/KEY.widsx         a compiled index (`wids.index.compiled`)
     .wids/indexes/KEY.source        which of them a local JSON file is, as long as its size, times and inode are these
-    .wids/indexes/KEY.checked       likewise, that the checksum of a compiled index was compared; KEY: of its path
+    .wids/indexes/KEY.checked       a note that the checksum of a compiled index was compared; KEY: of its path
 
 An index names the servers that credentials go to: another user's is not used.
 """
@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class CompiledLimits:
-    """Which indexes are compiled, and what is compared; the default is in force, tests put another one in its place.
+    """Which indexes are compiled and compared; the default is in force, tests put another one in its place.
 
     Attributes:
         min_shards: indexes of fewer are parsed in a tenth of a second, and pickled in a few MB.

@@ -49,7 +49,7 @@ class Found(msgspec.Struct, frozen=True):
     Attributes:
         url: a URL or an absolute path.
         size: bytes, or None where that is not known yet.
-        mark: its version in words, as `mark_words` has it; None likewise.
+        mark: its version in words, as `mark_words` has it; None: unknown, too.
         file: (device, inode) of a local one.
     """
 
@@ -271,7 +271,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        return error.errno != errno.ELOOP  # else opening it tells what is wrong
+        return error.errno != errno.ELOOP  # else opening it shows the fault
 
 
 def _is_beside(name: str, pattern: str) -> bool:

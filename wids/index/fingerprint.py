@@ -1,4 +1,4 @@
-"""Short digests: which samples a list of shards stands for, wherever the shards lie, and the shards' contents.
+"""Short digests: of the samples in a list of shards, independent of the shards' place, and of the shards' contents.
 
 Pure. Samplers put it into their states, so it may not change between versions.
 """
@@ -23,7 +23,7 @@ _SIGNED = re.compile(r"(\.tar[^/?]*)\?.*", re.DOTALL)
 
 
 def fingerprint(shards: ShardList) -> str:
-    """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+    """A digest of the shards' names and counts, in order, independent of the shards' place.
 
     Directories count where shards in several have the same name, then from where their paths part.
     """

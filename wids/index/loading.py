@@ -2,7 +2,7 @@
 
 A large JSON index is compiled (`wids.index.compiled`) by the first process of a machine that opens it, and mapped by
 the others: from the cache directory, where its digest is its name. A local file that is the same as when it was
-compiled is not even read. A compiled index may be opened itself: a local one is mapped where it lies, a remote one is
+compiled is not even read. A compiled index may be opened itself: a local one is mapped in place, a remote one is
 downloaded into the cache directory once, checked, and mapped there.
 
 Rules: a mapped list is the list that parsing would give. What a cache directory holds is used if it is this user's own
@@ -82,11 +82,11 @@ class LoadedIndex(NamedTuple):
 
 
 class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a mapped index lies; see `wids.index.shardlist.Origin`.
+    """The place of a mapped index; see `wids.index.shardlist.Origin`.
 
     Attributes:
         path: the compiled index; "": there is no file of it.
-        is_cached: it lies in a cache directory.
+        is_cached: it is in a cache directory.
         identity: tells it from others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
         request: how it came about.
     """
@@ -116,7 +116,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
         if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
             raise SpecError(
                 f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
-                f"({self.path}) is gone; make the dataset anew",
+                f"({self.path}) is gone; make the dataset again",
                 path="",
                 url=self.request.place,
             )
@@ -148,7 +148,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
 
 class _KeptSplit(msgspec.Struct, frozen=True):
-    """What is known of a split: its shards with their counts (-1: no file says) and sizes, by path."""
+    """Facts about a split: its shards with their counts (-1: no file has it) and sizes, by path."""
 
     split: str
     shards: list[tuple[str, int, int]]
@@ -360,7 +360,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     """The shards of a view, and its selection.
 
     Raises:
-        SpecError: malformed; or what it is a view of is not what it was. NotAllowedError: likewise.
+        SpecError: malformed, or the index of the view has changed. NotAllowedError: of that index.
         FetchError: what it is a view of cannot be read.
     """
     place = request.place
@@ -422,7 +422,7 @@ def load_rows(
         counts: how many samples each shard of its index holds; None: that is not known, nor compared.
 
     Raises:
-        SpecError: they are damaged, or of another view; or they cannot be read. FetchError: likewise, of remote ones.
+        SpecError: they are damaged, or of another view; or they cannot be read. FetchError: remote ones cannot be read.
     """
     place = request.place
     url = _resolved(request, view.rows, "rows")
@@ -471,7 +471,7 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
         return
     then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
     what = (
-        "the same names and counts of shards, but other checksums or sizes: the shards were written anew, and the rows "
+        "the same names and counts of shards, but other checksums or sizes: the shards were rewritten, and the rows "
         "of the view may be other samples now"
         if is_same
         else "the same numbers of shards and samples, but other names or other counts of shards"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-REMEDY = "compile it again (wids index convert), or delete it if it lies in a cache directory"
+REMEDY = "compile it again (wids index convert), or delete it if it is in a cache directory"
 
 
 class Column(Sequence[T]):

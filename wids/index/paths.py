@@ -86,5 +86,5 @@ def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
 
 
 def names_of(packs: Iterable[str], home: str) -> list[str]:
-    """How packs, each once, are written in an index that lies in the directory ``home``."""
+    """The form of packs, each once, in an index in the directory ``home``."""
     return [writing.written(absolute(url), home) for url in dict.fromkeys(packs)]

@@ -92,7 +92,7 @@ class Extras(Protocol):
 
 
 class Origin(Protocol):
-    """Where the columns of a shard list lie."""
+    """The place of the columns of a shard list."""
 
     def reopen(self) -> ShardList:
         """The same shard list, in any process."""
@@ -113,7 +113,7 @@ class ShardList:
         home: what relative URLs are relative to; None: they are taken as they stand.
         place: what errors call the file that the columns are in.
         facts: of a compiled index; None: none are known.
-        origin: where a compiled index lies; with it, a pickle is that place, and no shards.
+        origin: the place of a compiled index; with it, a pickle holds that place and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
         urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown.
     """

@@ -84,7 +84,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
         place: URL or path of the JSON text it is in; None when that came from an open file.
         base: what its relative URLs are relative to.
         keys: what its sub-datasets' shards have, unless something nearer says otherwise.
-        packs: of member tables, likewise.
+        packs: of member tables, in the same form.
         path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
         chain: the places that led here. depth: components around it.
     """
@@ -415,12 +415,12 @@ class _SpecParser:
             self.named.update(origin for head in heads for origin in Place(head).origins)
 
 
-def _warn_of_misspelt(keys: Iterable[str], told: set[str], where: str) -> None:
+def _warn_of_misspelt(keys: Iterable[str], warned: set[str], where: str) -> None:
     """Warn of keys that look like others that mean something: as they are, they are kept and say nothing."""
-    for key in {*keys} - KNOWN_KEYS - told:
+    for key in {*keys} - KNOWN_KEYS - warned:
         meant = _MEANT.get(str(key).lower().replace("_", "").replace("-", "").removesuffix("s"))
         if meant is not None:
-            told.add(key)
+            warned.add(key)
             logger.warning("%s: has the key %r, which means nothing to wids; is it %r?", where, key, meant)
 
 

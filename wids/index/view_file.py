@@ -49,8 +49,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         name: of the dataset.
         view_of: the index that lists the shards; None: the view lists them itself.
         view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
-        view_of_contents: likewise, of their contents, by kinds of checksums; those that not all have are missing.
-        rows: where the rows lie. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
+        view_of_contents: digests of their contents, by kinds of checksums; a kind that not all shards have is missing.
+        rows: the place of the rows. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
         made_by: how it was made, a step each.
     """
 
@@ -107,7 +107,7 @@ class RowsFile(NamedTuple):
 
 
 def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place: str) -> RowsFile:
-    """The rows in a file, which lie in ``data``.
+    """The rows in a file with the contents ``data``.
 
     Args:
         data: the file.

@@ -5,7 +5,7 @@
 Each process checks what it maps. Workers of every start method share the rows: a spawned one maps them from a file,
 which is that of the saved view as long as it is the one that was mapped, or one without a name, which is written with
 the first worker. A worker opens it by the descriptor of the process that started it, which keeps it open until that
-worker has ended: nothing is left behind, however a process ends, and a view may be saved anew meanwhile.
+worker has ended: no file is left behind, however a process ends, and a view may be saved again meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORD = 8
 
 
 class RowsPlace(NamedTuple):
-    """Where a selection lies in a file: its ends, and behind them its rows, as this machine has numbers.
+    """The place of a selection in a file: its ends, then its rows, in the byte order of this machine.
 
     Attributes:
         path: of the file. identity: which file that is.

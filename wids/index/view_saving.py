@@ -128,7 +128,7 @@ def check_not_parent(path: str, parent: str | None, place: str = "this") -> None
 
 
 def name_parent(place: str) -> str:
-    """How a view names the index that it is a view of, which lies at a URL or path."""
+    """The name of the index of a view in the view's file; the index is at a URL or path."""
     shown = Place(place).unsigned
     if shown != place:
         logger.warning(

@@ -1,7 +1,7 @@
 """Build an index (the JSON object) from the entries of shards; merge, split and rebase indexes.
 
 Pure. An index is a dict as JSON has it, an entry one element of its ``shardlist``; keys that wids does not know
-stay. A place is a URL or an absolute path; an entry's URL is written relative to a directory where it lies below it.
+stay. A place is a URL or an absolute path; an entry's URL is written relative to a directory if it is below it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _dump_value(value: Any) -> str:
 
 
 def relative_to(place: str, home: str | None) -> str:
-    """``place`` as seen from the directory ``home``, if it lies below it; else as it is.
+    """``place`` relative to the directory ``home``, if it is below it; otherwise unchanged.
 
     Args:
         place: a URL or an absolute path, also as `wids.transport.place.Place.of_path` gives it.
@@ -59,7 +59,7 @@ def relative_to(place: str, home: str | None) -> str:
 
 
 def written(place: str, home: str | None, *, base: str | None = None) -> str:
-    """How a place is written in an index: relative to the directory ``home`` where it lies below it.
+    """The form of a place in an index: relative to the directory ``home`` if it is below it.
 
     Args:
         place: a URL or an absolute path.
@@ -78,7 +78,7 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
 
 
 def common_directory(places: Sequence[str]) -> str:
-    """The deepest directory that all of them lie in; ``""`` where there is none. Of ``file:`` URLs, a path."""
+    """The deepest directory that contains all of them; ``""`` if none does. Of ``file:`` URLs, a path."""
     found: str | None = None
     plain = (Place(place).path if place.startswith("file:///") else place for place in places)
     for directory in dict.fromkeys(str(Place(place).directory) for place in plain):
@@ -97,7 +97,7 @@ def place_entries(places: Sequence[str], *, home: str | None, base: str | None =
         places: URLs or absolute paths.
         home: the directory of the index.
         base: the index's own base, if it is to have one. URLs below it are written relative to it. Where nothing
-            does, the shards are taken to lie there as they lie below the directory that they have in common here.
+            does, the shards are assumed to be there as they are below their common directory here.
     """
     if not base:
         return [written(place, home) for place in places]
@@ -116,7 +116,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
 
     Args:
         index: as it was written. Relative URLs stay as they are. Of a view, the index that it is a view of is moved.
-        base: a URL or a path; "" takes the base out, so that URLs are relative to where the index lies.
+        base: a URL or a path; "" removes the base, so that URLs are relative to the place of the index.
 
     Raises:
         SpecError: there are sub-datasets, or absolute and relative URLs together, or shards without a directory in
@@ -126,7 +126,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
         parent = str(index["view_of"])
         return {**index, "view_of": str(Place(base).join(written(parent, str(Place(parent).directory), base=base)))}
     if index.get("datasets"):
-        raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
+        raise SpecError("the index has sub-datasets, and each gives the place of its shards; rebase those")
     names = [str(entry["url"]) for entry in index["shardlist"]]
     is_relative = [not Place(url).scheme and not url.startswith(("/", "~")) for url in names]
     if any(is_relative) and not all(is_relative):

@@ -55,7 +55,7 @@ _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
 # A table that is right and not used, as after copying without times: nothing is wrong, but shards open more slowly.
 UNUSED, _UNUSED_WORDS = "unused", "it is right, but not of the shard's time, so it is not used"
 _PACK_AGAIN = "if it is two archives in one file, extract it (tar -i) and pack it again"
-_FETCH_AGAIN = "upload or copy the shard again; if it was written anew, write the index again"
+_FETCH_AGAIN = "upload or copy the shard again; if it was rewritten, write the index again"
 
 
 class CheckTask(msgspec.Struct, kw_only=True, frozen=True):

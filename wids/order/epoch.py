@@ -69,7 +69,7 @@ class Plan:
         chunksize, window: see `wids.order.lane`.
         lanes: L, at least 1.
         is_shuffled: False leaves each lane in the order of the range.
-        is_dealt: chunks are dealt to the lanes anew in each epoch; False: a lane keeps its part of the range.
+        is_dealt: chunks are dealt to other lanes in each epoch; False: a lane keeps its part of the range.
         seed: any integer, modulo 2**64.
         copies: the range is of places, not samples: which sample is at a place, by weights; None: they are the samples.
     """

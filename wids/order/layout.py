@@ -44,7 +44,7 @@ class Inside:
         shard_ends: where each shard's samples end, int64, one for each; None: its samples lie in no shards.
         takes_marks: whether a `wids.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
-        prefetch_source: finds what is downloaded or read ahead (`wids.cache.prefetch.Source`); None: nothing is.
+        prefetch_source: finds the source of downloads or reads ahead (`wids.cache.prefetch.Source`); None: it has none.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
     """
 
@@ -244,7 +244,7 @@ class Shards(Generic[T]):
         find: what a shard list is looked at for; None: it is not looked at.
 
     Attributes:
-        datasets: those shard lists, each once. found: what was found for each.
+        datasets: those shard lists, each once. found: the result for each.
     """
 
     def __init__(self, dataset: Any, find: Callable[[Any], T | None]) -> None:

@@ -1,4 +1,4 @@
-"""Indices that carry what is known of a sample where it is chosen, and is needed where it is read: marks.
+"""Indices with marks: facts that are known when a sample is chosen, and needed when it is read.
 
 ``tail="mask"`` says by them which samples an epoch has once, and which it repeats to make the ranks equal;
 ``sample_seeds=True`` what a sample's randomness begins with. Such an index is an int in all respects, so any dataset
@@ -27,7 +27,7 @@ class MarkedIndex(int):
     """An int with marks.
 
     Attributes:
-        is_valid: False: this rank, or another one, has had the sample already in this epoch; None: nobody asked.
+        is_valid: False: this rank, or another one, has had the sample already in this epoch; None: not requested.
         seed: see `seeds_of`; None: likewise.
     """
 

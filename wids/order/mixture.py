@@ -13,7 +13,7 @@ after another:
 So nothing of a source comes again before all of it has come, with any number of ranks. With as many ranks as lanes, a
 source's count in any first part of a rank's sequence is within 1 of its share; in that of G within L.
 
-Weights may change at a row: a `WeightSegment` begins. Its counts begin anew, and each source goes on where it was.
+Weights may change at a row: a `WeightSegment` begins. Its counts restart, and each source continues at its place.
 """
 
 from __future__ import annotations

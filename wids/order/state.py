@@ -54,7 +54,7 @@ def flat_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def nested_state(state: Any) -> Any:
-    """The state that `flat_state` was given; what is none stays as it is."""
+    """The state that `flat_state` was given; anything else stays unchanged."""
     if isinstance(state, Mapping) and isinstance(state.get("order"), str):
         with contextlib.suppress(ValueError):
             return {**state, "order": json.loads(state["order"])}
@@ -111,7 +111,7 @@ def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = ""
         if all(map(_is_content, differing)):
             raise StateError(
                 "the state belongs to other data: shards of the same names and counts had other checksums or sizes "
-                f"({listed}), so they were written anew, and positions may stand for other samples. Train on the "
+                f"({listed}), so they were rewritten, and positions may stand for other samples. Train on the "
                 "shards of before, or begin an epoch. If the order of their samples is the same, delete "
                 f"{CONTENTS!r} from state['order']"
             )

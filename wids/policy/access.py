@@ -1,6 +1,6 @@
 """How a shard is read now: in place, from the cache, by byte ranges, or once it was downloaded, and by whom.
 
-Pure: what is known of the shard is an argument. The readers (`wids.readers.provider`) and `wids simulate` decide by the
+Pure: the facts about the shard are an argument. The readers (`wids.readers.provider`) and `wids simulate` decide by the
 same two functions.
 
 `choose`, by the first row that holds:
@@ -41,7 +41,7 @@ class Access(enum.Enum):
 
 
 class AccessFacts(Protocol):
-    """What is known of a shard as it is now; attributes that are costly to find out may be properties.
+    """The present facts about a shard; attributes that are costly to determine may be properties.
 
     Attributes:
         mode: ``access`` of its dataset. has_early_reads: of the dataset, for ``"fetch"``.
@@ -83,7 +83,7 @@ def choose(shard: AccessFacts, now: float) -> Access:
     """How a shard is read now; see the table above.
 
     Args:
-        shard: what is known of it.
+        shard: the facts about it.
         now: in seconds of a clock that does not go back.
     """
     if shard.is_in_place:
@@ -124,7 +124,7 @@ def costs_less(count: int, *, nsamples: int | None, size: int | None, request_by
 
 
 class EarlyRead(Protocol):
-    """What is known of a shard that is read by ranges until it is cached.
+    """The facts about a shard that is read by ranges until it is cached.
 
     Attributes:
         since: when it was read so first. is_own: this process downloads it. is_downloading: some process does.

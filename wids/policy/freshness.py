@@ -77,7 +77,7 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     for word in (origin or "").split():
         if word not in marks:
             is_anew = word.startswith((FILE, HUB))
-            return "its source was written anew" if is_anew else "it came from another URL that has the same place"
+            return "its source was rewritten" if is_anew else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
     if shard.crc32 and _find(_CRC32, marks) != shard.crc32:

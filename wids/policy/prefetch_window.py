@@ -389,7 +389,7 @@ class PrefetchWindow(Generic[D]):
             self._renew(download)
 
     def _renew(self, download: D) -> None:
-        """The next visit of a shard is another one, or there is none: it has to come within reach anew."""
+        """The next visit of a shard is another one, or none exists: it must come within reach again."""
         reach = self._reach_of(download)
         self._count(download, is_counted=False)
         download.is_near = False

@@ -19,7 +19,7 @@ class PrefetchLimits:
 
     Attributes:
         connections: byte ranges that a process downloads at a time.
-        min_under_way: shards, likewise: while one is verified and written out, the others keep the connections busy.
+        min_under_way: shards at a time: while one is verified and written out, the others keep the connections busy.
         first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
         min_requests, max_requests: requests for samples that a process has under way.
         request_seconds: one for each of these of a store's delay, which is about what a request takes of a processor.

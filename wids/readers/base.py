@@ -98,7 +98,7 @@ class Reader(Rows, Protocol):
             row: of the sample.
             name: extension of the member, as the table has it.
             lo: counted from the member's first byte.
-            hi: likewise; not among them.
+            hi: their end, exclusive.
 
         Raises:
             KeyError: the sample has no such member. ClosedReaderError, ShardError: see `read`.

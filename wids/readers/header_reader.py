@@ -120,7 +120,7 @@ def scan_headers(
         source: its bytes.
         identity: of them.
         rule: see `wids.tables.table.build_table`.
-        group: likewise.
+        group: of the samples.
         is_cancelled: asked before each read.
 
     Raises:

@@ -44,7 +44,7 @@ class BlockLimits:
     """How large blocks are, and which are worth reading; the default is in force, and tests put another in its place.
 
     Attributes:
-        span_bytes: a sample whose members lie within so many is read in one go; others member by member.
+        span_bytes: a sample whose members are within so many bytes is read at once; others member by member.
         shift: a block has two to this power bytes.
         worth_reads, memory_reads: a block costs as much to read as some 60 samples. It is read once it had the first
             number of reads; a block of small samples has hundreds more, and one that does not get there within the
@@ -238,7 +238,7 @@ class LocalReader(Reader):
         """
         if fields is not None:
             return [self._read_apart(row, fields) for row in rows]
-        if self.table.links:  # data of a sample may lie anywhere before it
+        if self.table.links:  # data of a sample may be anywhere before it
             return [self.read(row) for row in rows]
         kept, tag, starts, offsets, sizes, ids, names, ends, text, span, shift, mask = self._hot
         is_text = isinstance(text, str)

@@ -1,6 +1,6 @@
 """From a shard of an index to an open reader: in place, through the cache, by byte ranges, or whichever fits.
 
-Local shards are read where they are, never copied or deleted. Which file lies where: `wids.cache.placement`.
+Local shards are read in place, never copied or deleted. Paths of files: `wids.cache.placement`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LocalFiles:
         rule, group: see `wids.tables.table.build_table`.
         use_mmap: see `wids.readers.local`.
         hooks: called with every event.
-        book: what is known of each shard; None: a new one.
+        book: facts about each shard; None: a new one.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class InPlaceProvider:
         return self.open_at(shard, self._placement.find(shard.url)[0])
 
     def open_at(self, shard: Shard, path: str) -> Reader:
-        """As `open`, where the shard lies at ``path``."""
+        """As `open`, for the shard at ``path``."""
         try:
             return self._open_at(shard, path)
         except (FetchDeniedError, ShardError) as error:
@@ -159,7 +159,7 @@ class InPlaceProvider:
             if shard.filesize not in (None, facts.size):
                 raise ChangedShardError(
                     f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
-                    "upload or copy the shard again; if it was written anew, write the index again (wids index create)",
+                    "upload or copy the shard again; if it was rewritten, write the index again (wids index create)",
                     shard=shard.url,
                     expected=shard.filesize,
                     found=facts.size,
@@ -183,7 +183,7 @@ class CachedProvider:
         return self.open_at(shard, self._cache.place(shard.url)[0])
 
     def open_at(self, shard: Shard, path: str) -> Reader:
-        """As `open`, where the shard lies, or will, at ``path``."""
+        """As `open`, for the shard that is, or will be, at ``path``."""
         start = time.perf_counter()
         (lease, table), has_saved = self._cache.open(shard, path)
         files = self._files

@@ -66,7 +66,7 @@ class RangeProvider:
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
         is_cached: all that is read is downloaded into that directory, so that it may be made.
         cache: remembers the member tables of shards that it has evicted.
-        book: what is known of each shard; None: a new one.
+        book: facts about each shard; None: a new one.
 
     Attributes:
         has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
@@ -133,12 +133,12 @@ class RangeProvider:
         return reader
 
     def find_early(self, shard: Shard, *, is_due: Callable[[], bool], is_there: Callable[[], bool]) -> Reader | None:
-        """A reader of a shard that will be in the cache; None: it is not known at once where its members lie.
+        """A reader of a shard that will be in the cache; None: the offsets of its members are not known at once.
 
         Args:
             shard: which.
-            is_due: asked before each read; once it says False, the shard is to be opened anew.
-            is_there: likewise once this says True; it is asked in the course of reads.
+            is_due: asked before each read; once it says False, the shard is to be opened again.
+            is_there: the same once this says True; it is asked in the course of reads.
         """
         start, url = time.perf_counter(), shard.url
         table = self._find_table(shard, is_there)

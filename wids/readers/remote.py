@@ -1,7 +1,7 @@
 """Reading samples of a remote shard member by member, nothing downloaded.
 
 Rules: each member is read together with its header, which must say what the member table says, and each whole sample
-with the header behind it, which must not be of one more member, and what lies between members, where none may be that
+with the header behind it, which must not be of one more member, and the gaps between members, where none may be that
 the table does not know; a table that is stale is found out before it gives a wrong byte. Where extended headers say it
 (long names, names beyond ASCII, huge members), they are read too, and where that does not decide it either, or there
 are hard links, all headers are. What a call asks for is read in as few requests as pay, all at the same time; from a
@@ -43,7 +43,7 @@ _REGULAR = frozenset(b"0\x007")
 _MEMBERS = _REGULAR | {ord("1")}
 # Extended headers of one member are a few blocks; a longer gap has other members in it.
 _EXTENDED_BYTES = 64 << 10
-# As much of what lies behind the last member as tells whether there is one more, of a long name too.
+# Enough bytes behind the last member to show whether one more follows, also with a long name.
 _END_BYTES = 4 << 10
 
 
@@ -53,11 +53,11 @@ class RangeReader(Reader):
     Args:
         source: its bytes.
         table: its member table, from wherever.
-        rescan: builds the table anew from the shard's own headers.
+        rescan: rebuilds the table from the headers of the shard.
         is_proven: the table comes from the headers of this very version of the shard.
         split: the key rule, on raw names.
-        is_due: asked before each read: False if the shard is to be opened anew. None: never.
-        on_error: called with why it cannot be read in this way, and is to be opened anew, too. None: that is an error.
+        is_due: asked before each read: False if the shard is to be opened again. None: never.
+        on_error: called with why it cannot be read in this way, and is to be opened again, too. None: that is an error.
         hooks: called with `RangesRead` events.
 
     Attributes:
@@ -162,7 +162,7 @@ class RangeReader(Reader):
         before = source.requests, source.read_bytes
         is_strong = source.is_strong
         # With the header behind a sample, where the table may be of another version, in which it ended earlier.
-        # So it is with what lies between members, which is of no sample as far as the table says.
+        # The same holds for gaps between members, which belong to no sample according to the table.
         is_sure = (self._is_proven and is_strong) or fields is not None
         last = set() if is_sure else {mine[-1] for mine in members}
         holes = [[] if is_sure else self._holes(mine) for mine in members]
@@ -242,9 +242,9 @@ class RangeReader(Reader):
         return pieces, extended, between
 
     def _holes(self, members: Sequence[int]) -> list[tuple[int, int]]:
-        """(lo, hi) of what lies before, between and behind a sample's members, of no member that the table knows.
+        """(lo, hi) of the gaps before, between and behind a sample's members, without members that the table knows.
 
-        Of what is longer than extended headers are, only the first header; behind the shard's last member some blocks.
+        Of a gap longer than extended headers, only the first header; behind the shard's last member a few blocks.
         """
         table, holes = self.table, []
         for m in (*members, members[-1] + 1):
@@ -256,7 +256,7 @@ class RangeReader(Reader):
         return holes
 
     def _has_member(self, begin: int, data: bytes) -> bool:
-        """Whether what lies in a hole, from ``begin`` on, is a member of a sample."""
+        """Whether a gap contains, from ``begin`` on, a member of a sample."""
         try:
             return any(self._find_parts(name) is not None for name, *_ in self._scan_part(begin, data))
         except TarError:  # they go on elsewhere
@@ -289,7 +289,7 @@ class RangeReader(Reader):
             names: key and extension of each.
             last: those that have the next header with them.
             extended: bytes before the headers, read with them; None: that can be read now, it is of the same version.
-            missed: where members of samples lie that the table does not know.
+            missed: offsets of members of samples that the table does not know.
             is_part: the data of the members are not among the pieces.
 
         Raises:
@@ -349,7 +349,7 @@ class RangeReader(Reader):
     ) -> bool:
         """Whether the extended headers before these members say what the table says of them.
 
-        Where other members lie before them, of no sample, they are not looked for: then the version of the shard that
+        If members of no sample precede them, they are not searched: then the version of the shard that
         the table is known to be of has to do.
         """
         before = self._starts_before(members)
@@ -362,7 +362,7 @@ class RangeReader(Reader):
         return all(self._is_extended(m, before[m], piece, names[m]) for m, piece in zip(near, data, strict=True))
 
     def _starts_before(self, members: Sequence[int]) -> dict[int, int]:
-        """Where the member of any sample ends that lies before each of these: what else lies between are headers."""
+        """The end of the previous member of any sample for each of these: only headers are in between."""
         offsets, sizes = np.asarray(self.table.offsets), np.asarray(self.table.sizes)
         ends = np.append(np.uint64(0), np.sort(offsets + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)))
         last = np.searchsorted(ends, offsets[list(members)] - np.uint64(headers.BLOCK), side="right") - 1
@@ -384,7 +384,7 @@ class RangeReader(Reader):
     def _changed(self, what: str) -> ChangedShardError:
         return ChangedShardError(
             f"{self.url}: {what}; the table beside the shard, or in the "
-            "pack that its index names, is of another version of it: make it anew (wids index create --members, then "
+            "pack that its index names, is of another version of it: make it again (wids index create --members, then "
             f"wids index tables), or delete {self.url}{tables.SUFFIX}",
             shard=self.url,
         )

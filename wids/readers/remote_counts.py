@@ -172,15 +172,15 @@ def _of_all(
 
     How many are done is given to ``show`` with each, and to ``tell`` now and then.
     """
-    told, found = time.monotonic(), list[U]()
+    reported, found = time.monotonic(), list[U]()
     with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             for future in futures:
                 found.append(future.result())
                 show(len(found))
-                if time.monotonic() - told >= LIMITS.told_seconds and len(found) < len(items):
-                    told = time.monotonic()
+                if time.monotonic() - reported >= LIMITS.told_seconds and len(found) < len(items):
+                    reported = time.monotonic()
                     tell(len(found))
         except BaseException:
             is_over.set()

@@ -1,7 +1,7 @@
 """Look at a dataset, an epoch and a cache in a browser: ``wids serve``, and `start` for notebooks.
 
 Rules: all that is shown comes from the collection, the columns, the order and the simulation that programs and commands
-use. Nothing is downloaded but what is looked at. Nothing in a shard is run, and nothing of a request names a file.
+use. Only the shown samples are downloaded. Nothing in a shard is executed, and no request names a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page of an epoch: the batch of any rank at any step, what changes over the steps, and when a sample is read.
 
 Rules: the order is that of `wids.order.schedule`, which ``wids at`` and ``wids when`` print. An answer takes about half
-a second at most: what it has not come to by then it says, and the page asks again for as long as somebody looks.
+a second at most: it then reports the missing rest, and the page asks again as long as it is visible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wids.serve.epoch_settings import Schedule
     from wids.serve.served import Served
 
-# Points of a plot, ranks whose costs are told, classes and sources that are named.
+# Points of a plot, ranks whose costs are shown, classes and sources that are named.
 POINTS, _MAX_RANKS, _MAX_CLASSES, _MAX_SOURCES = 400, 64, 7, 24
 # Of the steps in which open shards are looked for: those of batches of like length, and bands.
 _OPEN_STEPS, _MAX_BANDS = 400, 600
@@ -106,7 +106,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
 
 
 class Answers:
-    """What is answered about a schedule; see `routes`.
+    """The answers about a schedule; see `routes`.
 
     Args:
         served: the dataset.

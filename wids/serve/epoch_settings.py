@@ -38,7 +38,7 @@ class SettingsError(ValueError):
     """Settings that do not go together, or are none.
 
     Args:
-        words: what is wrong.
+        words: the fault.
         name: of the setting; empty: of none alone.
     """
 
@@ -170,7 +170,7 @@ class Schedules:
         found = self._tables[settings]
         if found is None:
             made = self._make(settings, should_stop)
-            with self._lock:  # who asks for the same meanwhile shares what was made first, and goes on with it
+            with self._lock:  # concurrent requests for the same schedule share the first one
                 found = self._tables[settings] or made
                 self._tables[settings] = found
         return found

@@ -59,7 +59,7 @@ _GZIP = 31  # zlib's wbits for a gzip header and trailer
 
 
 def routes(served: Served) -> list[Route]:
-    """What is answered of a field; errors are ``{"error": "..."}``."""
+    """The answers about a field; errors are ``{"error": "..."}``."""
     fields = _Fields(served)
     return [
         Route("/thumb/{index:index}/{field:path}", fields.draw),
@@ -144,7 +144,7 @@ def refuse(error: NoPreviewError | WidsError) -> Response:
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
     """The range (lo, hi) of a Range header, hi excluded; lo >= hi: it cannot be had. None: all, as without one.
 
-    Several ranges at once, and what is no range of bytes, are answered with all, which is allowed.
+    Several ranges at once, and anything that is not a range of bytes, are answered with all, which is allowed.
     """
     found = _RANGE.fullmatch(text.strip())
     if found is None:
@@ -165,7 +165,7 @@ def _headers(name: str, *, is_image: bool) -> dict[str, str]:
     kind = _SVG if is_image and extension == "svg" else _TYPES.get(extension)
     if kind is None and kind_of(name) == "text" and extension != "gz":
         kind = _TEXT
-    # What is of no such type is saved, under a name without anything that is no letter.
+    # All other types are saved, under a name of letters only.
     letters = re.sub(r"[^A-Za-z0-9._-]", "_", name.lstrip("."))[-60:].lstrip(".")
     saved = {} if kind else {"content-disposition": f'attachment; filename="field.{quote(letters) or "bin"}"'}
     return {
@@ -178,7 +178,7 @@ def _headers(name: str, *, is_image: bool) -> dict[str, str]:
 
 def _part(member: Member, place: Any, lo: int, hi: int) -> bytes:
     if member.place != place:
-        raise ChangedShardError(f"{member.url}: it was written anew while it was read", shard=member.url)
+        raise ChangedShardError(f"{member.url}: it was rewritten while it was read", shard=member.url)
     return member.read_part(lo, hi)
 
 

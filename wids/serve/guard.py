@@ -2,7 +2,7 @@
 
 Rules: a request names a host that is ours: a foreign name that resolves to this machine does not reach the pages. With
 a token, nothing is answered without it. What changes something comes from our own pages alone. A page runs our script
-and loads from us, nothing else; what comes out of a shard is looked at and never run.
+and loads from us, nothing else; contents of a shard are shown and never executed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Guard:
 
 
 def _is_foreign(headers: Headers, *, has_frames: bool) -> bool:
-    """Whether the page of another site asks, as browsers say, but by a link that somebody has followed.
+    """Whether the request is from a page of another site, as browsers declare, except after a click on a link.
 
     It could not read the answers, but make us work: a query takes long.
     """
@@ -133,7 +133,7 @@ def _name_of(host: str) -> str:
 
 
 def _cookie_of(headers: Headers, name: str) -> str:
-    """The value of a cookie. Those of other servers of this host come, too, whatever is in them."""
+    """The value of a cookie. Cookies of other servers of this host arrive as well, with any contents."""
     pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
     return next((value for found, _, value in pairs if found == name), "")
 

@@ -58,7 +58,7 @@ _KINDS = {".json": "view", ".npy": "indices"}  # of any other suffix, keys
 
 
 class Marks:
-    """The samples of a dataset that somebody marked.
+    """The marked samples of a dataset.
 
     Args:
         served: the dataset.
@@ -66,7 +66,7 @@ class Marks:
             with a key a line. "": they are in memory.
 
     Attributes:
-        path: the same, absolute. kind: what is in it: ``"view"``, ``"indices"``, ``"keys"``; "": there is no file.
+        path: the same, absolute. kind: its contents: ``"view"``, ``"indices"``, ``"keys"``; "": no file.
 
     Raises:
         OutputError: the file cannot be. OutputExistsError: the file that is there is none of this dataset's marks.
@@ -83,7 +83,7 @@ class Marks:
         if path:
             self.kind = _KINDS.get(os.path.splitext(path)[1].lower(), "keys")
             self.path = check_place(path, "a file of marks", "marks.json")
-            if os.path.islink(self.path):  # what it leads to is kept up to date, for whoever reads that
+            if os.path.islink(self.path):  # its target is kept up to date, for readers of the target
                 self.path = check_place(os.path.realpath(self.path), "a file of marks", "marks.json")
             self._open()
 
@@ -395,7 +395,7 @@ def find_repeats(served: Served) -> Iterator[dict[str, Any]]:
 
 
 def routes(served: Served) -> list[Route]:
-    """``/api/marks``: what is marked, and marking; files to download."""
+    """``/api/marks``: the marks, and marking; files to download."""
     marks = served.marks
 
     async def respond(request: Request) -> Response:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wids.dataset import ShardListDataset
     from wids.readers.base import Reader
 
-# The field of a number, for names that no URL can have: "." and "..", or what is no UTF-8.
+# The field of a number, for names that no URL can have: "." and "..", or names that are not UTF-8.
 _NUMBER = re.compile(r"@([0-9]{1,9})")
 
 

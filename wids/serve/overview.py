@@ -110,7 +110,7 @@ class Survey:
         self._is_closed.set()
 
     def describe(self) -> dict[str, Any]:
-        """What was found so far.
+        """The results so far.
 
         ``samples`` and ``shards`` were looked at, of ``chosen`` shards; ``absent`` ones have no table here, and none
         that is published.

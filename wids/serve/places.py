@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _AHEAD = 16  # tables that are asked for at a time
 _LINE_SECONDS = 0.5
-_MOST = 1000  # samples of a key that are told
+_MOST = 1000  # samples of a key that are listed
 _NAMED = 3  # shards that cannot be read
 
 
 def find_key(served: Served, key: str) -> Iterator[dict[str, Any]]:
-    """Look for the samples with a key; each step says how far it is, the last one what was found.
+    """Look for the samples with a key; each step reports its progress, the last one the result.
 
     Args:
         served: the dataset.
@@ -73,7 +73,7 @@ def read_tables(served: Served) -> Iterator[tuple[int, MemberTable | WidsError |
     Now and then, at least once in half a second or between two tables, a number with None: so far it is.
     """
     numbers = iter([k for k, count in enumerate(served.collection.lengths) if count])
-    told = time.monotonic()
+    reported = time.monotonic()
     pool = ThreadPoolExecutor(_AHEAD, "wids-serve-keys")
     asked: dict[int, Future[MemberTable]] = {}
     try:
@@ -89,8 +89,8 @@ def read_tables(served: Served) -> Iterator[tuple[int, MemberTable | WidsError |
                     yield first, asked.pop(first).result()
                 except WidsError as error:
                     yield first, error
-            if time.monotonic() > told + _LINE_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() > reported + _LINE_SECONDS:
+                reported = time.monotonic()
                 yield first, None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

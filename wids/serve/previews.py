@@ -1,7 +1,7 @@
 """Small pictures of fields: read and decoded by threads of their own, and kept in memory.
 
 Rules: a picture is refused by its size before it is decoded. A slow or failing sample takes one thread, and its answer
-is words. What is asked for twice is made once; what nobody waits for any more is not begun.
+is text. A preview that is requested twice is made once; one without a waiting request is not begun.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Previews:
         try:
             while not (await asyncio.wait([made], timeout=_WATCH_SECONDS))[0]:
                 if await request.is_disconnected():
-                    raise NoPreviewError("nobody waits for it any more", 499)
+                    raise NoPreviewError("no request waits for it any more", 499)
             return made.result()
         finally:
             with self._lock:

@@ -130,7 +130,7 @@ class ServedRows:
         """What a query of the columns gives; two run at a time, each for a minute at most.
 
         Raises:
-            QueryError: nobody waits for it any more; see `wids.serve.waiting`.
+            QueryError: no request waits for it any more; see `wids.serve.waiting`.
         """
         acquire(self._queries)
         try:
@@ -174,7 +174,7 @@ class ServedRows:
                 del self._asked[what]
         return own.result()
 
-    # --- what is known of them
+    # --- facts about them
 
     def table(self, k: int) -> MemberTable:
         """The member table of shard ``k``.
@@ -239,7 +239,7 @@ class ServedRows:
         Args:
             indices: in range.
             field: the main field of the samples that have it.
-            columns: whose values are told, too.
+            columns: whose values are returned, too.
 
         Raises:
             QueryError, ColumnsError: the columns cannot be read.
@@ -276,7 +276,7 @@ def _facts_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, Any
         return {"is_pending": True}
     try:
         table = asked.result()
-    except Exception as error:  # noqa: BLE001 - of this row, whatever it is
+    except Exception as error:  # noqa: BLE001 - any error of this row
         return {"error": words_of(error)}
     row %= max(len(table), 1)  # of a shard that has fewer samples than the index says
     names = [name for name, _, _ in table.members(row)]

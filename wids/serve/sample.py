@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from wids.serve.served import Served
 
 _THREADS = 4
-# What is decoded to be described: bytes of a member and of what it unpacks to. Of text less: a value of JSON takes many
-# times as much, and while it is parsed no other thread goes on.
+# The most bytes that are decoded for a description: of a member, and of its unpacked contents. Less text: a value of
+# JSON takes many times as much, and while it is parsed no other thread runs.
 _MAX_BYTES, _MAX_TEXT_BYTES = 64 << 20, 2 << 20
 _FULL_SIDE = 4096
 # What a browser draws as it is: formats, up to so many pixels.
@@ -83,7 +83,7 @@ class _Page:
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
     def show(self, request: Request) -> Response:
-        """The page; what is on it comes by its script."""
+        """The page; its script fetches the contents."""
         index, count = request.path_params["index"], len(self._served.dataset)
         if index >= count:
             raise SelectionError(f"there is no sample {shorten(str(index), most=30)}; the dataset has {count:,}")
@@ -219,7 +219,7 @@ def _describe_picture(member: Member) -> dict[str, Any]:
             image.load()
     except DecodeError as error:
         return {"kind": "damaged", "words": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a header makes of PIL
+    except Exception as error:  # noqa: BLE001 - a header can cause any error in PIL
         return {"kind": "damaged", "words": printable(f"{type(error).__name__}: {error}")}
     kind, words, facts = describe_value(image)
     extension = member.name.casefold().rpartition(".")[2]
@@ -264,7 +264,7 @@ def _measures(field: Field) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """A value for JSON: what is no number as its name."""
+    """A value for JSON: NaN and infinities as their names."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

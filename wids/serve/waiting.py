@@ -27,13 +27,13 @@ _WATCH_SECONDS = 0.25
 
 
 async def work_for(request: Request, work: Callable[[], T]) -> T:
-    """What ``work`` gives in a thread; its queries end when nobody waits for it.
+    """The result of ``work`` in a thread; its queries end when no request waits for it.
 
     Raises:
         QueryError: a query has ended so.
     """
     gone = threading.Event()
-    outer = REASON_TO_STOP.set(lambda: "nobody waits for it any more" if gone.is_set() else "")
+    outer = REASON_TO_STOP.set(lambda: "no request waits for it any more" if gone.is_set() else "")
     try:
         task = asyncio.ensure_future(run_in_threadpool(work))
     finally:
@@ -57,12 +57,12 @@ def watched(show: Callable[[Request], Response]) -> Callable[[Request], Awaitabl
 
 
 def is_left() -> bool:
-    """Whether nobody waits for what this thread does."""
+    """Whether no request waits for the work of this thread."""
     return bool(REASON_TO_STOP.get()())
 
 
 def check_waited_for() -> None:
-    """Go on, if somebody waits.
+    """Continue if a request waits.
 
     Raises:
         QueryError: nobody does.
@@ -72,7 +72,7 @@ def check_waited_for() -> None:
 
 
 def acquire(lock: Any) -> None:
-    """Wait for a lock, for as long as somebody waits for us.
+    """Wait for a lock as long as a request waits for this thread.
 
     Raises:
         QueryError: nobody does.

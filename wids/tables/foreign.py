@@ -221,7 +221,7 @@ def find_difference_in_offsets(offsets: Sequence[int], members: Iterable[Member]
         if parts is not None and parts[0] != last:
             last = parts[0]
             spans.append((end, header))
-        end = max(_padded(offset + size), header + tar.BLOCK)  # the data of a hard link lie before it
+        end = max(_padded(offset + size), header + tar.BLOCK)  # the data of a hard link are before it
     if len(offsets) - 1 != len(spans):
         return f"it has {len(offsets) - 1} samples, the shard {len(spans)}"
     for offset, (lo, hi) in zip(offsets, spans, strict=False):

@@ -1,6 +1,6 @@
 """Member tables of shards: saved or published ones loaded, new ones scanned from headers or another tool's index.
 
-A saved table is used only after it was compared with its open shard by the caller. A published one, which lies beside
+A saved table is used only after it was compared with its open shard by the caller. A published one, which is beside
 a remote shard (``<shard>.widx``, as ``wids index create --members`` writes it) or in a pack (`table_packs`), is used
 only if it is of the shard's size and md5, as far as these are known; the reader finds out the rest. One that is too
 long, or damaged, is none.
@@ -159,7 +159,7 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
 
 
 def may_be_published(url: str) -> bool:
-    """Whether a table of a shard can lie elsewhere at all: a signature is for one object alone."""
+    """Whether a table of a shard can be elsewhere at all: a signature is valid for one object only."""
     place = Place(url)
     return place.scheme != "pipe" and place.without_query == url
 
@@ -177,7 +177,7 @@ def read_beside(
     seconds: float = retrying.LIMITS.first_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> MemberTable:
-    """The table that lies beside a remote shard.
+    """The table beside a remote shard.
 
     Args:
         shard: which; see `may_be_published`.

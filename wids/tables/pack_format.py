@@ -64,7 +64,7 @@ class Directory:
 
 
 def name_in(place: str, url: str) -> str:
-    """What a shard is called in the pack at ``place``: relative to its directory where it lies below it."""
+    """The name of a shard in the pack at ``place``: relative to the pack's directory if the shard is below it."""
     own = Place(url)
     name = own.below(str(Place(place).directory))
     return plain_name(name) if name and own.is_web else name or url
@@ -165,7 +165,7 @@ def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> 
 
 
 def _is_consistent(columns: Sections, size: int) -> bool:
-    """Whether every table lies among the tables, which are of ``size`` bytes."""
+    """Whether every table is within the tables, which have ``size`` bytes."""
     for lo in range(0, len(columns["offsets"]), _CHECKED_ROWS):
         at, length = (np.asarray(columns[name][lo : lo + _CHECKED_ROWS]) for name in ("offsets", "lengths"))
         # Compared without a sum, which may not fit in 64 bits.

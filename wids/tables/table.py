@@ -1,4 +1,4 @@
-"""Member table: where each sample's members lie in one shard, and how it is built from the members of an archive.
+"""Member table: the offsets of each sample's members in one shard, and how it is built from the members of an archive.
 
 Pure; a table never changes once it is built. Samples are in the order of first appearance in the archive. Key rules,
 the identity of the shard and the format on disk have modules of their own; their names can be imported from here too.
@@ -229,7 +229,7 @@ def parse_table(data: bytes, *, shard: str, name: str = "") -> MemberTable:
         name: what they call the table; by default it is a file of its own.
 
     Raises:
-        TableError: not a table, another version, cut short, or damaged. The remedy is to build it anew.
+        TableError: not a table, another version, cut short, or damaged. The remedy is to build it again.
     """
     return MemberTable(**widx.unpack(data, shard=shard, name=name)._asdict())
 

@@ -6,7 +6,7 @@
 Rules: a directory is downloaded once for each cache directory, and mapped by all processes; where there is no cache
 directory, or it cannot be written, a process keeps it in memory, as that of a pack on this machine's disk.
 A table is one byte range of the version that the directory is of: when the pack has been replaced, its directory is
-downloaded anew. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
+downloaded again. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
 it may have been the network, its directory is asked for again after a minute or more, and other tables at once. Behind
 a URL with a query, of a program, and on a server that gives no byte ranges or does not tell versions apart, a pack is
 not used.
@@ -307,7 +307,7 @@ class TablePacks:
         return member_tables.may_be_published(url) and self._retry_at.get(url, 0.0) <= time.monotonic()
 
     def _note_replaced(self, pack: OpenPack, error: ChangedShardError) -> None:
-        """The pack is another one now: its directory is to be downloaded anew, unless that was done just now."""
+        """The pack has been replaced: download its directory again, unless that was done just now."""
         with self._lock:
             if self._open.get(pack.url) is not pack:  # by another thread
                 return
@@ -317,7 +317,7 @@ class TablePacks:
                 return
             del self._open[pack.url]
             self._replaced[pack.url], self._replaced_at[pack.url] = pack, now
-        logger.info("%s: was replaced; its directory is downloaded anew", pack.url)
+        logger.info("%s: was replaced; its directory is downloaded again", pack.url)
 
     def _give_up(self, url: str, error: BaseException, *, took: float = 0.0) -> None:
         """Use a pack no more; for some time only where it may have been the network, or is being replaced."""
@@ -360,7 +360,7 @@ def _read_local(url: str) -> OpenPack:
 
 
 def _nearest_first(shard: Shard) -> list[str]:
-    """The packs of a shard: before the others, those in whose directories it lies. After a merge there are many."""
+    """The packs of a shard, first those whose directories contain it. After a merge there are many."""
     homes = {url: str(Place(url).directory).rstrip("/") + "/" for url in shard.packs}
     return sorted(shard.packs, key=lambda url: -len(homes[url]) if shard.url.startswith(homes[url]) else 0)
 

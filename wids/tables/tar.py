@@ -80,7 +80,7 @@ _TEXTS = {
 
 
 # One file in an archive: (raw name, header offset, data offset, size in bytes). A plain tuple, because building a
-# NamedTuple costs as much as all the rest of a member. The data of a hard link lie before its header.
+# NamedTuple costs as much as all the rest of a member. The data of a hard link are before its header.
 Member: TypeAlias = tuple[bytes, int, int, int]
 _NO_FILE: Member = b"", 0, 0, -1
 

@@ -118,7 +118,7 @@ def _is_list_sound(facts: _WidxHeader, columns: Sections) -> bool:
 
 
 def _is_archive(facts: _WidxHeader, columns: Sections) -> bool:
-    """Whether members can lie so in an archive, and the rows are in its order; of columns that are consistent.
+    """Whether an archive can have members at these offsets, and the rows are in its order; of consistent columns.
 
     Else a table would decide which sample is number ``i`` of its shard.
     """

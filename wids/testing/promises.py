@@ -26,7 +26,7 @@ _MAX_SHOWN = 300
 
 
 def check(is_kept: bool, promise: str, found: object = None) -> None:  # noqa: FBT001 - as `assert` takes it
-    """Fail with the words of a promise, and what was found instead, unless it is kept."""
+    """Fail with the words of a promise and the result, unless the promise is kept."""
     if not is_kept:
         raise AssertionError(f"broken promise: {promise}" + _shown(found))
 
@@ -50,7 +50,7 @@ def refused(
 
     Args:
         kinds: classes of exceptions.
-        promise: what is promised.
+        promise: in words.
         naming: what the message of the exception has to say.
     """
     caught: list[Exception] = []

@@ -124,8 +124,8 @@ class ReaderSuite(_WayToOpen):
             with refused(IndexError, "row 3 of 3 is an IndexError"):
                 _ = reader[3]
         opened = [event for event in events if type(event).__name__ == "Opened"]
-        facts_told = [(getattr(event, "url", None), getattr(event, "nsamples", None)) for event in opened]
-        check(facts_told == [(url, 3)], "hooks are told of each shard that is opened, once", facts_told)
+        facts = [(getattr(event, "url", None), getattr(event, "nsamples", None)) for event in opened]
+        check(facts == [(url, 3)], "hooks receive each opened shard once", facts)
 
     def test_a_part_of_a_member(self) -> None:
         """Its bytes from one to another, fewer at its end, none behind it; of a name that it has."""
@@ -183,7 +183,7 @@ class ReaderSuite(_WayToOpen):
         check(found == texts_of("a"), "a shard that was closed can be opened again", found)
 
     def test_a_held_reader_closes_when_it_is_dropped(self) -> None:
-        """A close takes effect after the last use, and lets nobody else begin one."""
+        """A close takes effect after the last use, and prevents any new use."""
         url = self.put("a.tar", DATA)
         reader = self.make().open(described(url, DATA))
         check(reader.pin(), "`pin` of an open reader says True")
@@ -334,7 +334,7 @@ class ShardProviderSuite(_WayToOpen):
     # --- pools, processes
 
     def test_a_pool_gives_way(self) -> None:
-        """Space that is needed closes what is leased and idle at once; what `get_shard` gave is opened again."""
+        """A need for space closes leased idle shards at once; a shard of `get_shard` is opened again."""
         shard = described(self.put("a.tar", DATA), DATA)
         cache = str(self.home / "cache")
         pool = OpenShards(self.make(), capacity=3, find=lambda _: shard, hooks=())
@@ -379,7 +379,7 @@ class ShardProviderSuite(_WayToOpen):
             check(dataset[1][".txt"].read() == b"a1", "a dataset reads on after a fork")
 
     def test_a_dataset_travels(self) -> None:
-        """A pickled dataset opens its own shards, whatever its original has open or closes."""
+        """A pickled dataset opens its shards itself, independently of the original's open or closed ones."""
         url = self.put("a.tar", DATA)
         with _dataset(self, url, filesize=len(DATA)) as dataset:
             check(dataset[0][".txt"].read() == b"a0", "a dataset reads in this way")
@@ -428,7 +428,7 @@ class ShardProviderSuite(_WayToOpen):
         _check_closed(self.home)
 
     def test_another_process_deletes_nothing_that_is_read(self) -> None:
-        """Where all is being read, a process that needs space is told so in the end; the reads go on."""
+        """If all shards are being read, a process that needs space gets an error in the end; the reads continue."""
         shard = described(self.put("a.tar", DATA), DATA)
         pool = OpenShards(self.make(), capacity=3, find=lambda _: shard, hooks=())
         with pool.open(shard).pinned() as reader:

@@ -31,7 +31,7 @@ class RunnerSuite:
       end of its process. The others go on.
     - Reports reach ``on_report`` while their task is under way, in the thread that takes results; the last stands for
       those before it.
-    - ``close`` cancels what has not ended and waits for it: tasks clean up, and nothing is written afterwards.
+    - ``close`` cancels unfinished tasks and waits for them: tasks clean up, and nothing is written afterwards.
 
     A subclass has `start`.
 
@@ -52,7 +52,7 @@ class RunnerSuite:
 
     @pytest.mark.parametrize("count", [0, 1, 20])
     def test_every_task_has_its_result_once(self, count: int) -> None:
-        """Whatever ends first, each task's number comes with its value; there are fewer jobs than tasks, or more."""
+        """In any order of their ends, each task's number comes with its value, with fewer jobs than tasks, or more."""
         found = sorted((result.k, result.get()) for result in _run(self, double, range(count)))
         check(found == [(k, 2 * k) for k in range(count)], f"each of {count} tasks has its result once", found)
 
@@ -166,7 +166,7 @@ def _run(
     return run_with(suite.start(function, on_report), tasks, jobs=jobs, tick=tick)
 
 
-# What follows is sent to workers, by name.
+# The functions below are sent to workers, by name.
 
 
 def double(number: int, context: TaskContext) -> int:

@@ -40,7 +40,7 @@ class ByteSourceSuite:
     - ``stat()`` says the object's size, version and whether it has ranges: the same each time, and another version of
       another object. What a store cannot say is None, and the subclass declares it (``has_size = False``).
     - ``read(span, sink)`` writes the bytes of the span, all and no other, each once and from the first on. The sink
-      learns of another version than ``stat()`` told before what was read counts: by its ``learn``, or by a later
+      learns of another version than ``stat()`` returned before the read bytes count: by its ``learn``, or by a later
       ``stat()`` if ``answers_have_stat`` is False. Bytes of two versions never pass for one object.
     - ``stream(end)`` gives the object's first ``end`` bytes, or all, in blocks.
     - Bytes that are not there, or stop coming, are an error, and so is an object that is not there or may not be read;
@@ -83,7 +83,7 @@ class ByteSourceSuite:
         raise _left_out("remove")
 
     def deny(self) -> AbstractContextManager[Any]:
-        """Let nobody read the object; within a context."""
+        """Deny every read of the object, within a context."""
         raise _left_out("deny")
 
     def shorten(self) -> None:
@@ -210,7 +210,7 @@ class ByteSourceSuite:
                     found = (shard.size, shard.read(0, 10), shard.read_many([(0, 5)]))
                 check(found == (0, b"", [b""]), "pieces of an empty object are empty", found)
 
-    # --- what goes wrong
+    # --- faults
 
     def test_no_object(self, target: Path) -> None:
         """A typed error that names it, of a look and of a read."""
@@ -256,15 +256,13 @@ class ByteSourceSuite:
             self.put(_OTHER)
             if not self.has_ranges:
                 found = b"".join(source.stream())
-                promise = "`stream` after `stat` gives the object that `stat` told of, or that there is by then"
+                promise = "`stream` after `stat` gives the object of `stat`, or the present one"
                 check(found == (DATA if self.has_size else _OTHER), promise, f"{len(found)} bytes of neither")
                 return
             with promised("another version is something for the sink to learn"):
                 written = _read(source, [Span(0, 100), Span(100, len(DATA))])
         is_told = bool(set(written.stats) - {before})
-        promise = (
-            "bytes of another version than `stat` told do not pass for it: `sink.learn` gets the version that is read"
-        )
+        promise = "bytes of another version than that of `stat` do not pass for it: `sink.learn` gets the read version"
         check(written.holds([Span(0, len(DATA))]) or is_told, promise, f"bytes of both, and only {before}")
 
     def test_another_object_between_two_reads(self, target: Path) -> None:
@@ -288,7 +286,7 @@ class ByteSourceSuite:
                 _shard(self, size=77).read(0, 5)
 
     def test_half_of_it(self, target: Path) -> None:
-        """What ends early is an error, and what came is true."""
+        """A truncated answer is an error, and the bytes before it are right."""
         _needs(self, "shorten")
         self.shorten()
         written = _ReceivedBytes(refuse=True)
@@ -308,7 +306,7 @@ class ByteSourceSuite:
 
     @pytest.mark.parametrize("count", [0, 1], ids=["at once", "in the middle"])
     def test_cancelled(self, target: Path, count: int) -> None:
-        """A read ends soon after the caller wants it no more, and what came before is true."""
+        """A read ends soon after the caller wants it no more, and the bytes before it are right."""
         _needs(self, "stop")
         self.stop()
         answers = iter([None] * count)

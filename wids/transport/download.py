@@ -369,7 +369,7 @@ class Transfer:
     def _wrong_size(self, size: int, words: str = "") -> SizeMismatchError:
         return SizeMismatchError(
             f"{self.url}: {words}{size} bytes are there, and the index says filesize {self._expected}; fetch it again, "
-            "or update the index if the shard was written anew",
+            "or update the index if the shard was rewritten",
             url=self.url,
             expected=self._expected,
             found=size,

@@ -240,13 +240,13 @@ class ShardBytes:
         """The store has said size and version: see that they are what they were."""
         if stat.size is not None and self._size not in (None, stat.size):
             what = f"it has {stat.size:,} bytes, and had {self._size:,} (in the index, or when it was opened)"
-            advice = "open the dataset again, and update the index if the shard was written anew"
+            advice = "open the dataset again, and update the index if the shard was rewritten"
             raise self._changed(f"{what}; {advice}", self._size, stat.size)
         if self._stat is not None and stat.version != self._stat.version:
             before, now = self._stat.version, stat.version
             what = f"its version (ETag, generation) was {before!s:.80}, and is {now!s:.80} now"
             advice = (
-                "if it was written anew, open the dataset again, and update the index; if several servers answer at "
+                "if it was rewritten, open the dataset again, and update the index; if several servers answer at "
                 "this URL and give the same file different ETags, let them agree (Apache: FileETag MTime Size), or use "
                 "access='fetch', which brings each shard in one request"
             )

@@ -445,7 +445,7 @@ def test_a_local_shard_that_is_written_anew_is_copied_again(tmp_path, cache, ope
         os.replace(tmp_path / "new.tar", path)
         assert opened(shard, cache_local=True) == texts_of(tag)
         assert kinds(events) == ["Rejected", "Fetched"]
-        assert events[0].cause == "its source was written anew"
+        assert events[0].cause == "its source was rewritten"
         assert opened(shard, cache_local=True) == texts_of(tag)
         assert kinds(events) == ["Hit"]
     os.unlink(path)

@@ -393,7 +393,7 @@ def test_servers_that_give_one_file_different_tags(web, far, has_table, tmp_path
         publish(web, "/a.tar")
     for access in ("range", "auto") if has_table else ("range",):
         dataset = open_dataset(url, access, rows=4, cache_dir=tmp_path / access)
-        with pytest.raises(ChangedShardError, match=r"written anew, .*several servers .* access='fetch'") as raised:
+        with pytest.raises(ChangedShardError, match=r"rewritten, .*several servers .* access='fetch'") as raised:
             [dataset[k] for k in range(4)]
         assert {raised.value.expected, raised.value.found} == {'"a"', '"b"'}
         dataset.close()

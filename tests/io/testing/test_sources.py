@@ -13,7 +13,7 @@ from wids import testing
 # Store -> a test that fails, and what it says.
 WRONG = {
     "PastItsEnd": ("test_spans", r"`read` writes the bytes of [Span(lo=0, hi=1)] and no other"),
-    "OfTwoVersions": ("test_another_object_between_look_and_read", "bytes of another version than `stat` told"),
+    "OfTwoVersions": ("test_another_object_between_look_and_read", "bytes of another version than that of `stat`"),
     "ShortAtItsEnd": ("test_spans", "`read` writes the bytes of [Span(lo=19999, hi=20000)] and no other"),
     "ShortStream": ("test_all_of_it[20000]", "`stream(None)` gives the bytes up to there of an object of 20000"),
     "OfAnotherSize": ("test_size_and_version", "`stat` says the size of the object, 20000"),
