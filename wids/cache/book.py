@@ -1,4 +1,4 @@
-"""What this process knows of each shard: one record for each URL.
+"""The facts that this process knows about each shard: one record for each URL.
 
 Rules: threads read and write a record without a lock; what one of them loses, another finds out again. A fork has a
 copy of all of it, without downloads, whose threads are the parent's. A pickle (a worker that is spawned) has the facts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
     from wids.transport.range_client import ShardBytes
 
-# Of all tables that are kept in memory.
+# The bytes of all tables in memory.
 MAX_BYTES = 64 << 20
 _LASTING = ("is_spent", "lacks_ranges", "lacks_table", "was_read")
 
@@ -88,7 +88,7 @@ class ShardRecord:
 
     @property
     def lasting(self) -> dict[str, bool]:
-        """What a pickle has."""
+        """The contents of a pickle."""
         return {name: True for name in _LASTING if getattr(self, name)}
 
 

@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.1
 
 
 class Cleaning(NamedTuple):
-    """What a cleaning did.
+    """The result of a cleaning.
 
     Attributes:
         deleted: (path, bytes) of each shard, or of each file that the pattern matches.
@@ -177,7 +177,7 @@ def _tell_excess(pattern: str, excess: Excess) -> None:
 
 
 def _find(pattern: str) -> dict[str, dict[str, str]]:
-    """What a glob matches: directory without links in it -> name -> path as matched, each file once."""
+    """The matches of a glob: directory without links in it -> name -> path as matched, each file once."""
     found: dict[str, dict[str, str]] = {}
     directories: dict[str, str] = {}
     for path in sorted(glob.glob(pattern)):

@@ -75,7 +75,7 @@ class _ByUse:
             heapq.heappush(self._by_use, (0, name))  # its time is looked up when its turn comes
 
     def bytes_without(self, may_go: Callable[[str], bool]) -> int:
-        """Of those that this says False of."""
+        """The sum over those for which this is False."""
         return sum(size for name, size in self._sizes.items() if not may_go(name))
 
     def oldest_first(self) -> Generator[Entry, None, None]:
@@ -124,7 +124,7 @@ class Contents:
 
     @property
     def used_bytes(self) -> int:
-        """Of shards and tables."""
+        """The bytes of shards and tables."""
         return self.shards.bytes + self.remembered.bytes
 
     def refresh(self) -> None:

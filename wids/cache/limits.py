@@ -13,21 +13,21 @@ class CacheLimits:
     """Clocks and limits of the cache.
 
     Attributes:
-        wait_seconds: a download waits so long for space, then the cache is full.
-        stopped_seconds: who holds the lock of a directory longer than this without touching it has been stopped: the
+        wait_seconds: a download waits this long for space, then the cache is full.
+        stopped_seconds: a process that holds the lock of a directory this long without touching it is stopped: the
             work under the lock takes milliseconds, or as long as listing a large directory on a file server.
-        listed_again_seconds, max_log_bytes: a directory is listed again after so long, and where its log is longer.
-        max_hint_bytes: what a job writes down of the uses to come has so many at most.
+        listed_again_seconds, max_log_bytes: a directory is listed again after this time, and if its log is longer.
+        max_hint_bytes: the most bytes of a job's plan of its next uses.
         watch_seconds: how often a cleaner looks whether its parent and its turn are still there.
-        heard_seconds: idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them
+        heard_seconds: idle jobs look for requests four times a second (see `wids.cache.leases`): a requester gives them
             twice as long.
         start_seconds: code that only lists a sampler's indices is done before the first download ahead begins.
         tick_seconds: how often a prefetcher looks how far its reader is.
-        plan_seconds: how often a plan is renewed of which no shard has been passed.
+        plan_seconds: how often a plan is renewed while its first shard is still in use.
         again_seconds: when a prefetcher looks again for a shard that another process downloads.
-        failed_seconds: when a download ahead is tried again that failed because of the network: by then it had been
+        failed_seconds: when a prefetch that failed because of the network is tried again: by then it had been
             retried for minutes.
-        end_seconds: threads that download are waited for so long, at the end of an epoch or of the process.
+        end_seconds: the longest wait for download threads at the end of an epoch or of the process.
         full_seconds, max_full_seconds: how long a shard for which there was no space is read by ranges before it is
             tried again: the first time, and at most.
     """

@@ -1,4 +1,4 @@
-"""What a cache directory holds and what state it is in, for people and programs that ask.
+"""The contents and the state of a cache directory, for people and programs.
 
 Rules: looking changes nothing, and makes no file where there is nothing of ours. Who has a shard open is found out as
 an evictor would: by a lock without waiting, under the directory's own lock. Where that cannot be had (a directory of

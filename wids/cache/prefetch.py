@@ -53,7 +53,7 @@ class Source(PlannedSource["UpcomingShard"], Protocol):
         """How many of its samples this process has read."""
 
     def figures(self) -> tuple[str, dict[str, float]] | None:
-        """What its dataset has done so far, for people: (a name for it in this process, figure -> number)."""
+        """Figures of its dataset so far, for people: (a name for it in this process, figure -> number)."""
 
 
 class Prefetcher:
@@ -262,6 +262,6 @@ class Prefetcher:
                 self._planned = -math.inf
 
     def _figures(self, directory: str) -> dict[str, dict[str, float]]:
-        """What the datasets whose shards go to a directory have done so far."""
+        """Figures so far of the datasets whose shards go to a directory."""
         sources = [source for source in self._sources if source.directory in (None, directory)]
         return dict(found for source in sources if (found := source.figures()) is not None)

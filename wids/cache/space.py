@@ -412,7 +412,7 @@ class _DirectorySnapshot:
 
     @functools.cached_property
     def uses(self) -> usage_hints.Uses:
-        """What the plans of all jobs say."""
+        """The plans of all jobs."""
         return usage_hints.read(self._space.directory.own, self._found.plans)
 
     @property

@@ -1,4 +1,4 @@
-"""What the live jobs of a cache directory are going to read, and when: one small file for each job.
+"""The shards that live jobs will read from a cache directory, and when: one small file for each job.
 
 Rules: a plan is locked by its job, so an unlocked one belongs to a job that is gone. It is replaced as a whole. It says
 when each shard is used next, by the wall clock: guesses, good for choosing eviction candidates, and never needed.
@@ -28,7 +28,7 @@ _STALE_SECONDS = 600.0
 
 
 class Said(msgspec.Struct):
-    """What a plan says.
+    """The contents of a plan.
 
     Attributes:
         uses, busy: see `PlanFile.write`.
@@ -43,7 +43,7 @@ class Said(msgspec.Struct):
 _decode = msgspec.json.Decoder(Said).decode
 
 
-# Of the plans of this process.
+# For the plans of this process.
 _own_names: set[str] = set()
 forks.call_in_child(_own_names.clear)
 
@@ -144,7 +144,7 @@ def merge(plans: Iterable[tuple[str, Said]]) -> Uses:
 
 
 def _read_one(path: str) -> Said | None:
-    """What one plan says; None if its job is gone, or it is none."""
+    """The contents of one plan; None if its job has ended, or the file is not a plan."""
     for _ in range(2):
         try:
             fd, facts = atomic.open_file(path)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wids.files.holders import Holder
 
 _MAX_EVENTS = 200
-# Of so many shards the last use is looked at each time, and lsof is asked about so many.
+# The most shards whose last use is read each time, and that one call of lsof names.
 _IN_TURN, _TOOL_SHARDS = 1000, 200
 _FEW = 2000
 _PID = re.compile(r"([0-9]+)-")
@@ -111,7 +111,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dataset of a live job says in its plan.
+    """The part of a dataset in the plan of a live job.
 
     Attributes:
         pid: of its process.
@@ -124,7 +124,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(NamedTuple):
-    """What one look at a directory has found.
+    """The result of one scan of a directory.
 
     Attributes:
         seconds: when, since 1970. exists: there is such a directory.
@@ -387,7 +387,7 @@ class CacheWatch:
 
 
 def _figures(plans: Iterable[tuple[str, usage_hints.Said]]) -> list[JobFigures]:
-    """What jobs say, each dataset once: several samplers of a process may read one."""
+    """The reports of jobs, each dataset once: several samplers of a process may read one."""
     found: dict[tuple[int, str], dict[str, float]] = {}
     for name, said in plans:
         match = _PID.match(name)

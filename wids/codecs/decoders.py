@@ -44,7 +44,7 @@ _TRUST = "if you trust the writer of these shards, pass allow_pickle=True (to th
 
 
 class Options(NamedTuple):
-    """What a `SampleDecoder` was made with."""
+    """The arguments of a `SampleDecoder`."""
 
     format: str
     allow_pickle: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _BINS = 40
-# Of larger arrays, every so many-th number is taken for the histogram.
+# For the histogram of a larger array, numbers at equal distances are used.
 _MAX_COUNTED = 1 << 22
 
 
@@ -13,7 +13,7 @@ def measure(value: Any) -> dict[str, Any]:
     """The statistics of an array or a tensor of the CPU.
 
     Returns:
-        ``shape``, ``dtype``, ``size`` (numbers). Of real numbers ``nans`` and ``infinities`` (counts), and of the
+        ``shape``, ``dtype``, ``size`` (numbers). For real numbers ``nans`` and ``infinities`` (counts), and of the
         others ``min``, ``max``, ``mean``, ``std`` (floats; of whole numbers, min and max are ints) and ``histogram``
         (counts of equal steps from min to max).
     """

@@ -23,7 +23,7 @@ _MAX_SCANS = 200
 _SCAN = b"\xff\xda"
 # Behind transparent pixels: on black or white, line art of the same colour would vanish.
 _GREY, _CHECKER, _CHECK = 128, (205, 235), 8
-# Of numbers that are none (NaN, infinity).
+# The colour of NaN and infinity.
 _NO_NUMBER = (214, 40, 90)
 # An array is thinned out to so many numbers a side before it is looked at.
 _MAX_SIDE = 2048

@@ -1,1 +1,1 @@
-"""What a list of shards can do, without torch: samples by index, views, batches, substitutes, keys."""
+"""A list of shards without torch: samples by index, views, batches, substitutes, keys."""

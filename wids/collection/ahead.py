@@ -89,7 +89,7 @@ class CollectionSource:
         return self._collection.pool.accesses
 
     def figures(self) -> tuple[str, dict[str, float]] | None:
-        """What its dataset has done so far: (a name for it in this process, figure -> number)."""
+        """Figures of its dataset so far: (a name for it in this process, figure -> number)."""
         if self._figures is None:
             return None
         name, found = self._figures()

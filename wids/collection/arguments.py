@@ -306,7 +306,7 @@ def _log_to_stderr() -> None:
 
 
 def advise(collection: ShardCollection, table: MemberTable, expected: int) -> str:
-    """What to do about a shard that does not hold as many samples as the index says."""
+    """The reaction to a shard whose sample count differs from the index."""
     if collection.on_count_mismatch == "warn":
         return ". There is none to repeat: leave the shard out (dataset.shards = [...])"
     return (

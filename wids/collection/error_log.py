@@ -37,7 +37,7 @@ class _Line(msgspec.Struct):
 
 
 def describe(error: BaseException) -> str:
-    """What an error is, and says, in at most 1,000 characters, without the secrets of URLs."""
+    """The class and the message of an error, in at most 1,000 characters, without the secrets of URLs."""
     try:
         text = str(error)[:_MAX_READ]
     except Exception as failure:  # noqa: BLE001 - of a class that is not ours

@@ -1,4 +1,4 @@
-"""What a dataset says of its index: the attributes and methods that `wids.ShardListDataset` has from here."""
+"""The index behind a dataset: attributes and methods that `wids.ShardListDataset` inherits."""
 
 from __future__ import annotations
 

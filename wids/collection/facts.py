@@ -1,4 +1,4 @@
-"""What an index states about its dataset, and what member tables and labels of some of its shards add.
+"""Facts about a dataset: from its index, and from member tables and labels of some of its shards.
 
 Rules: what an index states is summed in its columns, so that a million shards take moments. Nothing is downloaded: a
 table or a label that is not to be had is left out, and how many were looked at is said.
@@ -40,7 +40,7 @@ _BINS_PER_OCTAVE, _BINS = 4, 24
 
 
 def describe_index(shards: ShardList) -> dict[str, Any]:
-    """What the index says, without its parts; -1 in a column is unknown, and a sum with an unknown part is None.
+    """The facts of the index, without its parts; -1 in a column is unknown, and a sum with an unknown part is None.
 
     ``bytes`` are those of whole shards, ``counted`` and ``with_...`` the number of shards of which something is known.
     """
@@ -77,7 +77,7 @@ def held_shards(shards: ShardList) -> Numbers:
 
 
 def _view_of(shards: ShardList) -> dict[str, Any]:
-    """What a view is of, and how it was made; nothing for any other index."""
+    """The dataset of a view, and how the view was made; nothing for any other index."""
     if shards.selection is None:
         return {}
     header = shards.header

@@ -93,7 +93,7 @@ class _Seeded(Generic[T]):
                     tensors.set_state(tensor)
 
     def __get__(self, instance: object, owner: type | None = None) -> _Seeded[T]:
-        """Of a method, the one of an object: also a decorator in a class."""
+        """Bind to an object, so that it is also a decorator of methods."""
         return self if instance is None else _Seeded(self._transform.__get__(instance, owner))
 
     def __reduce__(self) -> str | tuple[Any, ...]:

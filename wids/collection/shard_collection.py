@@ -260,7 +260,7 @@ class ShardCollection:
     def expect_fields(self, fields: Sequence[str] | None) -> None:
         """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?
 
-        Of alternatives, one is enough.
+        One of several alternatives is enough.
         """
         self._expected = fields.groups if isinstance(fields, Alternatives) else [(field,) for field in fields or ()]
 
@@ -430,7 +430,7 @@ class ShardCollection:
     # --- where a sample is
 
     def plain(self, index: Any) -> int:
-        """What counts as an integer, negative ones from the end, as an int from 0 on.
+        """An index as an int from 0 on; negative ones count from the end.
 
         Raises:
             IndexError: out of range. TypeError: not an integer.
@@ -660,7 +660,7 @@ def count_mismatch(
 
 
 def to_int(index: Any) -> int:
-    """What counts as an integer (numpy's and torch's do), as an int.
+    """An integer, also of numpy or torch, as an int.
 
     Raises:
         TypeError: nothing else does; says what to do instead.
@@ -726,6 +726,6 @@ def _no_shards(place: str, what: str) -> SpecError:
 
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:
-    """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
+    """The default base of an index's relative URLs: the base in the index, otherwise the place of the index."""
     own = header.get("base") or header.get("base_path") or ""
     return None if place is None and not own else str(Place(place or "").directory.join(own))

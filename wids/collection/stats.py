@@ -27,7 +27,7 @@ ROWS = 256
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since the dataset was made, in the process that asks and in the workers of its loaders.
+    """Counters since the dataset was made, of this process and of the workers of its loaders.
 
     Attributes:
         fetches: shards downloaded. fetched_ahead: those of them that were complete before a sample of them was needed.

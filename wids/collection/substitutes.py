@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from wids.events import Hook
     from wids.readers.base import Sample
 
-# So many other samples are tried.
+# The most other samples that are tried.
 MAX_ATTEMPTS = 16
-# Before so many have failed, a share of failures says nothing.
+# With fewer failures, their share means nothing.
 _MIN_FAILURES = 10
-# Of the machine, of a server, or of how the program was set up: other samples would fail alike, or only here.
+# Faults of the machine, of a server, or of the program's setup: other samples would fail in the same way, or only here.
 _NOT_OF_SAMPLES = (
     *(FetchError, CacheError, ColumnsError, InputError, TooManyErrorsError),
     *(MemoryError, ImportError, CancelledError),

@@ -64,7 +64,7 @@ def map_file(path: str) -> tuple[memoryview, os.stat_result]:
 
 
 def identify(fd: int, *, md5: str | None = None) -> Identity:
-    """What an open file is now, ``md5`` being known from elsewhere."""
+    """The present identity of an open file; ``md5`` is known from elsewhere."""
     status = os.fstat(fd)
     return Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
 

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=msgspec.Struct)
 
 MAGIC = b"\x89WIDS\r\n\x1a"
-# Of files that were written before 1.0.
+# The magics of files from before 1.0.
 _OLD = (b"\x89WIDX\r\n\x1a", b"\x89WIDSX\r\n", b"\x89WIDST\r\n", b"WIDSROWS")
 _START = struct.Struct("<8s8sIIII")
 START_BYTES, _PREFIX_BYTES = _START.size, 20
-# Of each type: its code for `memoryview.cast`, and its bytes.
+# Type -> its code for `memoryview.cast`, and its bytes.
 _TYPES = {"u1": ("B", 1), "u4": ("I", 4), "u8": ("Q", 8), "i8": ("q", 8)}
 _EMPTY = memoryview(b"")
 # Sections are checked so many items at a time: what that takes is freed, and is little.
@@ -69,7 +69,7 @@ class _Head(msgspec.Struct, Generic[F]):
 
 
 class Invariant(NamedTuple):
-    """What must hold of the columns of a file.
+    """A condition on the columns of a file.
 
     Attributes:
         what: names the fault where it does not hold.

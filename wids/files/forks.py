@@ -1,4 +1,4 @@
-"""What a forked child inherits and may not use as it is: the one place where forks are handled.
+"""Resources that a forked child inherits and must not use unchanged: the only module that handles forks.
 
 A fork copies one thread, all memory and all descriptors. So three things are said here, and nowhere else:
 

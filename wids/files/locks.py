@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LockLimits:
-    """How long locks are waited for; the default is in force, and tests put another one in its place.
+    """Times of locks; the default is in force, and tests put another one in its place.
 
     Attributes:
-        stopped_seconds: a lock whose file was not touched for so long belongs to a process that does not run.
+        stopped_seconds: a lock whose file was not touched for this long belongs to a stopped process.
         touch_seconds: how often the holder touches it.
-        poll_seconds, report_seconds: how often who waits looks, and says so.
+        poll_seconds, report_seconds: how often a waiting process checks the lock, and reports that it waits.
     """
 
     stopped_seconds: float = 60.0
@@ -51,7 +51,7 @@ class LockLimits:
 
 
 LIMITS = LockLimits()
-# A lock file may be deleted whenever one looks for it, and be there again when one makes it.
+# A lock file may disappear while it is opened, and reappear while it is created.
 _MAX_TRIES = 50
 
 

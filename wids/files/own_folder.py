@@ -40,7 +40,7 @@ class OwnFolder:
         self.own = os.path.join(self.path, ".wids")
 
     def staging(self, name: str) -> str:
-        """What the path of the part file of ``name`` begins with."""
+        """The prefix of the path of the part file of ``name``."""
         return os.path.join(self.own, name)
 
     def lock(self, name: str) -> str:

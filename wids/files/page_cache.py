@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Whose reads wait for a network, as far as the name tells. Of FUSE that is most.
+# File systems whose reads wait for a network, judged by name. For FUSE, most do.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs", "fuse"}
 _MOUNTS = "/proc/self/mountinfo"
@@ -25,7 +25,7 @@ _LIMITED = {
     "": ("/sys/fs/cgroup", "memory.max", "anon"),
     "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
 }
-# Of one call the kernel takes no more than a file system's own read-ahead, which is this by default.
+# In one call the kernel reads at most the read-ahead of the file system, which is this by default.
 _STEP_BYTES = 128 << 10
 
 

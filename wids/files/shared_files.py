@@ -2,7 +2,7 @@
 
     .wids/indexes/KEY.SUFFIX        KEY: 64 hexadecimal digits, a digest of all that the file is made from
 
-Rules: a file appears whole, by ``os.replace``, and is never changed. Of processes that ask for one at the same time,
+Rules: a file appears whole, by ``os.replace``, and is never changed. If several processes ask for one at the same time,
 one makes it and the others wait; where there are no locks, each makes it. All files are their user's alone, and those
 of another user are not looked at. They count neither as shards nor against ``cache_size``, and no cleaner deletes
 them; those that were not opened for a month are deleted when the next one is written, as are part files of processes
@@ -77,7 +77,7 @@ class SharedFiles:
         *,
         is_new: bool = False,
     ) -> T | None:
-        """What ``take`` finds in the file of a key, which is made first if there is none; None: it cannot be kept here.
+        """The result of ``take`` on the file of a key, which is made if missing; None: it cannot be kept here.
 
         Args:
             key: of the file.
@@ -123,7 +123,7 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def alone(self, key: str) -> Iterator[None]:
-        """Of several processes, one at a time is in this block; where there are no locks here, all are."""
+        """One process at a time is in this block; on a file system without locks, all may be."""
         with contextlib.ExitStack() as stack:
             try:
                 self._make()

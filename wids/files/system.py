@@ -1,4 +1,4 @@
-"""What the operating system does with files: flags, locks, free space.
+"""Files of the operating system: flags, locks, free space.
 
 Rules: nothing of wids is known here. A lock on an open file belongs to its descriptor and all copies of it, and the
 kernel drops it with the last one. Where there are no such locks (some network file systems) the answer is None, and
@@ -48,7 +48,7 @@ def unlock(fd: int) -> None:
 
 
 def until_permitted(function: Callable[[], T]) -> T:
-    """What ``function`` returns, called again for half a second while permission is denied.
+    """The result of ``function``, called again for half a second while permission is denied.
 
     A file that another user makes has the permissions of that user's umask for a moment, before it gets its own.
     """

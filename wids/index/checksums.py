@@ -50,7 +50,7 @@ def new(key: str) -> Checksum:
 
 
 def word(key: str) -> str:
-    """What messages call it."""
+    """Its name in messages."""
     return key.removesuffix("sum")
 
 

@@ -42,7 +42,7 @@ _HOMES = ("/a", "gs://b/c/d", "http://b/c/d")
 
 
 class CompiledFrom(NamedTuple):
-    """What an index was compiled from, beside its own text.
+    """The sources of a compiled index, beside its text.
 
     Attributes:
         texts: URL and digest of each sub-dataset's text.

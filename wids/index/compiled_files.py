@@ -34,10 +34,10 @@ class CompiledLimits:
     """Which indexes are compiled and compared; the default is in force, tests put another one in its place.
 
     Attributes:
-        min_shards: indexes of fewer are parsed in a tenth of a second, and pickled in a few MB.
-        min_row_bytes: a shard takes more than that in an index.
-        checked_bytes: the checksum of a compiled index of fewer is compared at each opening, in half a millisecond.
-        settled_ns: a file that changes again within the tick of a clock may keep its times.
+        min_shards: a smaller index is parsed in a tenth of a second, and pickled in a few MB.
+        min_row_bytes: the least bytes of a shard in an index.
+        checked_bytes: the checksum of a smaller compiled index is compared at each opening, in half a millisecond.
+        settled_ns: a file that changes twice within one tick of the clock may keep its times.
     """
 
     min_shards: int = 20_000
@@ -50,7 +50,7 @@ LIMITS = CompiledLimits()
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What tells one state of a local file from all others."""
+    """The facts that identify one state of a local file."""
 
     size: int
     mtime_ns: int

@@ -2,7 +2,7 @@
 
 Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
 comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
-unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Of what a glob matches, all
+unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Of the matches of a glob, all
 files count but those that stand beside shards (indexes, member tables, columns). Facts of a shard in a listing (size,
 version) are kept, so that they are not asked for again.
 """
@@ -60,7 +60,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Sources:
-    """What sources name; see `find_shards`.
+    """The shards that sources name; see `find_shards`.
 
     Attributes:
         found: place -> shard, in order.
@@ -117,14 +117,14 @@ def _is_link(url: str) -> bool:
 
 
 def mark_words(mark: Any) -> str | None:
-    """What tells versions of a shard apart, as text; None where nothing does."""
+    """The version of a shard, as text; None: unknown."""
     if mark is None or isinstance(mark, str):
         return mark or None
     return " ".join(map(str, mark)) or None
 
 
 def look_local(url: str) -> Found:
-    """What a local shard is now; without size and mark where it cannot be asked."""
+    """The present state of a local shard; without size and mark if these cannot be read."""
     try:
         facts = os.stat(Place(url).path)
     except (OSError, ValueError):  # also a name that no file can have

@@ -95,7 +95,7 @@ def _plain(url: str) -> str:
 
 
 def portable_names(names: Sequence[str]) -> list[str]:
-    """What tells shards apart, without the place where they are kept and without signatures."""
+    """The identity of shards, without their place and without signatures."""
     paths = [_SIGNED.sub(r"\1", url) if "?" in url and Place(url).is_web else url for url in names]
     paths = [_plain(path) if "%" in path else path for path in paths]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]

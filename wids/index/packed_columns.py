@@ -116,7 +116,7 @@ class Digests(Column[str]):
         return (digest if known & self._flag else "" for digest, known in zip(digests, self._flags, strict=True))
 
     def known(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Of which shards a digest is known, (n,) booleans."""
+        """Whether the digest of each shard is known, (n,) booleans."""
         return (np.frombuffer(self._flags, np.uint8) & self._flag) > 0
 
     def _item(self, k: int) -> str:

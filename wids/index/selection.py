@@ -30,7 +30,7 @@ class SampleRows(Protocol):
     """The row in its shard of each sample of a view."""
 
     def __getitem__(self, index: int, /) -> int:
-        """Of one sample."""
+        """For one sample."""
 
 
 class RepeatedRows:
@@ -184,7 +184,7 @@ def _to_array(given: Any) -> npt.NDArray[Any]:
 
 
 def list_items(given: Iterable[Any]) -> list[Any]:
-    """What a program names, as a list.
+    """The samples that a program names, as a list.
 
     Raises:
         InputError: it is a text, or cannot be iterated.

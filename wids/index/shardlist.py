@@ -63,12 +63,12 @@ class Row(msgspec.Struct):
 KNOWN_KEYS = frozenset(Row.__struct_fields__)
 MD5_BYTES, CRC32_BYTES = 16, 4
 _HAS_MD5, _HAS_CRC32 = 1, 2
-# Of fewer shards, what a program reads one by one is in Python's lists, whose items are read ten times as fast.
+# With fewer shards, columns that a program reads item by item are Python lists, whose items are read ten times as fast.
 MANY = 20_000
 
 
 class Facts(NamedTuple):
-    """What a compiled index knows of its shards as a whole.
+    """The facts of a compiled index about its shards as a whole.
 
     Attributes:
         is_local: no shard is remote.

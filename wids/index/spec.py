@@ -410,7 +410,7 @@ class _SpecParser:
     def note_named(self, place: str | None, found: Iterable[str]) -> None:
         """Note the servers of URLs that stand in the index at ``place``, if that is the caller's own."""
         if self.named is not None and _is_own(place):
-            # Of a million shards nearly all are of one server.
+            # Nearly all of a million shards are on one server.
             heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
             self.named.update(origin for head in heads for origin in Place(head).origins)
 
@@ -453,7 +453,7 @@ def _known(**keys: Any) -> dict[str, Any]:
 
 
 def _own_base(component: _Component) -> str:
-    """What a component says that its relative URLs are relative to; "": nothing."""
+    """The base of relative URLs according to a component; "": it has none."""
     return component.base or component.base_path or ""
 
 

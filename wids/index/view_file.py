@@ -43,7 +43,7 @@ _MAX_HEAD_BYTES = 1024
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What the JSON of a view says of it.
+    """The JSON of a view.
 
     Attributes:
         name: of the dataset.

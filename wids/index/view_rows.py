@@ -74,7 +74,7 @@ class RowsPlace(NamedTuple):
 
 
 def identify(status: os.stat_result) -> tuple[int, int]:
-    """What tells a file from the others that are there."""
+    """The facts that identify a file among the others."""
     return status.st_dev, status.st_ino
 
 

@@ -78,7 +78,7 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
 
 
 def common_directory(places: Sequence[str]) -> str:
-    """The deepest directory that contains all of them; ``""`` if none does. Of ``file:`` URLs, a path."""
+    """The deepest directory that contains all of them; ``""`` if none does. For ``file:`` URLs, a path."""
     found: str | None = None
     plain = (Place(place).path if place.startswith("file:///") else place for place in places)
     for directory in dict.fromkeys(str(Place(place).directory) for place in plain):
@@ -115,7 +115,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     """Return the index with shards below ``base``, which replaces the directory that their URLs have in common.
 
     Args:
-        index: as it was written. Relative URLs stay as they are. Of a view, the index that it is a view of is moved.
+        index: as it was written. Relative URLs are unchanged. For a view, the index behind the view is moved.
         base: a URL or a path; "" removes the base, so that URLs are relative to the place of the index.
 
     Raises:
@@ -178,5 +178,5 @@ def shorten_name(name: str) -> str:
 
 
 def stem_of(place: str) -> str:
-    """What an index is called by its place: ``/d/train.json`` is ``train``."""
+    """The name of an index, from its place: ``/d/train.json`` is ``train``."""
     return posixpath.splitext(Place(place).name)[0]

@@ -18,7 +18,7 @@ _CRC32, _VERSION = "crc32:", "version:"
 
 
 def mark_of(shard: Shard, origin: str | None, known: Identity | None = None, *, version: str = "") -> str | None:
-    """What the table of a cached shard holds in its ``etag``: where it came from, its CRC-32, its server's version.
+    """The ``etag`` in the table of a cached shard: the shard's source, its CRC-32, the server's version.
 
     Args:
         shard: what the index says of its bytes, which they were compared with.

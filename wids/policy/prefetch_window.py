@@ -193,7 +193,7 @@ class PrefetchWindow(Generic[D]):
     ) -> None:
         self._blocks, self._sources, self._connections = visits, sources, connections
         shared: dict[AheadLimits, _Reach] = {}
-        # Of each list; those of one cache have theirs together, and so its limit.
+        # For each list; lists of one cache share this, and the limit.
         self._reaches = [
             _Reach(own) if own.directory is None else shared.setdefault(own, _Reach(own))
             for own in (source.limits for source in sources)

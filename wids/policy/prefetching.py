@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchLimits:
-    """What prefetching goes by; the default is in force, and tests put another one in its place.
+    """The constants of prefetching; the default is in force, and tests put another one in its place.
 
     Attributes:
         connections: byte ranges that a process downloads at a time.
         min_under_way: shards at a time: while one is verified and written out, the others keep the connections busy.
         first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
         min_requests, max_requests: requests for samples that a process has under way.
-        request_seconds: one for each of these of a store's delay, which is about what a request takes of a processor.
-            More would only wait in this process.
+        request_seconds: one request for each of these in a store's delay: about the processor time of a request.
+            More requests would only wait in this process.
         memory_share: of the free memory, filled with files on network file systems ahead of their use.
         min_shards, ahead_seconds: how far ahead is always good, and how far in time.
-        ahead_bytes: those of a node where no cache_size limits them.
-        max_visits, block: visits to shards that are looked at, and indices of one visit.
+        ahead_bytes: the most bytes ahead on a node without a cache_size.
+        max_visits, block: visits to shards that are examined, and indices of one visit.
         unknown_bytes: a shard of unknown size counts as so many.
-        first_rate: positions a second, until the reader's rate is known.
+        first_rate: positions per second, until the reader's rate is known.
         min_burst, max_burst: bounds of the estimate of how many samples a loader reads ahead.
         burst_seconds, rate_seconds: for how long that is estimated; the least time between two looks at the rate.
         soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
@@ -66,10 +66,10 @@ class PrefetchLimits:
 
 
 LIMITS = PrefetchLimits()
-# Of the part of a file that is read into memory ahead, the share that must be needed.
+# The least share of a file's part that must be needed if the part is read into memory ahead.
 _MIN_NEEDED = 0.5
 _RATE_WEIGHT, _MARGIN, _GRACE_SHARE = 0.3, 0.1, 0.5
-# Of the samples of a shard that is read by byte ranges, the share that must be unread when it arrives.
+# The least share of the samples of a shard read by ranges that must be unread when its download ends.
 _MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
 
 
@@ -80,8 +80,8 @@ class RateEstimator:
         now: seconds of any clock that does not go back.
 
     Attributes:
-        rate: positions a second; 0: not known yet.
-        burst: so many of the drawn samples may not have been read yet: what a loader draws in its first moments.
+        rate: positions per second; 0: not known yet.
+        burst: the most drawn samples that may not have been read yet: those that a loader draws in its first moments.
         moved: when the reader was last seen to draw.
     """
 
@@ -106,7 +106,7 @@ class RateEstimator:
 
 
 def grace(download_seconds: float) -> float:
-    """For how many seconds a reader waits before it evicts shards needed soon, which take so long to download again."""
+    """Seconds that a reader waits before it evicts shards needed soon, from the seconds to download them again."""
     return min(LIMITS.grace_seconds, _GRACE_SHARE * download_seconds)
 
 
@@ -129,7 +129,7 @@ def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
 
 
 def requests_at_a_time(first_seconds: float) -> int:
-    """How many requests for samples to have under way at a store whose first byte takes so long."""
+    """The number of concurrent requests for samples to a store with this time to the first byte."""
     return int(min(max(first_seconds / LIMITS.request_seconds, LIMITS.min_requests), LIMITS.max_requests))
 
 
@@ -139,7 +139,7 @@ def slots(size: int, length: int, connections: int) -> int:
 
 
 def min_reach(mixed: int) -> int:
-    """How many shards are to be within reach at least, of which ``mixed`` are read at a time."""
+    """The least number of shards within reach, if ``mixed`` of them are read at a time."""
     return max(LIMITS.min_shards, mixed + LIMITS.min_shards // 2)
 
 

@@ -1,4 +1,4 @@
-"""What all readers of one open shard can do, and the error of those that were closed."""
+"""The protocol of readers of one open shard, and the error of closed ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class BlockLimits:
     Attributes:
         span_bytes: a sample whose members are within so many bytes is read at once; others member by member.
         shift: a block has two to this power bytes.
-        worth_reads, memory_reads: a block costs as much to read as some 60 samples. It is read once it had the first
+        worth_reads, memory_reads: reading a block costs as much as about 60 samples. It is read once it had the first
             number of reads; a block of small samples has hundreds more, and one that does not get there within the
             second number was not worth it.
         max_blocks, max_age: of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on

@@ -40,12 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EarlyReadLimits:
-    """How long reads of shards that are still to come wait; the default is in force, tests put another in its place.
+    """Times of reads before a shard's download ends; the default is in force, tests put another in its place.
 
     Attributes:
-        answer_seconds, table_seconds: a server that does not answer for so long is waited for by the download, and so
-            is a member table that does not come in so long.
-        again_seconds: when a shard is read early again whose server did not give its samples.
+        answer_seconds, table_seconds: a read waits this long for an answer or a member table, then for the download.
+        again_seconds: when a shard is read early again after its server did not return samples.
     """
 
     answer_seconds: float = retrying.LIMITS.first_seconds
@@ -351,7 +350,7 @@ class RangeProvider:
         return scan_headers(source, self._identity(source), rule=self._rule, group=self._group)
 
     def _go_on_counting(self, source: ShardBytes) -> None:
-        """What a shard cost before it was closed counts, or one that is opened again and again is never downloaded."""
+        """Count the cost of a shard before its last close: else one that is opened repeatedly is never downloaded."""
         record = self._book.of(source.url)
         if record.source is not None:
             source.requests += record.source.requests

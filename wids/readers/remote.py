@@ -130,7 +130,7 @@ class RangeReader(Reader):
         return self._try(lambda: self._read_part(row, name, lo, hi))
 
     def _try(self, read: Callable[[], T]) -> T:
-        """What a read gives, if the shard is still to be read in this way."""
+        """The result of a read, if the shard is still to be read in this way."""
         try:
             with self._closable.using():
                 if self._is_due is None or self._is_due():

@@ -49,10 +49,10 @@ _ADVICE = "make an index of all of them (wids index create URLS -o train.json) a
 
 @dataclass(frozen=True, slots=True)
 class CountLimits:
-    """How a long count shows; the default is in force, tests put another one in its place.
+    """How often a long count reports its progress; the default is in force, tests put another one in its place.
 
     Attributes:
-        told_seconds: so often it is said how far it is.
+        told_seconds: the time between two reports of its progress.
     """
 
     told_seconds: float = 10.0
@@ -132,7 +132,7 @@ class RemoteCounts:
         return [ShardCount(nsamples, source.size) for nsamples, source in zip(found, sources, strict=True)]
 
     def _key(self, sources: Sequence[ShardBytes]) -> str | None:
-        """What tells a list of shards, as they are now, from all others; None: their store does not say."""
+        """A key of a list of shards in their present versions; None: their store has no versions."""
         marks = [mark_words(source.version) for source in sources]
         if None in marks:
             return None
@@ -168,7 +168,7 @@ def _of_all(
     show: Callable[[int], object] = lambda _: None,
     tell: Callable[[int], object] = lambda _: None,
 ) -> list[U]:
-    """What a function gives of each, several at a time; the first error ends the others.
+    """The result of a function for each item, several at a time; the first error cancels the others.
 
     How many are done is given to ``show`` with each, and to ``tell`` now and then.
     """

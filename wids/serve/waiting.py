@@ -65,7 +65,7 @@ def check_waited_for() -> None:
     """Continue if a request waits.
 
     Raises:
-        QueryError: nobody does.
+        QueryError: no request waits.
     """
     if reason := REASON_TO_STOP.get()():
         raise QueryError(reason)
@@ -75,7 +75,7 @@ def acquire(lock: Any) -> None:
     """Wait for a lock as long as a request waits for this thread.
 
     Raises:
-        QueryError: nobody does.
+        QueryError: no request waits.
     """
     while not lock.acquire(timeout=_WATCH_SECONDS):
         check_waited_for()

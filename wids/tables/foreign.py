@@ -174,7 +174,7 @@ def _next_listed(read: Callable[[int, int], bytes], start: int, size: int, shard
 
 
 def find_difference(samples: Iterable[Sequence[DaliMember]], members: Iterable[Member]) -> str:
-    """What a DALI index says that a shard's own headers do not, in words; ``""``: they agree."""
+    """The difference between a DALI index and the headers of the shard, in words; ``""``: they agree."""
     listed = iter([part for parts in samples for part in parts])
     for name, _, offset, size in members:
         if name[name.rfind(b"/") + 1 :].startswith(b"."):
@@ -213,7 +213,7 @@ def parse_offsets(data: bytes, *, shard: str) -> array[int]:
 
 
 def find_difference_in_offsets(offsets: Sequence[int], members: Iterable[Member]) -> str:
-    """What an Energon index says that a shard's own headers do not, in words; ``""``: they agree."""
+    """The difference between an Energon index and the headers of the shard, in words; ``""``: they agree."""
     spans: list[tuple[int, int]] = []
     end, last = 0, None
     for name, header, offset, size in members:

@@ -42,7 +42,7 @@ def _long_head(name: bytes, size: int) -> bytes:
 
 
 def member_bytes(name: bytes, size: int) -> int:
-    """What a member takes in the archive: headers, data, and zeros up to the next block."""
+    """The bytes of a member in the archive: headers, data, and zeros up to the next block."""
     head = BLOCK if len(name) <= _NAME_BYTES and size < _SIZE_LIMIT else len(_long_head(name, size))
     return head + size + -size % BLOCK
 

@@ -45,11 +45,11 @@ NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 
 @dataclass(frozen=True, slots=True)
 class HeaderLimits:
-    """How headers are read one by one; the default is in force, and tests put another one in its place.
+    """Limits of reading headers one by one; the default is in force, and tests put another one in its place.
 
     Attributes:
-        few: so many tell how long one takes.
-        slow_seconds, at_a_time: where one takes the first, so many are read at a time.
+        few: headers that are timed.
+        slow_seconds, at_a_time: if a header takes the first, this many are read at a time.
     """
 
     few: int = 16

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 UNTABLED_SUFFIX = ".untabled"
 AGAIN_SECONDS, ENOUGH = 300.0, 3
-# Of one directory: the newest.
+# The most shards that are noted for one directory: the newest.
 _MAX_SHARDS = 4096
 _POLL_SECONDS = 0.02
 
@@ -151,7 +151,7 @@ class MissingTables:
         return _digest(f"{directory}\0{self._session.endpoint_of(Place(directory))}")
 
     def _look(self, directory: str) -> _Missing:
-        """What all processes know of a directory."""
+        """The facts that all processes know about a directory."""
         found = None
         if self._kept is not None and (file := self._kept.open(self._name(directory))) is not None:
             with contextlib.suppress(msgspec.MsgspecError):

@@ -174,7 +174,7 @@ class MemberTable:
     def ids_of(self, fields: Collection[str]) -> frozenset[int]:
         """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``.
 
-        Of alternatives, ask `chosen`.
+        For alternatives, use `chosen`.
         """
         asked, ids = self._asked
         if fields is not asked:

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """How packs are asked for; the default is in force, and tests put another one in its place.
+    """Limits of requests for packs; the default is in force, and tests put another one in its place.
 
     Attributes:
-        first_bytes: the first request for a pack: as much as the directory of 5,000 shards.
-        directory_seconds: a directory that takes longer is done without.
-        again_seconds, again_ratio: a pack that failed is tried again after so long, and so many times as long as that
-            took: readers do not spend their time on a server that hangs.
+        first_bytes: bytes of the first request for a pack: the directory of 5,000 shards.
+        directory_seconds: a pack whose directory takes longer is not used.
+        again_seconds, again_ratio: a pack that failed is tried again after this time, and this many times as long as it
+            took: readers do not waste their time on a server that hangs.
     """
 
     first_bytes: int = 128 << 10

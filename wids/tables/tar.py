@@ -86,7 +86,7 @@ _NO_FILE: Member = b"", 0, 0, -1
 
 
 class _Extended:
-    """What extended headers (GNU L/K, PAX x/g) say about the next member.
+    """The facts of extended headers (GNU L/K, PAX x/g) about the next member.
 
     Attributes:
         is_empty: nothing at all. is_open: there was one, and its member has not come yet.

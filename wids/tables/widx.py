@@ -40,7 +40,7 @@ _BLOCK = headers.BLOCK
 
 
 class _WidxHeader(msgspec.Struct):
-    """What the header of a table says; see `Identity`."""
+    """The header of a table; see `Identity`."""
 
     size: int
     mtime_ns: int | None
@@ -51,7 +51,7 @@ class _WidxHeader(msgspec.Struct):
 
 
 class Content(NamedTuple):
-    """What a saved table holds.
+    """The contents of a saved table.
 
     Attributes:
         identity: the shard it belongs to.

@@ -223,7 +223,7 @@ def test_what_nobody_waits_for_is_not_begun():
     async def ask(previews, go):
         waiting = asyncio.ensure_future(previews.get(Request(is_gone=False), 1, ".png"))
         for index in (1, 2):
-            with pytest.raises(NoPreviewError, match="nobody waits"):
+            with pytest.raises(NoPreviewError, match="no request waits"):
                 await previews.get(Request(is_gone=True), index, ".png")
         go.set()
         assert (await waiting).data == bytes(9)
