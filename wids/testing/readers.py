@@ -124,8 +124,8 @@ class ReaderSuite(_WayToOpen):
             with refused(IndexError, "row 3 of 3 is an IndexError"):
                 _ = reader[3]
         opened = [event for event in events if type(event).__name__ == "Opened"]
-        facts = [(getattr(event, "url", None), getattr(event, "nsamples", None)) for event in opened]
-        check(facts == [(url, 3)], "hooks receive each opened shard once", facts)
+        opened_shards = [(getattr(event, "url", None), getattr(event, "nsamples", None)) for event in opened]
+        check(opened_shards == [(url, 3)], "hooks receive each opened shard once", opened_shards)
 
     def test_a_part_of_a_member(self) -> None:
         """Its bytes from one to another, fewer at its end, none behind it; of a name that it has."""
