@@ -99,7 +99,7 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     with open(job, "w", encoding="utf-8") as stream:
         json.dump(given, stream)
     # curl and others would use a proxy for loopback addresses too.
-    own = {"no_proxy": "127.0.0.1", "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
+    own = {"no_proxy": "127.0.0.1,localhost", "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
     entry = replace(case.contender, environ={**case.contender.environ, **own})
     try:
         about = {"reply_seconds": setting.reply_seconds, "forks": setting.forks}

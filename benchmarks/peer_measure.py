@@ -82,7 +82,7 @@ class Bench:
             json.dump({**given, "batch": self.batch}, stream)
         entry = self.entries[name]
         # curl, boto3 and others would use a proxy for loopback addresses too.
-        own = {"no_proxy": "127.0.0.1", "AWS_EC2_METADATA_DISABLED": "true", "TMPDIR": directory}
+        own = {"no_proxy": "127.0.0.1,localhost", "AWS_EC2_METADATA_DISABLED": "true", "TMPDIR": directory}
         environ = {**own, **entry.environ, **environ}
         entry = replace(entry, environ=environ)
         try:
