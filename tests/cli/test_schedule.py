@@ -20,6 +20,7 @@ from tests.support.examples import examples
 from tests.support.shards import mixture_index, serve, write_index, write_json
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.cli.look.schedule import show_batch, show_readings
+from wids.order import batch_epochs
 from wids.order.batch_epochs import BatchConfig
 from wids.order.batching import make_rule
 from wids.order.config import EpochConfig
@@ -175,6 +176,20 @@ def test_samples_by_weights(lengths, options, data):
             for place, (index, is_repeated) in enumerate(zip(indices.tolist(), marks, strict=True)):
                 expected[index].append(Reading(rank, step, place, is_repeated))
     assert {k: sorted(v) for k, v in table.find(range(n)).items()} == {k: sorted(v) for k, v in expected.items()}
+
+
+def test_the_first_block_is_cut_once(monkeypatch):
+    """A timetable that has cut the first block of an epoch gives its batches without cutting it again."""
+    cut = []
+    block = batch_epochs.Block
+    monkeypatch.setattr(batch_epochs, "Block", lambda *args, **kw: cut.append(kw["position"]) or block(*args, **kw))
+    rule = make_rule(152, lengths=np.random.default_rng(1).integers(1, 100, 152), max_tokens=160)
+    config = batch_timetable([30, 0, 41, 22, 9, 50], rule, world=3, block=9, chunksize=10, window=2).config
+    cut.clear()
+    table = BatchTimetable(config, epoch=0, on_block=lambda _: True)
+    for step, rank in itertools.product(range(table.steps), range(3)):
+        table.batch(rank, step)
+    assert cut == [0]
 
 
 def test_an_empty_epoch():
@@ -390,6 +405,27 @@ def test_at_and_when_of_batches_of_like_length(big, tmp_path, flags, rule, optio
     assert (f"{too_long} samples of the dataset longer than --max-tokens" in said) is (too_long > 0)
     assert told["too_long"] == too_long
     assert "the last batch" not in run_ok("at", big, "--rank", 2, "--step", -1, *order)
+
+
+@pytest.mark.parametrize("options", [{}, {"epoch_size": 90}], ids=str)
+def test_at_and_when_of_weighted_samples(tmp_path, options):
+    """Weights are a column of any table, or an array; batches are those of a sampler that has them."""
+    index = columns.write_dataset(tmp_path, [30, 12])
+    columns.make_columns(index)
+    values = ShardListDataset(index).read_column("label")
+    np.save(tmp_path / "values.npy", values)
+    sampler = DistributedChunkedSampler(Numbers([30, 12]), num_replicas=2, rank=1, weights=values, **options)
+    sampler.set_epoch(1)
+    read = list(sampler)
+    order = ["--world-size", 2, "--epoch", 1, "--batch-size", 4]
+    order += [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    table = f"{index.removesuffix('.json')}.columns.parquet"
+    for flags in (["--weights", "label"], ["--weights", "label", "--columns", table], ["--weights", "values.npy"]):
+        flags[1] = str(tmp_path / flags[1]) if flags[1].endswith("npy") else flags[1]
+        told = run_json("at", index, "--rank", 1, "--step", 2, *order, *flags)
+        assert [sample["index"] for sample in told["samples"]] == read[8:12]
+        [found] = run_json("when", index, read[9], *order, *flags)["samples"]
+        assert {"rank": 1, "step": 2, "place": 1, "is_repeated": False, "worker": None} in found["readings"]
 
 
 def test_batches_of_one_bucket(tmp_path):

@@ -335,13 +335,16 @@ class BatchOptions:
         ),
     ] = None
 
-    def make_rule(self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn) -> BatchRule | None:
+    def make_rule(
+        self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn, *, has_weights: bool = False
+    ) -> BatchRule | None:
         """What a batch may hold; None: a loader makes its own batches of ``batch_size``.
 
         Args:
             batch_size: as given.
             samples: of the dataset.
             read: a column, by its name.
+            has_weights: another option reads a column, too.
 
         Raises:
             typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
@@ -356,7 +359,7 @@ class BatchOptions:
                     ("--cost", self.cost != "padded"),
                     ("--too-long", self.too_long != "error"),
                     ("--block", self.block is not None),
-                    ("--columns", self.columns is not None),
+                    ("--columns", self.columns is not None and not has_weights),
                 )
                 if is_given
             ]
@@ -369,8 +372,8 @@ class BatchOptions:
             raise typer.BadParameter("how large may a batch be? Give --max-tokens or --batch-size, or both")
         if self.buckets is None and isinstance(batch_size, dict):
             raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
-        lengths = None if self.lengths is None else _read_values("--lengths", self.lengths, read)
-        buckets = None if self.buckets is None else _read_values("--buckets", self.buckets, read)
+        lengths = None if self.lengths is None else read_values("--lengths", self.lengths, read)
+        buckets = None if self.buckets is None else read_values("--buckets", self.buckets, read)
         return make_rule(
             samples,
             lengths=lengths,
@@ -392,7 +395,7 @@ class BatchOptions:
         return read
 
 
-def _read_values(option: str, given: str, read: ReadColumn) -> Any:
+def read_values(option: str, given: str, read: ReadColumn) -> Any:
     """A value for each sample: of an array in a file, or of a column.
 
     Raises:

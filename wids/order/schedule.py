@@ -258,6 +258,8 @@ class BatchTimetable:
         for block in self._uncut:
             self._starts.append(block.position)
             self._before.append(self._before[-1] + len(block))
+            if self._last is None:  # which is looked at first: of many lanes, to cut it again takes as long
+                self._last = 0, block
             self.done = block.position + block.size
             if on_block(block.position):
                 return

@@ -13,12 +13,14 @@ import typer
 
 from wids.cli.format import count_of, print_json, print_table, printable, shown_url
 from wids.cli.options import (
+    ORDER_PANEL,
     BatchOptions,
     Index,
     Json,
     OrderOptions,
     ReadFlags,
     batch_size_option,
+    read_values,
     with_option_groups,
 )
 from wids.errors import SelectionError
@@ -54,6 +56,15 @@ class ScheduleOptions(OrderOptions):
             show_default=False,
         ),
     ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|FILE.npy",
+            help="How often samples come: a column of the index, or an array (n,).",
+            show_default=False,
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = None
     workers: Annotated[
         int,
         typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it."),
@@ -75,7 +86,9 @@ class ScheduleOptions(OrderOptions):
             raise typer.BadParameter(
                 f"--num-samples {self.num_samples} of a mixture, which has its own sub-datasets; make a view of it"
             )
-        rule = batches.make_rule(self.batch_size, len(listed), listed.reader_of(batches))
+        read, has_weights = listed.reader_of(batches), self.weights is not None
+        rule = batches.make_rule(self.batch_size, len(listed), read, has_weights=has_weights)
+        weights = None if self.weights is None else read_values("--weights", self.weights, read)
         span = _parse_samples(listed, self.num_samples)
         try:
             with progress() as bar:
@@ -95,6 +108,7 @@ class ScheduleOptions(OrderOptions):
                     is_dealt=self.reshuffle == "epoch",
                     seed=self.seed,
                     source_batch=self.source_batch,
+                    weights=weights,
                     rule=rule,
                     block=batches.block,
                     on_block=lambda done, total: bar.update(done, total=total, words="batches are cut"),
