@@ -1,7 +1,7 @@
 """Shards that are read by byte ranges until they are in the cache, and their downloads in the background.
 
 The reader of such a shard asks before each read whether that is still so. Mostly another process downloads it, the one
-whose sampler was iterated; where none does, this one begins to, in a thread of its own. Like every download ahead it
+whose sampler was iterated; where none does, this one begins to, in a separate thread. Like every download ahead it
 waits for no space, and evicts no shard that a job needs soon: where the cache has no space for a shard, its samples are
 read by ranges for as long as that is so. A shard that cannot be downloaded is not read by ranges any more, so that its
 reader gets the error.

@@ -337,7 +337,7 @@ def clean_repeatedly(
         pattern: as there; what does not exist yet is waited for.
         maxsize: as there.
         maxfiles: as there.
-        every: seconds from the start of one round to the next; a turn is asked for every two at least.
+        every: seconds from the start of one round to the next; a turn is requested every two at least.
         wait: waits until so much by the monotonic clock; False: this was the last round.
         report: called after each round with what it did, the error that ended it, or None if it was not its turn.
     """

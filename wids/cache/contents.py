@@ -68,7 +68,7 @@ class _ByUse:
         heapq.heapify(self._by_use)
 
     def note(self, name: str, size: int) -> None:
-        """There is one of this size now; 0: there is none."""
+        """There is one of this size now; 0: none exists."""
         self.bytes += size - self._sizes.pop(name, 0)
         if size:
             self._sizes[name] = size
@@ -79,7 +79,7 @@ class _ByUse:
         return sum(size for name, size in self._sizes.items() if not may_go(name))
 
     def oldest_first(self) -> Generator[Entry, None, None]:
-        """All of them, least recently used first; looks at no more than are asked for."""
+        """All of them, least recently used first; looks at no more than are requested."""
         passed: list[tuple[int, str]] = []
         seen: set[str] = set()
         try:

@@ -130,7 +130,7 @@ class CacheDirectory(OwnFolder):
             os.utime(self.table(name))
 
     def release_request_time(self) -> int:
-        """When a process last asked for space here, in nanoseconds; 0: never."""
+        """When a process last requested space here, in nanoseconds; 0: never."""
         try:
             return os.stat(self.release_request).st_mtime_ns
         except OSError:
@@ -303,7 +303,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(name, status) of each regular file; nothing if there is no such directory."""
+    """(name, status) of each regular file; nothing if the directory does not exist."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
         for item in found:
             try:  # `contextlib.suppress` takes as long as all else here together

@@ -48,10 +48,10 @@ class LeasingPool(Protocol):
         """Whether a cached shard of ``directory`` is open."""
 
     def release_idle(self, directory: str) -> bool:
-        """Close the cached shards of ``directory``, when a read that is under way ends; whether there were any."""
+        """Close the cached shards of ``directory``, when a read that is under way ends; whether any existed."""
 
     def request_time(self, directory: str) -> int:
-        """When space was last asked for in ``directory``, in nanoseconds; 0: never."""
+        """When space was last requested in ``directory``, in nanoseconds; 0: never."""
 
 
 class Leases:
@@ -79,7 +79,7 @@ class Leases:
                     self._thread.start()
 
     def release(self, directory: str) -> bool:
-        """Have all pools close what they lease in ``directory`` and are not reading; whether there was anything."""
+        """Have all pools close what they lease in ``directory`` and are not reading; whether anything was."""
         return sum(pool.release_idle(directory) for pool in self._pools_of(directory)) > 0
 
     def _watch(self) -> None:
@@ -92,7 +92,7 @@ class Leases:
                 busy_until = time.monotonic() + _SERIES_SECONDS
 
     def _answer(self) -> bool:
-        """Release idle leases in directories where space was asked for since the last look; whether there is one."""
+        """Release idle leases in directories where space was requested since the last look; whether there is one."""
         asked = []
         for directory in list(self._pools):
             for pool in self._pools_of(directory)[:1]:

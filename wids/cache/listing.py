@@ -91,7 +91,7 @@ def take_listing(directory: str) -> Listing:
     """Look at a cache directory.
 
     Raises:
-        CacheError: there is none, or it cannot be listed.
+        CacheError: none exists, or it cannot be listed.
     """
     directory = os.path.abspath(cache_directory(directory))
     try:

@@ -47,14 +47,14 @@ class Placement:
 
     @property
     def directory(self) -> str | None:
-        """The cache directory, absolute; None: ``localname`` decides for each shard, or there is none."""
+        """The cache directory, absolute; None: ``localname`` decides for each shard, or none exists."""
         return None if self.localname is not None or self.cache_dir is None else self._absolute(self.cache_dir)
 
     def find(self, url: str) -> tuple[str, bool]:
         """The path, and whether the shard is read in place.
 
         Raises:
-            CacheError: there is no directory for it.
+            CacheError: no directory for it exists.
         """
         given = Place(url)
         own = self._absolute(given.path) if given.is_local else None

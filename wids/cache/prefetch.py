@@ -57,7 +57,7 @@ class Source(PlannedSource["UpcomingShard"], Protocol):
 
 
 class Prefetcher:
-    """Downloads upcoming shards, from a thread of its own, until it is ended or all are cached.
+    """Downloads upcoming shards, from a separate thread, until it is ended or all are cached.
 
     Args:
         sources: the shard lists.
@@ -185,7 +185,7 @@ class Prefetcher:
                 return
 
     def _download(self, download: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
-        """In a thread of its own: download one shard."""
+        """In a separate thread: download one shard."""
         start = time.monotonic()
         is_complete, retry_at = False, None
         try:

@@ -70,7 +70,7 @@ class Space:
         limit: bytes that all shards, tables and part files may have together; None: as many as the disk has free.
         hooks: called with evictions and waits.
         release_idle: called before and while it waits: releases this process's open shards that are not being read;
-            whether there were any.
+            whether any existed.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Space:
             go_on: called now and then while it waits.
 
         Raises:
-            CacheFull: there is none.
+            CacheFull: none exists.
             CacheError: the directory cannot be used.
         """
         start = time.monotonic()
@@ -250,7 +250,7 @@ class Space:
         try:
             self.directory.make_folders(self.directory.remembered)
             os.replace(self.directory.table(name), self.directory.remembered_table(name))
-        except OSError:  # there is none, or no space for a folder
+        except OSError:  # none exists, or no space for a folder
             return False
         return True
 
@@ -569,7 +569,7 @@ def evict_from(
 
 
 def _size_of(path: str) -> int:
-    """Bytes of a file; 0: there is none."""
+    """Bytes of a file; 0: none exists."""
     try:
         return os.lstat(path).st_size
     except OSError:

@@ -45,7 +45,7 @@ class Miss(NamedTuple):
     """There is no cached shard that can be used.
 
     Attributes:
-        cause: why the cached file cannot be used; "": there is none.
+        cause: why the cached file cannot be used; "": none exists.
     """
 
     cause: str
@@ -91,7 +91,7 @@ class ShardCache:
         return self.placement.find(url)
 
     def has(self, url: str) -> bool:
-        """Whether there is a file for the shard; `open` finds out what it is worth."""
+        """Whether a file exists for the shard; `open` finds out what it is worth."""
         return os.path.exists(self.place(url)[0])
 
     def is_downloading(self, path: str) -> bool:
@@ -135,7 +135,7 @@ class ShardCache:
         return os.path.exists(directory.remembered_table(name))
 
     def remembered_table(self, shard: Shard, path: str) -> MemberTable | None:
-        """The member table of a shard that was evicted, if it can be the one of this shard; None: there is none.
+        """The member table of a shard that was evicted, if it can be the one of this shard; None: none exists.
 
         Its readers compare it with the headers: the shard may have been replaced since.
         """
@@ -161,7 +161,7 @@ class ShardCache:
             shard: which.
             after: only shards that are used later than this may be evicted for it, in seconds since 1970.
             is_cancelled: asked now and then; once it says True, the transfer ends.
-            size: its bytes, about, where the index does not say: nothing is asked for before there is space for them.
+            size: its bytes, about, where the index does not say: nothing is requested before there is space for them.
 
         Raises:
             CacheFull: there is no space for it now.

@@ -76,7 +76,7 @@ class UpcomingShard(PlannedDownload):
         return self._reads_early(self.shard)
 
     def is_cached(self) -> bool:
-        """Whether there is a file that looks like the shard; its readers look closer."""
+        """Whether a file exists that looks like the shard; its readers look closer."""
         try:
             found = os.stat(self.path).st_size
         except OSError:

@@ -111,7 +111,7 @@ class Uses(dict[str, float]):
     """When shards are used next: name -> seconds since 1970.
 
     Attributes:
-        busy_until: when the last one is free that another process has in use now, as far as is known; 0: none does.
+        busy_until: when the last one is free that another process has in use now, as far as known; 0: none does.
     """
 
     busy_until = 0.0

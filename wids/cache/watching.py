@@ -398,7 +398,7 @@ def _figures(plans: Iterable[tuple[str, usage_hints.Said]]) -> list[JobFigures]:
 
 
 def _names(directory: str) -> set[str]:
-    """The names of the regular files; none if there is no such directory."""
+    """The names of the regular files; none if the directory does not exist."""
     try:
         with os.scandir(directory) as found:
             return {item.name for item in found if item.is_file(follow_symlinks=False)}

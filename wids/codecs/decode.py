@@ -21,7 +21,7 @@ from wids.tables.fields import Alternatives, FieldNames
 
 _Plan = dict[str, Decoder | None]
 
-# Built-in decoders that work only where a `SampleDecoder` is asked for them.
+# Built-in decoders that work only on request to a `SampleDecoder`.
 UNASKED = frozenset({"gif", "bmp", "tif", "tiff", "npz", "jsonl", "msgpack", "index"})
 
 _FORMATS = {"pil": "PIL", "numpy": "numpy", "torch": "torch", "raw": "raw"}

@@ -26,7 +26,7 @@ _ERROR = "color:#b00020"
 
 
 def show_dataset(title: str, facts: Iterable[str], samples: Iterable[Mapping[str, Any] | Exception], note: str) -> str:
-    """A dataset: a title, a line of facts, a row of samples, a note where there are none.
+    """A dataset: a title, a line of facts, a row of samples, a note where none exist.
 
     Args:
         title: of the dataset.
@@ -89,7 +89,7 @@ def _words(name: str, value: Any, classes: Sequence[str] | None) -> str:
 
 
 def class_name(name: str, value: Any, classes: Sequence[str] | None) -> str | None:
-    """The class of a label in a field ``.cls`` by the index's list of classes; None: there is none."""
+    """The class of a label in a field ``.cls`` by the index's list of classes; None: none exists."""
     is_label = name.rpartition(".")[2].lower() == "cls" and type(value) is int
     return name_label(value, classes or ()) if is_label else None
 

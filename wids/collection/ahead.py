@@ -205,7 +205,7 @@ class SharedBlocks:
             yield found
 
     def _compute(self) -> bool:
-        """Compute the next block, for both; False: there is none."""
+        """Compute the next block, for both; False: none exists."""
         if self._error is not None:  # of the other reader's turn: the order has no end there
             raise self._error
         try:
@@ -231,7 +231,7 @@ def prefetch(
     position: Callable[[], int],
     mixed: Sequence[tuple[int, int, int]] = (),
 ) -> Prefetcher | None:
-    """Download the shards of the shard lists underneath a dataset ahead; None if there are none to download.
+    """Download the shards of the shard lists underneath a dataset ahead; None if none exist to download.
 
     Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
 

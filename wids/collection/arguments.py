@@ -262,7 +262,7 @@ def _parse_text(size: str, name: str) -> int:
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:
-    """The URL or path of the index that lists the shards as they are; None: there is none."""
+    """The URL or path of the index that lists the shards as they are; None: none exists."""
     if found.selection is not None and base is None and set(options or ()) <= {"view_of"}:
         return found.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
@@ -316,7 +316,7 @@ def advise(collection: ShardCollection, table: MemberTable, expected: int) -> st
 
 
 def _other_grouping(provider: AutoProvider, table: MemberTable, nsamples: int) -> str:
-    """How members would have to be grouped to be so many samples, for a message; ``""`` if there is no such way."""
+    """How members would have to be grouped to be so many samples, for a message; ``""`` if no way exists."""
     own_rule, own_group = provider.files.rule, provider.files.group
     if callable(own_rule):  # it may give keys and extensions that are no parts of a name
         return ""

@@ -1,6 +1,6 @@
 """Samples of a collection, one or a batch of them, each with the names of where it is. Without torch.
 
-A batch is read shard by shard, in the order of the file, and given in the order in which it was asked for.
+A batch is read shard by shard, in the order of the file, and given in the order in which it was requested.
 """
 
 from __future__ import annotations

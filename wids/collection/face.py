@@ -58,7 +58,7 @@ class WithIndex:
     def shards(self) -> Sequence[dict[str, Any]]:
         """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
 
-        A list; of 20,000 shards or more a sequence that makes each dict when it is asked for (``list(dataset.shards)``
+        A list; of 20,000 shards or more a sequence that makes each dict on access (``list(dataset.shards)``
         makes all). Neither the list nor a dict in it can be changed (TypeError); copies of them can.
 
         Assign a list (as the constructor takes it, URLs resolved) to replace the shards: ``dataset.shards =

@@ -222,7 +222,7 @@ class Classes:
     """Labels (``.cls``) of some samples.
 
     Attributes:
-        labels: how often each was seen, the most frequent first. count: classes in all, as far as is known.
+        labels: how often each was seen, the most frequent first. count: classes in all, as far as known.
         per_shard: classes in a shard, on average. shards, samples: how many were looked at.
         is_sorted: samples of one class stand together. is_whole: all labels of these shards were read.
     """

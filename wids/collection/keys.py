@@ -53,7 +53,7 @@ class Keys:
         """The first sample with this key.
 
         Raises:
-            KeyError: there is none.
+            KeyError: none exists.
         """
         found = next(self._occurrences(key), None)
         if found is None:

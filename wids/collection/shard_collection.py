@@ -65,7 +65,7 @@ Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[Sha
 Stretch: TypeAlias = "tuple[int, int, Reader, str, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
-_TABLES_AT_A_TIME = 16  # that are asked for
+_TABLES_AT_A_TIME = 16  # that are requested
 _NAMED = 10  # extensions in a message
 _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network file system
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
@@ -212,7 +212,7 @@ class ShardCollection:
         shards: the shard list. lengths: samples of each. ends: where each shard's samples end. urls: of each.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
-        place: the URL or path of the index that lists the shards as they are; None: there is none.
+        place: the URL or path of the index that lists the shards as they are; None: none exists.
         name: of all its samples, as a source of a mixture; None: the shards have names of their own.
     """
 
@@ -372,7 +372,7 @@ class ShardCollection:
 
     @property
     def rows(self) -> Sequence[ShardRow]:
-        """The shards as dicts that cannot be changed: a list; of `MANY` or more, each is made when it is asked for."""
+        """The shards as dicts that cannot be changed: a list; of `MANY` or more, each is made on access."""
         if self._rows is None:
             count, describe = len(self.shards), self.shards.describe
             is_few = count < MANY

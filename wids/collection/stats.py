@@ -3,7 +3,7 @@
 The counter is a hook like any other. Each thread of each process counts in its own row of one array that the processes
 share, so there is no lock that a forked child could inherit. Two threads that hash to the same row (one in some
 hundreds) may lose a count when they count in the same instant; nothing depends on the figures. What does steer
-(`SIGNALS`) has columns of its own, which are set and not counted.
+(`SIGNALS`) has separate columns, which are set and not counted.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _MAX_CAUSES = 20
 
 
 def pick(index: int, attempt: int, lo: int, hi: int) -> int | None:
-    """The sample of ``lo .. hi`` that takes the place of ``index``; None: there is none left to try.
+    """The sample of ``lo .. hi`` that takes the place of ``index``; None: none is left to try.
 
     Args:
         index: which one's.

@@ -1,6 +1,6 @@
 """Files that are opened with what they are, and written so that they appear whole or not at all.
 
-Rules: a caller that gets a descriptor closes it. A part file has a name of its own, so writers never meet, and is
+Rules: a caller that gets a descriptor closes it. A part file has a unique name, so writers never meet, and is
 locked while it is written, so an unlocked one is garbage. Everything else appears by ``os.replace``.
 """
 
@@ -86,7 +86,7 @@ class ClosingOnError:
 
 
 def closing_on_error(fd: int) -> ClosingOnError:
-    """Close ``fd`` if the block fails; otherwise it goes on to its next owner."""
+    """Close ``fd`` if the block fails; otherwise it continues to its next owner."""
     return ClosingOnError(partial(os.close, fd))
 
 

@@ -67,7 +67,7 @@ def list_locks(path: str) -> dict[int, list[int]] | None:
     """The processes that hold locks on files of a path's file system: inode -> ids; None: no such list can be had here.
 
     Raises:
-        OSError: there is no such path.
+        OSError: no such path exists.
     """
     if not os.path.exists(f"{_PROC}/locks"):
         return None
@@ -163,7 +163,7 @@ def _facts_of(pids: Mapping[int, object]) -> Iterator[tuple[int, tuple[int, floa
 
 
 def _run(command: Sequence[str]) -> list[str]:
-    """The lines that a program prints; none if there is no such program."""
+    """The lines that a program prints; none if the program does not exist."""
     try:
         done = subprocess.run(  # noqa: S603 - of the system, without a shell
             command,

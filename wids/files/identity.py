@@ -26,7 +26,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     def is_same(self, other: Identity) -> bool:
         """Whether both describe the same bytes: equal size, one more fact known to both, and none that differs.
 
-        A digest known to both decides alone; mtime only stands in where there is none.
+        A digest known to both decides alone; mtime only stands in where none exists.
         """
         if self.size != other.size:
             return False

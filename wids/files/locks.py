@@ -266,7 +266,7 @@ class _Wait:
         return time.monotonic() - self._start
 
     def should_end(self) -> bool:
-        """Whether to go on without the lock; asked before each new attempt."""
+        """Whether to continue without the lock; asked before each new attempt."""
         self.has_waited = True
         now = time.monotonic()
         try:
@@ -367,7 +367,7 @@ def remove_parts(path: str, *, more: str = "") -> None:
 
 
 def lease(fd: int) -> bool | None:
-    """Lease an open shard: True; False if it is being deleted or is deleted; None where there are no leases."""
+    """Lease an open shard: True; False if it is being deleted or is deleted; None without leases."""
     if os.fstat(fd).st_nlink == 0:
         return False
     is_leased = system.try_lock(fd, is_shared=True)

@@ -83,7 +83,7 @@ class Closable:
                 self.end_if_unused()
 
     def check_pinned(self) -> None:
-        """Whether a use may go on although it is closed.
+        """Whether a use may continue although it is closed.
 
         Raises:
             ClosedFileError: it may not.
@@ -145,7 +145,7 @@ class OpenFile(Closable):
             return file, facts
 
     def closing_on_error(self) -> atomic.ClosingOnError:
-        """Close it if the block fails; otherwise it goes on to its next owner."""
+        """Close it if the block fails; otherwise it continues to its next owner."""
         return atomic.ClosingOnError(self.close)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -91,7 +91,7 @@ def _control_groups() -> Iterator[tuple[str, str, str]]:
 
 
 def _number_of(path: str, name: str = "", *, unit: int = 1) -> int | None:
-    """The number after a name in a file of the kernel, or the only one; None: there is none (``max``)."""
+    """The number after a name in a file of the kernel, or the only one; None: none exists (``max``)."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as facts:
         for line in facts:
             words = line.split()

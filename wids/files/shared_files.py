@@ -3,7 +3,7 @@
     .wids/indexes/KEY.SUFFIX        KEY: 64 hexadecimal digits, a digest of all that the file is made from
 
 Rules: a file appears whole, by ``os.replace``, and is never changed. If several processes ask for one at the same time,
-one makes it and the others wait; where there are no locks, each makes it. All files are their user's alone, and those
+one makes it and the others wait; without locks, each makes it. All files are their user's alone, and those
 of another user are not looked at. They count neither as shards nor against ``cache_size``, and no cleaner deletes
 them; those that were not opened for a month are deleted when the next one is written, as are part files of processes
 that were killed. Where the directory cannot be used (a full disk, no permission), there is no file, and each process
@@ -135,7 +135,7 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def trying(self, key: str) -> Iterator[bool]:
-        """Whether no other process makes the file of a key, or is in such a block; True where there are no locks."""
+        """Whether no other process makes the file of a key, or is in such a block; True without locks."""
         with contextlib.ExitStack() as stack:
             is_alone = True
             try:

@@ -1,8 +1,8 @@
 """Files of the operating system: flags, locks, free space.
 
 Rules: nothing of wids is known here. A lock on an open file belongs to its descriptor and all copies of it, and the
-kernel drops it with the last one. Where there are no such locks (some network file systems) the answer is None, and
-the caller goes on without.
+kernel drops it with the last one. Without such locks (some network file systems) the answer is None, and
+the caller continues without.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ user_id = os.getuid
 
 
 def try_lock(fd: int, *, is_shared: bool) -> bool | None:
-    """Lock an open file without waiting: whether it is locked now; None where there are no such locks."""
+    """Lock an open file without waiting: whether it is locked now; None without such locks."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:

@@ -37,7 +37,7 @@ class Bar:
 
         Args:
             done: so far, in all; it never goes back.
-            total: what there is to do, as far as is known by now.
+            total: what there is to do, as far as known.
             words: before the bar.
         """
         if self._shown is None:

@@ -65,7 +65,7 @@ class _StateNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_at(path: str) -> FileStatus | None:
-    """The state of a regular file; None: there is none, or it was written just now."""
+    """The state of a regular file; None: none exists, or it was written just now."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def _is_settled(status: os.stat_result) -> bool:
 
 
 def status_of(status: os.stat_result) -> FileStatus:
-    """The state of a file that was asked for."""
+    """The state of a file that was requested."""
     return FileStatus(
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,

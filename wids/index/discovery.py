@@ -4,7 +4,7 @@ Rules: each source gives its shards in natural order, sources stand as they were
 comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
 unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Of the matches of a glob, all
 files count but those that stand beside shards (indexes, member tables, columns). Facts of a shard in a listing (size,
-version) are kept, so that they are not asked for again.
+version) are kept, so that they are not requested again.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def find_split(
         session: what opens URLs.
 
     Raises:
-        SpecError: there are none. FetchError: the Hub cannot be asked.
+        SpecError: none exist. FetchError: the Hub cannot be asked.
     """
     files = hub.list_files(named.root, session).files
     sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
@@ -206,7 +206,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
 
 
 def _local_names(pattern: str) -> list[str] | None:
-    """The files in the last directory before the first star of a pattern; None: there is no such directory."""
+    """The files in the last directory before the first star of a pattern; None: no such directory exists."""
     directory = os.path.dirname(pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)])
     try:
         return os.listdir(directory)
@@ -275,7 +275,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_beside(name: str, pattern: str) -> bool:
-    """Whether a file stands beside shards, and is not asked for by its kind: ``*.parquet`` are rows for `wids pack`."""
+    """Whether a file stands beside shards, and is not requested by its kind: ``*.parquet`` are rows for `wids pack`."""
     return name.endswith(_BESIDE) and not (name.endswith(_ROWS) and pattern.endswith(_ROWS))
 
 

@@ -85,7 +85,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a mapped index; see `wids.index.shardlist.Origin`.
 
     Attributes:
-        path: the compiled index; "": there is no file of it.
+        path: the compiled index; "": no file of it exists.
         is_cached: it is in a cache directory.
         identity: tells it from others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
         request: how it came about.
@@ -167,7 +167,7 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         cache_dir: where it is kept; None: nowhere.
 
     Raises:
-        SpecError: there are none. FetchError: the Hub cannot be asked.
+        SpecError: none exist. FetchError: the Hub cannot be asked.
     """
     listing = hub.list_files(named.root, session)
     made: list[_KeptSplit] = []

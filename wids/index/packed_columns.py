@@ -184,7 +184,7 @@ class Places(Column[str]):
         """The first shard with this URL.
 
         Raises:
-            ValueError: there is none.
+            ValueError: none exists.
         """
         if isinstance(value, str):
             texts = {value}

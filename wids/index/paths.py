@@ -80,7 +80,7 @@ def _is_json_index(path: str) -> bool:
 
 
 def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
-    """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: there are none."""
+    """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: none exist."""
     names = names_of(packs, home)
     return {PACKS: names[0] if len(names) == 1 else names} if names else {}
 

@@ -46,7 +46,7 @@ class ShardRows(list[ShardRow]):
 
 
 class LazyShardRows(Column[ShardRow]):
-    """Likewise, each made when it is asked for: a million of them would take a gigabyte.
+    """The same, each made on access: a million of them would take a gigabyte.
 
     Args:
         count: how many there are.

@@ -180,7 +180,7 @@ def find_split(
         name: of the data set, for messages.
 
     Raises:
-        SpecError: there is no such split, or no shard in it; or the card is malformed.
+        SpecError: no such split exists, or no shard in it; or the card is malformed.
         DependencyError: it cannot be read without PyYAML.
     """
     kept = [path for path in archives if not any(part.startswith((".", "__")) for part in path.split("/"))]
@@ -197,7 +197,7 @@ def find_split(
 
 
 def _what_instead(files: Iterable[str], name: str) -> str:
-    """What there is where there are no shards, and what can be done with it."""
+    """The contents of a repository without shards, and advice."""
     shown_files = [path for path in files if not path.startswith(".")]
     if not shown_files:
         return "this repository is empty; upload shards (wids pack makes them)"

@@ -49,7 +49,7 @@ class Selection:
     Args:
         ends: where each shard's samples end, counted over the view: int64, (shards,).
         rows: the row in its shard of each sample: uint32 or int64, (samples,), ascending within a shard.
-        digest: of both; None: it is computed when it is asked for.
+        digest: of both; None: it is computed on access.
 
     Attributes:
         ends: as given. counts: samples of each shard, ints; a list, unless the shards are many. rows: as given, as a

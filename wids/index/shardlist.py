@@ -254,7 +254,7 @@ class ShardList:
         """The first shard with this URL.
 
         Raises:
-            KeyError: there is none.
+            KeyError: none exists.
         """
         try:
             return self[self.urls.index(url)]

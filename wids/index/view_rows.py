@@ -62,7 +62,7 @@ class RowsPlace(NamedTuple):
         """(ends, rows), mapped.
 
         Raises:
-            OSError: there is no such file any more, but perhaps another one.
+            OSError: the file no longer exists, but perhaps another one.
         """
         with open(os.open(self.path, system.READ_FLAGS), "rb") as file:
             if identify(os.fstat(file.fileno())) != self.identity:

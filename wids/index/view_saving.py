@@ -117,7 +117,7 @@ def check_not_parent(path: str, parent: str | None, place: str = "this") -> None
 
     Args:
         path: of the output, absolute.
-        parent: URL or path of that index; None: there is none.
+        parent: URL or path of that index; None: none exists.
         place: of the view, in words.
 
     Raises:

@@ -267,7 +267,7 @@ class Block:
     """A block of rows, cut.
 
     Args:
-        samples: (rows, lanes). seeds: theirs, likewise; None: they have none.
+        samples: (rows, lanes). seeds: theirs, the same; None: they have none.
         rule: what a batch may hold.
         real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
         seed, epoch, position: the order of the steps is a function of them; the position is the block's.

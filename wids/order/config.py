@@ -41,7 +41,7 @@ class SamplerSettings:
 
     Attributes:
         length: indices of each rank in an epoch, if it was assigned; see `EpochConfig`.
-        takes_lanes: a loaded state sets the lanes; otherwise they must be equal. takes_epoch_size: likewise.
+        takes_lanes: a loaded state sets the lanes; otherwise they must be equal. takes_epoch_size: the same.
 
     Raises:
         ValueError: a value that is not an integer, or too small, or none of those there are; settings that exclude each
@@ -169,7 +169,7 @@ class EpochConfig:
         """Where an epoch begins.
 
         Raises:
-            ValueError: there is no such nominal epoch, or it has less than one sample for each rank.
+            ValueError: no such nominal epoch exists, or it has less than one sample for each rank.
         """
         if not self.is_stream or not len(self.plan):
             return EpochPosition(epoch, 0)

@@ -191,7 +191,7 @@ class EpochOrder:
         """Yield as `blocks` does, places of the range; see `samples` and `copies`.
 
         Raises:
-            ValueError: likewise.
+            ValueError: the same.
         """
         lanes = self.plan.lanes
         most = max(_BLOCK, _BLOCK_OF_A_LANE * (lanes // gcd(step, lanes)))
@@ -211,11 +211,11 @@ class EpochOrder:
         return 0
 
     def places_of(self, samples: Indices) -> Indices:
-        """All places of the range with some samples: (n,), ascending, each once -> (m,), likewise."""
+        """All places of the range with some samples: (n,), ascending, each once -> (m,), the same."""
         return samples
 
     def _source(self, t: int) -> tuple[int, int]:
-        """The position below n that ``t`` repeats (or is), and up to where positions go on like that."""
+        """The position below n that ``t`` repeats (or is), and up to where positions continue like that."""
         if t < self._n:
             return t, self._n
         if self._n == 0:

@@ -171,7 +171,7 @@ class Iteration:
 
 
 def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
-    """Begin a run when its first index is asked for, and yield its indices in pieces; the sampler's cursor follows it.
+    """Begin a run when its first index is requested, and yield its indices in pieces; the sampler's cursor follows it.
 
     A function, not a method: an iteration that its own generator referred to would be freed by the collector alone.
     """

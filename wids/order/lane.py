@@ -60,7 +60,7 @@ def slice_chunks(chunks: Indices, ends: Indices, first: int, last: int) -> Indic
         chunks: (nchunks, 2), half-open.
         ends: the running sum of their lengths.
         first: counted over the chunks, in their order.
-        last: one past the end, counted likewise.
+        last: one past the end, counted the same.
     """
     if first >= last:
         return np.zeros((0, 2), np.int64)

@@ -279,7 +279,7 @@ class Shards(Generic[T]):
         return found
 
     def visits(self, blocks: Iterable[Indices]) -> Iterator[list[Visit]]:
-        """The visits of each block of indices, in order of their first positions; only as many as are asked for."""
+        """The visits of each block of indices, in order of their first positions; only as many as are requested."""
         at = 0
         for block in blocks:
             yield self.visits_of(np.asarray(block, np.int64), first=at)

@@ -28,7 +28,7 @@ class MarkedIndex(int):
 
     Attributes:
         is_valid: False: this rank, or another one, has had the sample already in this epoch; None: not requested.
-        seed: see `seeds_of`; None: likewise.
+        seed: see `seeds_of`; None: the same.
     """
 
     __slots__ = ()
@@ -86,7 +86,7 @@ class SeededIndex(MarkedIndex):
 def mark(
     indices: Iterable[int], *, seeds: Iterable[int] | None = None, is_valid: bool | Iterable[bool] | None = None
 ) -> Iterator[int]:
-    """Indices with these marks, each made when it is drawn; plain ones if there are none.
+    """Indices with these marks, each made when it is drawn; plain ones if none exist.
 
     Args:
         indices: plain ones.
@@ -112,7 +112,7 @@ def seeds_of(samples: Indices, *, seed: int, number: int | Indices, copy: int | 
         samples: indices in the dataset, or in a mixture's source.
         seed: the sampler's, or a mixture's for the source; any integer.
         number: of the pass, one or each sample's.
-        copy: which one of a sample that comes several times in a pass, likewise; from 0 on.
+        copy: which one of a sample that comes several times in a pass, the same; from 0 on.
     """
     words = word_of_each(samples, seed=seed, epoch=number, stream=SEEDS, block=copy)
     return (words >> np.uint64(1)).view(np.int64)

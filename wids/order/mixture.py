@@ -446,7 +446,7 @@ class MixtureWeights(Samples):
         return replace(settings, epoch_size=nominal_size(size, batch=self.batch), epochs=1, takes_epoch_size=takes)
 
     def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
-        """See `Samples.set_length`; the next epoch goes on there.
+        """See `Samples.set_length`; the next epoch continues there.
 
         Raises:
             ValueError: that is no whole number of batches of one source.
@@ -641,7 +641,7 @@ def plan_order(
         span: else, which of the samples, half-open; None: all.
         world: how many ranks read it.
         is_shuffled: see `Plan`.
-        is_dealt: likewise.
+        is_dealt: the same.
         weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.order.weights`.
         settings: the others of a `SamplerSettings`.
 

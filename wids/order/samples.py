@@ -89,7 +89,7 @@ class Samples:
             there: the state's.
             here: the sampler's.
             place: the state's.
-            lanes: likewise.
+            lanes: the same.
             settings: of the sampler.
             is_reweighted: of a mixture, the weights here hold from the state's place on.
 

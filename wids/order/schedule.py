@@ -54,8 +54,8 @@ def make_timetable(
         counts: the shards of the index.
         parts: its sources, if it is a mixture.
         epoch: see `Timetable`.
-        world: likewise.
-        tail: likewise.
+        world: the same.
+        tail: the same.
         seed: of the order.
         batch_size: see `Timetable`.
         lanes: of the order; None: as many as ranks.
@@ -110,7 +110,7 @@ class Timetable:
         samples: that each rank reads in the epoch. steps: batches of each rank; the last one may be smaller.
 
     Raises:
-        ValueError: there is no such nominal epoch, or it has less than a sample for each rank.
+        ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class BatchTimetable:
         too_long: samples of the dataset that are in no batch, for they are longer than the budget.
 
     Raises:
-        ValueError: there is no such nominal epoch, or it has less than a sample for each rank.
+        ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
 
     def __init__(self, config: BatchConfig, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:

@@ -101,7 +101,7 @@ class Draw:
         return self._first + np.searchsorted(self._ends, places + self._offset, side="right")
 
     def places_of(self, samples: Indices) -> Indices:
-        """All places of samples: (n,), ascending, each once -> (m,), likewise; samples beyond the weights have none."""
+        """All places of samples: (n,), ascending, each once -> (m,), the same; samples beyond the weights have none."""
         rows = samples - self._first
         rows = rows[(rows >= 0) & (rows < len(self._ends))]
         starts = _first_places(np.where(rows > 0, self._ends[rows - 1], 0.0), self._offset)

@@ -110,7 +110,7 @@ def can_range(shard: AccessFacts, now: float) -> bool:
 
 
 def costs_less(count: int, *, nsamples: int | None, size: int | None, request_bytes: int) -> bool:
-    """Whether some samples of a shard, each by a request of its own, cost less than its download, as far as is known.
+    """Whether some samples of a shard, each by a separate request, cost less than its download, as far as known.
 
     Args:
         count: of these samples.

@@ -1,7 +1,7 @@
 """Which shards are evicted when a cache needs space, and in which order.
 
 Shards that no live job is going to read are evicted first, least recently used first; then those whose next use is
-farthest ahead. Kept shards stay. Whether a shard is being read right now is not known here: the caller goes on with
+farthest ahead. Kept shards stay. Whether a shard is being read right now is not known here: the caller continues with
 the next candidate if one cannot be evicted.
 """
 

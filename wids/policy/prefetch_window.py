@@ -6,7 +6,7 @@ Pure: the reader's position and rate are arguments, and its owner says how each 
     visits    . . forgotten . . [ . passed . | . . . . upcoming . . . . . . ] . . not looked at yet . .
                                     position ^ -- within reach: download -- ^
 
-    a download    PLANNED -- take() --> RUNNING -- end() --> DONE     the shard needs none, as far as is known
+    a download    PLANNED -- take() --> RUNNING -- end() --> DONE     the shard needs none, as far as known
                    ^  ^                    |
                    |  |                    +-- end(retry_at=) --> FAILED
                    |  +--- plan_again(): it was evicted, or may be tried again
@@ -107,7 +107,7 @@ class PlannedDownload:
 
     @property
     def reads_early(self) -> bool:
-        """Whether its samples are read by byte ranges until it is cached, as far as is known now; costs nothing.
+        """Whether its samples are read by byte ranges until it is cached, as far as known now; costs nothing.
 
         Where its cache is limited, it is then downloaded in time or not at all: see `prefetching.is_in_time`.
         """
@@ -213,7 +213,7 @@ class PrefetchWindow(Generic[D]):
         self._passed: list[tuple[int, Visit]] = []
         self._missing: list[tuple[int, ShardKey]] = []  # a heap, as those of `_Reach`
         self._running: list[D] = []
-        self._lag = 0.0  # how far the reader goes on during a download, about
+        self._lag = 0.0  # how far the reader continues during a download, about
 
     @property
     def is_busy(self) -> bool:
@@ -330,7 +330,7 @@ class PrefetchWindow(Generic[D]):
                 heapq.heappush(self._missing, (download.upcoming[0].first, download.key))
 
     def present(self) -> list[D]:
-        """The shards within reach that need no download, as far as is known; by their next use."""
+        """The shards within reach that need no download, as far as known; by their next use."""
         found = [each for each in self._downloads.values() if each.is_near and each.life in (Life.DONE, Life.FAILED)]
         return sorted(found, key=lambda each: (each.upcoming[0].first, each.key))
 
@@ -353,7 +353,7 @@ class PrefetchWindow(Generic[D]):
         return entered
 
     def _look_further(self) -> bool:
-        """Look at one more block of visits; False: there is none, or they would be too many."""
+        """Look at one more block of visits; False: none exists, or they would be too many."""
         if self.is_exhausted or self._weight >= prefetching.LIMITS.max_visits:
             return False
         block = next(self._blocks, None)
@@ -461,7 +461,7 @@ class PrefetchWindow(Generic[D]):
                 return True
             if last < self._edge or self.is_exhausted:  # the stay ends there
                 return False
-            if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as is known
+            if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as known
                 return prefetching.is_in_time(download.upcoming[0].first, last, arrival=arrival)
 
     def _learn(self, download: D) -> None:

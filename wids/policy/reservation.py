@@ -1,6 +1,6 @@
 """Whether a download may have space in a cache, and which shards are evicted for it.
 
-Pure: the cache is a snapshot with a clock of its own, and evictions are carried out by a function that is given. The
+Pure: the cache is a snapshot with a separate clock, and evictions are carried out by a function that is given. The
 cache directory (`wids.cache.space`) and the nodes of `wids simulate` reserve by the same rules:
 
 - A download ahead never waits, and evicts only shards that are used later than it.

@@ -105,7 +105,7 @@ class Reader(Rows, Protocol):
         """
 
     def pin(self) -> bool:
-        """Let reads go on until `unpin`, even if it is closed meanwhile; False: it is closed already."""
+        """Let reads continue until `unpin`, even if it is closed meanwhile; False: it is closed already."""
 
     def unpin(self) -> None:
         """End a `pin`."""

@@ -317,7 +317,7 @@ class LocalReader(Reader):
         return found
 
     def read_ahead(self, offset: int, size: int) -> bytes | None:
-        """As `pread`; None where some of it cannot be read, which is no error as long as just that is not asked for."""
+        """As `pread`; None where some of it cannot be read, which is no error as long as just that is not requested."""
         try:
             return self.pread(offset, size)
         except ClosedReaderError:
@@ -341,7 +341,7 @@ class LocalReader(Reader):
         return sample
 
     def _check_layout(self) -> None:
-        """The file's modification time is another one: go on if each member is still where the table says.
+        """The file's modification time is another one: continue if each member is still where the table says.
 
         It may just have been touched, which saves files from being purged and must not end a training.
         """
@@ -375,7 +375,7 @@ class LocalReader(Reader):
         return self.pread_all(spans, is_again=True)
 
     def _open_again(self, error: OSError) -> bool:
-        """A network file system has lost the open file: go on with the one of that name, if it is the same shard."""
+        """A network file system has lost the open file: continue with the one of that name, if it is the same shard."""
         file, size = self._file, self.table.identity.size
         if file.mapped is not None or not system.is_stale(error):
             return False

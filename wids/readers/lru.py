@@ -77,7 +77,7 @@ class LRUCache(Generic[K, V]):
                 return list(self.cache.items())
 
     def oldest(self) -> V | None:
-        """The least recently used value; None if there is none."""
+        """The least recently used value; None if none exists."""
         while True:
             with contextlib.suppress(RuntimeError):  # another thread changed it in this moment
                 return next(iter(self.cache.values()), None)

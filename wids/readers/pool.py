@@ -159,7 +159,7 @@ class OpenShards:
     Attributes:
         lru: URL -> `OpenShard`, least recently used first; ``lru.capacity`` may be changed.
         is_sharing: no capacity was given: its shards are within the budget of the process.
-        accesses: samples asked for. misses: shards opened.
+        accesses: samples requested. misses: shards opened.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class OpenShards:
             except StopIteration as error:
                 raise RuntimeError(STOPPED) from error
             except OSError as error:
-                # The program needs more descriptors than it left us: go on with half as many shards open.
+                # The program needs more descriptors than it left us: continue with half as many shards open.
                 if not (_lacks_descriptors(error) and _close_half()):
                     raise
 
@@ -252,7 +252,7 @@ class OpenShards:
         """Close the cached shards of ``directory``, or all; one that is being read closes when the read ends.
 
         Returns:
-            Whether there were any.
+            Whether any existed.
         """
         found = [
             url
@@ -264,7 +264,7 @@ class OpenShards:
         return bool(found)
 
     def request_time(self, directory: str) -> int:
-        """When space was last asked for in ``directory``, in nanoseconds; 0: never."""
+        """When space was last requested in ``directory``, in nanoseconds; 0: never."""
         return CacheDirectory(directory).release_request_time()
 
     def start_child(self) -> None:

@@ -343,7 +343,7 @@ class AutoProvider:
         return True
 
     def reads_early(self, shard: Shard) -> bool:
-        """Whether samples of a shard are read by byte ranges until it is cached, as far as is known; asks for nothing.
+        """Whether samples of a shard are read by byte ranges until it is cached, as far as known; asks for nothing.
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
@@ -353,17 +353,17 @@ class AutoProvider:
         return can_range(self._look(shard), time.monotonic())
 
     def has_table(self, shard: Shard) -> bool:
-        """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
+        """Whether samples of a shard are read by byte ranges until it is cached; its member table is requested."""
         return self._arrivals is not None and self._by_ranges.has_table(shard)
 
     def reads_ranges(self, shard: Shard) -> bool:
-        """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
+        """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as known."""
         return reads_ranges(self._look(shard), time.monotonic())
 
     def takes_little(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
 
-        That is where each with a request of its own costs less than the shard. May ask for nothing.
+        That is where each with a separate request costs less than the shard. May ask for nothing.
         """
         return self.access == "auto" and self._by_ranges.is_cheap(shard, count)
 
@@ -399,7 +399,7 @@ class _OpeningShard:
     def is_downloading(self) -> bool:
         return self._cache.is_downloading(self.path)
 
-    @functools.cached_property  # a reader goes on to read by ranges when the sampler has ended
+    @functools.cached_property  # a reader continues to read by ranges when the sampler has ended
     def will_arrive(self) -> bool:
         return self._arrivals is not None and self._arrivals.can_arrive()
 
@@ -425,7 +425,7 @@ class _OpeningShard:
 
 
 def _reads_on(arrivals: Arrivals, shard: Shard, state: _OpeningShard) -> bool:
-    """Whether the reader of a shard by ranges goes on; its download may begin."""
+    """Whether the reader of a shard by ranges continues; its download may begin."""
     if choose(state, time.monotonic()) is not Access.RANGES:
         return False
     arrivals.note_read(shard, state.path, state.record)

@@ -166,7 +166,7 @@ class RangeProvider:
         return reader
 
     def find_published(self, shard: Shard) -> MemberTable | None:
-        """The published table of a shard; None: there is none, or nothing that tells whether it is its own.
+        """The published table of a shard; None: none exists, or nothing that tells whether it is its own.
 
         Raises:
             FetchError: the server does not answer. TableError: it is damaged, or of another version of the shard.
@@ -184,7 +184,7 @@ class RangeProvider:
         return table
 
     def has_table(self, shard: Shard) -> bool:
-        """Whether `find_early` finds a reader, as far as is known then."""
+        """Whether `find_early` finds a reader, as far as known then."""
         return self._find_table(shard, bool) is not None
 
     def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
@@ -216,7 +216,7 @@ class RangeProvider:
                 is_cancelled=lambda: time.perf_counter() > ends or is_there(),
             )
         except CancelledTransferError:
-            # A table that takes so long is not asked for again: each opening would wait for it.
+            # A table that takes so long is not requested again: each opening would wait for it.
             record.lacks_table |= not is_there()
             return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
@@ -265,7 +265,7 @@ class RangeProvider:
         return None if table is None or table.identity == self._book.of(shard.url).wrong_table else table
 
     def is_cheap(self, shard: Shard, count: int) -> bool:
-        """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""
+        """Whether so many samples of a shard cost less than its download, as far as known, each by itself."""
         request = filesystems.connections().request_bytes(Place(shard.url).host)
         is_cheap = costs_less(count, nsamples=shard.nsamples, size=shard.filesize, request_bytes=request)
         return is_cheap and self.may_have_table(shard)

@@ -259,7 +259,7 @@ class RangeReader(Reader):
         """Whether a gap contains, from ``begin`` on, a member of a sample."""
         try:
             return any(self._find_parts(name) is not None for name, *_ in self._scan_part(begin, data))
-        except TarError:  # they go on elsewhere
+        except TarError:  # they continue elsewhere
             return False
 
     def _scan_part(self, begin: int, data: bytes) -> Iterator[tar.Member]:
@@ -374,7 +374,7 @@ class RangeReader(Reader):
             for found, _, offset, size in self._scan_part(begin, data):
                 if begin + offset == self.table.offsets[member]:
                     return size == self.table.sizes[member] and self._is_named(found, name)
-        except TarError:  # the headers go on elsewhere: reading them all decides
+        except TarError:  # the headers continue elsewhere: reading them all decides
             return False
         return False
 

@@ -238,7 +238,7 @@ class ClassLabels:
         Those beyond the first few have one number.
 
         Raises:
-            SettingsError: there is no such column, or its values are no classes.
+            SettingsError: no such column exists, or its values are no classes.
         """
         latest = self._latest
         if latest is None or latest[0] != column:
@@ -291,7 +291,7 @@ def _place_in(schedule: Schedule, query: QueryParams) -> tuple[int, int]:
     """(rank, step) of a request.
 
     Raises:
-        SettingsError: there is no such rank or step.
+        SettingsError: no such rank or step exists.
     """
     rank = parse_integer(query.get("rank") or "0", "rank", least=0)
     world = schedule.table.world

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Beyond, numbers would overflow somewhere; ranks and lanes are visited one by one.
 _MAX, _MAX_RANKS = 10**12, 1_000_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-# Timetables and columns that are kept: of those that were asked for last.
+# Timetables and columns that are kept: of those that were requested last.
 _KEPT_TABLES, _KEPT_COLUMNS = 4, 6
 
 

@@ -85,7 +85,7 @@ def count_values(served: Served, name: str, where: str) -> dict[str, Any]:
         ``hi``, ``count`` and ``sql``, beside ``others`` (null, and no numbers); or ``distinct`` alone, about how many.
 
     Raises:
-        SelectionError: there is no such column. QueryError, ColumnsError: see `wids.ShardListDataset.query`.
+        SelectionError: no such column exists. QueryError, ColumnsError: see `wids.ShardListDataset.query`.
     """
     kinds = {each["name"]: each["type"] for each in describe_columns(served)["columns"]}
     if name not in kinds:

@@ -69,7 +69,7 @@ class Marks:
         path: the same, absolute. kind: its contents: ``"view"``, ``"indices"``, ``"keys"``; "": no file.
 
     Raises:
-        OutputError: the file cannot be. OutputExistsError: the file that is there is none of this dataset's marks.
+        OutputError: the file cannot be. OutputExistsError: the file exists and holds no marks of this dataset.
         InputError: it has more marks than there may be, or of other samples. WidsError: keys cannot be looked up.
     """
 
@@ -307,7 +307,7 @@ def _find_keys(served: Served, keys: set[str]) -> tuple[Integers, set[str]]:
 
 
 def _version_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from one that is written later; None: there is none."""
+    """What tells a file from one that is written later; None: none exists."""
     try:
         status = os.stat(path)
     except OSError:

@@ -72,7 +72,7 @@ def open_member(dataset: ShardListDataset[Any], index: int, field: str) -> Itera
         field: its name, or ``@3`` for the fourth of the sample.
 
     Raises:
-        SelectionError: there is no such sample or field.
+        SelectionError: no such sample or field exists.
         WidsError: the shard cannot be had or read.
     """
     if not 0 <= index < len(dataset):

@@ -86,7 +86,7 @@ def _public(value: Any) -> Any:
 
 
 class Survey:
-    """A look at member tables and labels of some shards, in a thread of its own."""
+    """A look at member tables and labels of some shards, in a separate thread."""
 
     def __init__(self, collection: ShardCollection) -> None:
         self._collection = collection

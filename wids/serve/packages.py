@@ -1,4 +1,4 @@
-"""The packages that the pages take, imported when pages are asked for: Starlette, uvicorn, Jinja2; IPython."""
+"""The packages that the pages take, imported when pages are requested: Starlette, uvicorn, Jinja2; IPython."""
 
 from __future__ import annotations
 

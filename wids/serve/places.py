@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wids.serve.served import Served
     from wids.tables.table import MemberTable
 
-_AHEAD = 16  # tables that are asked for at a time
+_AHEAD = 16  # tables that are requested at a time
 _LINE_SECONDS = 0.5
 _MOST = 1000  # samples of a key that are listed
 _NAMED = 3  # shards that cannot be read

@@ -124,8 +124,8 @@ class Previews:
         """The picture of a field, of at most ``side`` pixels a side.
 
         Raises:
-            NoPreviewError: there is none.
-            WidsError: there is no such field, it cannot be read or decoded.
+            NoPreviewError: none exists.
+            WidsError: no such field exists, it cannot be read or decoded.
         """
         key, waiter = (index, field, side), object()
         with self._lock:
@@ -200,7 +200,7 @@ def first_array(value: Any) -> Any:
     """The first array of a decoded value: an array, a tensor, or several in a list or by names.
 
     Raises:
-        DecodeError: there is none.
+        DecodeError: none exists.
     """
     import numpy as np
 

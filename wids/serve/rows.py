@@ -1,6 +1,6 @@
 """Samples as rows of facts, for pages that show many: ``/api/rows``. No member is read, only member tables.
 
-Rules: a table is asked for once and kept; one that cannot be had is an error of its rows, and one that takes long is
+Rules: a table is requested once and kept; one that cannot be had is an error of its rows, and one that takes long is
 waited for without holding the others up. The indices that a predicate gives are kept for a few predicates.
 """
 
@@ -50,7 +50,7 @@ class RowLimits(NamedTuple):
 
     Attributes:
         wait_seconds: rows whose table is not here by then are pending, and asked for again.
-        error_seconds: so long a table that could not be had is not asked for again.
+        error_seconds: so long a table that could not be had is not requested again.
     """
 
     wait_seconds: float = 2.0

@@ -1,4 +1,4 @@
-"""The server: a socket, uvicorn on it, the address to open; in a thread of its own for notebooks and tests."""
+"""The server: a socket, uvicorn on it, the address to open; in a separate thread for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PageServer:
         url: the address to open, with the token. is_local: only this machine's browsers reach it.
 
     Raises:
-        DependencyError: ``wids[serve]`` is not installed. InputError: there is no such host.
+        DependencyError: ``wids[serve]`` is not installed. InputError: no such host exists.
         OutputError: the port is in use, or not ours.
     """
 
@@ -153,7 +153,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     """A socket that waits for browsers.
 
     Raises:
-        InputError: there is no such host. OutputError: the port cannot be had.
+        InputError: no such host exists. OutputError: the port cannot be had.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]

@@ -78,7 +78,7 @@ class _Page:
     def __init__(self, served: Served, templates: Jinja2Templates) -> None:
         self._served, self._templates = served, templates
         self._pool = ThreadPoolExecutor(_THREADS, "wids-sample")
-        # Values whose parts were asked for last, with the places of their members.
+        # Values whose parts were requested last, with the places of their members.
         self._values: LRUCache[tuple[str, str, int, int], Any] = LRUCache(_VALUES)
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
@@ -273,7 +273,7 @@ def _finite(value: Any) -> Any:
 
 
 class _Parts:
-    """The parts of a value, each with its name, made when they are asked for."""
+    """The parts of a value, each with its name, made on access."""
 
     def __init__(self, value: Any) -> None:
         if not isinstance(value, (dict, list, tuple)):

@@ -1,7 +1,7 @@
 """Read the indexes that NVIDIA DALI and Megatron-Energon put beside a shard, and compare them with the shard.
 
 Pure; a file that is malformed is a `TableError`. An index is used only after it was compared with the shard: every
-header that it names is there, and there are no others.
+header that it names is there, and no others exist.
 
 NVIDIA DALI (``wds2idx``, for ``fn.readers.webdataset``): text; the first line is ``v1.1 N`` or ``v1.2 N``, N > 0 the
 number of samples. A line for each of them, components one after another, blanks between: ``EXTENSION OFFSET SIZE`` in

@@ -97,7 +97,7 @@ def scan_table(
 
 
 def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTable | None:
-    """The table of an open shard from DALI's index beside it; None when there is none, or in any doubt.
+    """The table of an open shard from DALI's index beside it; None when none exists, or in any doubt.
 
     All headers are compared; knowing where they are, they can be read at the same time. Where a header comes at once,
     as from memory, it is quicker to scan the shard.
@@ -120,7 +120,7 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
             doubt = foreign.find_doubt(members, read, identity.size, shard=url, each=partial(pool.map, chunksize=64))
         if not doubt:
             return tables.build_table(members, identity=identity, shard=url)
-    except (OSError, RuntimeError):  # there is none; there are no more threads to be had
+    except (OSError, RuntimeError):  # none exists; there are no more threads to be had
         return None
     except ShardError as error:
         doubt = str(error)
@@ -134,7 +134,7 @@ def max_table_bytes(shard_bytes: int) -> int:
 
 
 def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable | None:
-    """The table saved in the file ``path``; None when there is none, or none that can be used.
+    """The table saved in the file ``path``; None when none exists, or none that can be used.
 
     Args:
         path: of the file.
@@ -188,7 +188,7 @@ def read_beside(
 
     Raises:
         CancelledTransferError: it was cancelled.
-        FetchError: it cannot be had; one of `NOT_PUBLISHED`: there is none.
+        FetchError: it cannot be had; one of `NOT_PUBLISHED`: none exists.
         TableError: it is none, or another shard's.
     """
     data = download.read_bytes(

@@ -2,7 +2,7 @@
 
     .wids/indexes/DIGEST.untabled   remote shards beside which no table was; DIGEST: of their directory and its server
 
-Rules: missing tables are asked for once for a machine, not by each worker for each shard. A shard beside which there
+Rules: missing tables are requested once for a machine, not by each worker for each shard. A shard beside which there
 was no table is not asked about again for `AGAIN_SECONDS`; nor is any of its directory once `ENOUGH` of it had none, and
 none had one. Until that is decided, one process asks at a time, for as many as its batch needs. In a directory that no
 cache uses nothing is made before something is missing; where it cannot be used, each process remembers for itself.
@@ -66,7 +66,7 @@ class _Missing(msgspec.Struct):
         return bool(self.found) or len(self.shards) >= ENOUGH
 
     def has_none(self, shard: str) -> bool:
-        """Whether a shard has no table, as far as is known."""
+        """Whether a shard has no table, as far as known."""
         return shard in self.shards or (self.is_decided and not self.found)
 
 
@@ -117,7 +117,7 @@ class MissingTables:
         """Ask for the table of a shard in the block; an error of `member_tables.NOT_PUBLISHED` in it is remembered.
 
         Raises:
-            ShardNotFoundError: it is known that there is none.
+            ShardNotFoundError: it is known that none exists.
             CancelledTransferError: ``is_cancelled`` said True while another process asked.
         """
         directory, shard = str(Place(url).directory), _digest(url)[:16]
@@ -165,7 +165,7 @@ class MissingTables:
             return known
 
     def _note(self, directory: str, missing: list[str]) -> None:
-        """Note the shard that has no table; none: one that was asked for has one."""
+        """Note the shard that has no table; none: one that was requested has one."""
         known, now = self._look(directory), time.time()
         with self._lock:
             if not missing and known.found:
@@ -196,7 +196,7 @@ class PublishedTables:
         self._missing = MissingTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
 
     def may_have(self, shard: Shard) -> bool:
-        """Whether there may be a table of a shard, as far as is known; nothing is asked for."""
+        """Whether a table of a shard may exist, as far as known; nothing is requested."""
         return not self._missing.has_none(shard.url) or self._packs.may_have(shard)
 
     def open_packs(self, shard: Shard, *, seconds: float) -> None:
@@ -204,7 +204,7 @@ class PublishedTables:
         self._packs.open(shard, seconds=seconds)
 
     def load(self, shard: Shard, *, shard_bytes: int) -> MemberTable | None:
-        """The table of a shard of so many bytes; None when there is none, or none that can be its own."""
+        """The table of a shard of so many bytes; None when none exists, or none that can be its own."""
         try:
             return self.read(shard, shard_bytes=shard_bytes)
         except (TableError, FetchError) as error:  # the headers are read instead

@@ -226,7 +226,7 @@ def parse_table(data: bytes, *, shard: str, name: str = "") -> MemberTable:
     Args:
         data: the whole file: bytes, or a memory map of it.
         shard: what errors call the shard.
-        name: what they call the table; by default it is a file of its own.
+        name: what they call the table; by default it is a separate file.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged. The remedy is to build it again.

@@ -3,11 +3,11 @@
     .wids/indexes/DIGEST.tables     the beginning of a pack up to the end of its directory, then a line of JSON: the
                                     pack's URL, size and version; DIGEST: of its URL
 
-Rules: a directory is downloaded once for each cache directory, and mapped by all processes; where there is no cache
+Rules: a directory is downloaded once for each cache directory, and mapped by all processes; without a cache
 directory, or it cannot be written, a process keeps it in memory, as that of a pack on this machine's disk.
 A table is one byte range of the version that the directory is of: when the pack has been replaced, its directory is
 downloaded again. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
-it may have been the network, its directory is asked for again after a minute or more, and other tables at once. Behind
+it may have been the network, its directory is requested again after a minute or more, and other tables at once. Behind
 a URL with a query, of a program, and on a server that gives no byte ranges or does not tell versions apart, a pack is
 not used.
 """
@@ -124,7 +124,7 @@ class TablePacks:
         self._begin()
 
     def may_have(self, shard: Shard) -> bool:
-        """Whether there may be a table of a shard, as far as is known; nothing is asked for."""
+        """Whether a table of a shard may exist, as far as known; nothing is requested."""
         for url in shard.packs:
             if self._is_usable(url):
                 pack = self._open.get(url)

@@ -236,7 +236,7 @@ def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
 
 
 def find_behind(read: Read, end: int, size: int) -> int | None:
-    """Where the first byte that is not zero is behind an end marker, which begins at ``end``; None: there is none.
+    """Where the first byte that is not zero is behind an end marker, which begins at ``end``; None: none exists.
 
     It is of no member: of a second archive, say, as after ``cat a.tar b.tar``.
     """
@@ -310,7 +310,7 @@ def _raise_no_file(shard: str, name: bytes, pos: int, what: str) -> NoReturn:
 
 
 def _read_body(read: Read, length: int, shard: str, pos: int, size: int) -> bytes:
-    """The data of an extended header; the limits come first, so that no bad length is ever asked for."""
+    """The data of an extended header; the limits come first, so that no bad length is ever requested."""
     left = max(0, size - pos - BLOCK)
     if length > _MAX_EXTENDED_BYTES:
         _raise_corrupt(shard, pos, f"the extended header says it is {length} bytes long, and {left} are left")

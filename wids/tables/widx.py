@@ -10,7 +10,7 @@ a key that came before. The sections::
     key_ends      u8 x (nsamples+1)   sample r's key is keys[key_ends[r] .. key_ends[r+1]]
     keys          u1                  raw bytes, as in the archive (mostly UTF-8)
     linked        u8, if there are hard links: their members, ascending
-    link_headers  u8, likewise: the byte offset of the header of each
+    link_headers  u8, the same: the byte offset of the header of each
 
 A member's header is the block before its data; that of a hard link is elsewhere, behind the data, which are those of an
 earlier file. No two headers and data overlap. Samples ascend by their first headers. Within a sample, members stand in
@@ -92,7 +92,7 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
     Args:
         data: the whole of it.
         shard: what errors call the shard.
-        name: what they call the table; by default it is a file of its own.
+        name: what they call the table; by default it is a separate file.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged.

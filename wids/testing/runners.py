@@ -28,7 +28,7 @@ class RunnerSuite:
 
     - Each task that is given has one result, under its number, as soon as it ends; there may be more tasks than jobs.
     - A task that fails costs its own result, be it by an error, by a value or a task that cannot be pickled, or by the
-      end of its process. The others go on.
+      end of its process. The others continue.
     - Reports reach ``on_report`` while their task is under way, in the thread that takes results; the last stands for
       those before it.
     - ``close`` cancels unfinished tasks and waits for them: tasks clean up, and nothing is written afterwards.
@@ -57,7 +57,7 @@ class RunnerSuite:
         check(found == [(k, 2 * k) for k in range(count)], f"each of {count} tasks has its result once", found)
 
     def test_a_failure_costs_its_own_task(self) -> None:
-        """Errors are results, those that cannot be pickled by their words; other tasks go on."""
+        """Errors are results, those that cannot be pickled by their words; other tasks continue."""
         with promised("a task that fails costs its own result"):
             found = {result.k: result for result in _run(self, _fail_sometimes, range(8))}
             others = [found[k].get() for k in (0, 4, 5, 6, 7)]
@@ -141,7 +141,7 @@ class RunnerSuite:
         check(threads == {threading.get_ident()}, "reports come in the thread that takes results", threads)
 
     def test_a_worker_that_is_killed_costs_its_own_task(self) -> None:
-        """The next tasks go on in another process; the error says how it ended."""
+        """The next tasks continue in another process; the error says how it ended."""
         if not self.has_processes:
             pytest.skip(f"{type(self).__name__}.has_processes is False")
         with promised("a process that is killed costs its own task"):

@@ -64,7 +64,7 @@ class Server:
         requests: the target of each GET, in order, letter for letter.
         headers: the headers of each of these, names in lower case.
         heads: the target of each HEAD.
-        ranges: (path, lo, hi) of each range that was asked for, half-open, whether or not it was answered so.
+        ranges: (path, lo, hi) of each range that was requested, half-open, whether or not it was answered so.
         sent_bytes: path -> bytes of bodies that were sent; ``.total()`` is their sum.
         max_open: the largest number of GETs that were under way at a time.
         closing: set when the server closes.
@@ -184,8 +184,8 @@ class Reply(BaseHTTPRequestHandler):
 
     Attributes:
         owner: the server.
-        name: the path that was asked for, without its query.
-        span: the range that was asked for, half-open; its end may lie behind the body's. None for all of it.
+        name: the path that was requested, without its query.
+        span: the range that was requested, half-open; its end may lie behind the body's. None for all of it.
         number: which of the server's requests this is, from 1.
         close_connection: set it to end the connection after this answer.
     """
@@ -293,7 +293,7 @@ class Reply(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _find(self) -> Iterator[BinaryIO | None]:
-        """The requested body as an open file, or None if there is none; notes its version."""
+        """The requested body as an open file, or None if none exists; notes its version."""
         self._first_byte_at = time.perf_counter() + self.owner.latency_seconds
         self.name = self.path.partition("?")[0]
         self._tag, self._mtime = "", None

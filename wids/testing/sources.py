@@ -87,7 +87,7 @@ class ByteSourceSuite:
         raise _left_out("deny")
 
     def shorten(self) -> None:
-        """Give half of the bytes that are asked for, from now on."""
+        """Give half of the bytes that are requested, from now on."""
         raise _left_out("shorten")
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class ByteSourceSuite:
             check(found == data, "a download brings the object", f"{len(found)} bytes of {len(data)}")
 
     def test_spans(self, target: Path) -> None:
-        """The first byte and the last one, one in the middle, several, all; where there are none, that is said."""
+        """The first byte and the last one, one in the middle, several, all; where none exist, that is said."""
         for spans in ([], *([span] for span in _SOME), _SOME, [Span(0, len(DATA))]):
             with _opened(self, target) as source:
                 if self.has_ranges:
@@ -237,7 +237,7 @@ class ByteSourceSuite:
             check(type(caught[0]) is self.missing, promise, caught[0])
 
     def test_no_permission(self, target: Path) -> None:
-        """Likewise."""
+        """The same."""
         _needs(self, "deny")
 
         def once() -> list[bytes]:
@@ -299,7 +299,7 @@ class ByteSourceSuite:
                     written.write(at, block)
                     at += len(block)
         written.check_true()
-        with contextlib.suppress(FetchError):  # or it goes on where it ended
+        with contextlib.suppress(FetchError):  # or it continues where it ended
             check(_downloaded(self, target, size=len(DATA)) == DATA, "a download brings the object or is an error")
 
     # --- the end
@@ -324,7 +324,7 @@ class ByteSourceSuite:
         check(len(written.data) < len(DATA), promise, "all bytes were read")
 
     def test_a_download_cancelled(self, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Likewise, of all the ways to fetch a file."""
+        """The same, of all the ways to fetch a file."""
         _needs(self, "stop")
         monkeypatch.setattr(stores, "BLOCK_BYTES", 1000)
         count = 2
