@@ -95,10 +95,7 @@ class _SimulatedDownload(PlannedDownload):
 
     @property
     def slots(self) -> int:
-        job = self._node.job
-        wanted = 10 * job.latency * job.bandwidth / job.connections
-        length = prefetching.range_bytes(self.size, wanted=wanted, connections=job.connections)
-        return prefetching.slots(self.size, length, job.connections)
+        return self._node.slots(self.size)
 
     @property
     def reads_early(self) -> bool:
@@ -148,6 +145,7 @@ class Node:
     def __init__(self, job: TrainingJob, number: int, progress: SimulationProgress) -> None:
         self.job, self._number, self._progress, self._clock = job, number, progress, progress.clock
         self.sizes: list[int] = job.sizes.tolist()
+        self._slots: dict[int, int] = {}  # by size
         self._lengths: list[int] = job.lengths.tolist()
         self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
         self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
@@ -165,6 +163,7 @@ class Node:
         self.arrived_at: float | None = None
         self.has_ended = self.has_looked = False
         self._is_planned = job.cache_size is not None
+        self._half_seen: set[tuple[int, Visit]] = set()
         self._downloaded: dict[int, int] = {}  # of each shard, the epoch in which it was downloaded last
         self._carried_bytes = 0
         # Of what is read early.
@@ -197,14 +196,24 @@ class Node:
         job = self.job
         return AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
 
+    def slots(self, size: int) -> int:
+        """How many connections a shard keeps busy."""
+        if size not in self._slots:
+            job = self.job
+            wanted = 10 * job.latency * job.bandwidth / job.connections
+            length = prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
+            self._slots[size] = prefetching.slots(size, length, job.connections)
+        return self._slots[size]
+
     def plan(self, shard: int) -> _SimulatedDownload:
         """A new download of a shard; see `PrefetchWindow`."""
         return _SimulatedDownload(self, shard)
 
     def end_epoch(self) -> None:
         """Plans are withdrawn, and no loader waits any more."""
-        for window in self._windows.values():
-            self._unplan(window.forget_all())
+        for rank, window in self._windows.items():
+            self._unplan(rank, window.forget_all())
+        self._half_seen.clear()
         self._windows.clear()
         self._waiters.clear()
         self.cache.end_epoch()
@@ -215,15 +224,23 @@ class Node:
         entered, forgotten = self._windows[rank].advance(
             position, rate=self._rate, read_before=position - self.job.burst
         )
-        if self._is_planned:
-            for visit in entered:
+        for visit in entered if self._is_planned else ():
+            if self._is_first((rank, visit)):
                 self.cache.plan(visit.shard, visit.first)
-        self._unplan(forgotten)
+        self._unplan(rank, forgotten)
 
-    def _unplan(self, visits: Iterable[Visit]) -> None:
-        if self._is_planned:
-            for visit in visits:
+    def _unplan(self, rank: int, visits: Iterable[Visit]) -> None:
+        for visit in visits if self._is_planned else ():
+            if not self._is_first((rank, visit)):
                 self.cache.unplan(visit.shard, visit.first)
+
+    def _is_first(self, visit: tuple[int, Visit]) -> bool:
+        """Whether a visit of a rank has not yet entered its window, or been forgotten; for it does both once.
+
+        It may be forgotten first: entered since the prefetcher looked, and over while a step waited.
+        """
+        self._half_seen ^= {visit}
+        return visit in self._half_seen
 
     # --- loaders
 
@@ -272,7 +289,8 @@ class Node:
 
     def finish(self, key: tuple[int, int], shard: int, last: int, *, is_read: bool) -> None:
         """A visit's last batch is handed out; or, with ``is_read``, it was read by now, if all of it could be."""
-        if not is_read or self._can_read(key[0], shard, last):
+        is_open = key in self.cache.open.get(shard, ())
+        if not is_read or (is_open and self._can_read(key[0], shard, last)):
             self.cache.finish(key, shard, is_read=is_read)
             self.has_ended = True
 
@@ -380,8 +398,8 @@ class Node:
         job, least = self.job, step * self.job.batch_size
         self.cache.finish_read(self.cache.unread(least), least + job.drawn_samples)
         read = least + job.drawn_samples - job.burst + (self._clock.now - due) * self._rate
-        for window in self._windows.values():
-            self._unplan(window.forget(self._progress.offset + read))
+        for rank, window in self._windows.items():
+            self._unplan(rank, window.forget(self._progress.offset + read))
 
     # --- downloads
 

@@ -48,12 +48,14 @@ class NodeCache:
         self._last: dict[int, int] = {}  # of each shard that was used or was cached, when
         self.coming: set[int] = set()
         self.plans: dict[int, list[int]] = {}
+        self._next: dict[int, int] = {}  # of each planned shard, its first use
         self.open: dict[int, dict[tuple[int, int], tuple[int, int]]] = {}
         self.missing: set[int] = set()
         self.finished: set[tuple[int, int]] = set()
         self.again: set[int] = set()
         self.gone: list[int] = []
         self.uses: dict[str, float] = {}
+        self._made: dict[int, Entry] = {}  # as they were last; each is looked at often
         self._has_leases = True
         self._idle: list[tuple[int, int]] = []  # (used last, shard) of those that no plan has, some of it outdated
         self._entries: Generator[Entry, None, None] | None = None
@@ -115,6 +117,7 @@ class NodeCache:
     def plan(self, shard: int, position: int) -> None:
         """A rank will use a shard."""
         self.plans.setdefault(shard, []).append(position)
+        self._next[shard] = min(position, self._next.get(shard, position))
 
     def unplan(self, shard: int, position: int) -> None:
         """That use is over."""
@@ -122,8 +125,10 @@ class NodeCache:
         positions = self.plans[shard]
         positions.remove(position)
         if not positions:
-            del self.plans[shard]
+            del self.plans[shard], self._next[shard]
             self._note_idle(shard)
+        elif position == self._next[shard]:
+            self._next[shard] = min(positions)
 
     def arrive(self, shard: int, when: int) -> None:
         """A shard is cached now."""
@@ -202,9 +207,11 @@ class NodeCache:
                 if shard not in self.plans and self.cached.get(shard) == when and shard not in taken:
                     taken.add(shard)
                     yield self._entry(shard)
-            planned = [shard for shard in self.plans if shard in self.cached]
-            self.uses.update((str(shard), max(min(self.plans[shard]), self.now)) for shard in planned)
-            yield from map(self._entry, sorted(planned, key=self.cached.__getitem__))
+            planned = sorted((shard for shard in self._next if shard in self.cached), key=self.cached.__getitem__)
+            entries = list(map(self._entry, planned))
+            for entry, shard in zip(entries, planned, strict=True):
+                self.uses[entry.name] = max(self._next[shard], self.now)
+            yield from entries
         finally:
             for shard in taken:
                 self._note_idle(shard)
@@ -215,7 +222,10 @@ class NodeCache:
             self._entries.close()
 
     def _entry(self, shard: int) -> Entry:
-        return Entry(name=str(shard), size_bytes=self._footprints[shard], used_ns=self.cached[shard])
+        entry, used = self._made.get(shard), self.cached[shard]
+        if entry is None or entry.used_ns != used:
+            entry = self._made[shard] = Entry(name=str(shard), size_bytes=self._footprints[shard], used_ns=used)
+        return entry
 
     def _note_idle(self, shard: int) -> None:
         if shard in self.cached and shard not in self.plans:

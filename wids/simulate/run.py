@@ -114,8 +114,10 @@ def _need(node: Node, rank: int, visits: Visits) -> Iterator[Turn]:
 
 
 def _end(node: Node, rank: int, visits: Visits, *, before: int) -> Iterator[Turn]:
-    """Visits end: were handed out, or ``before`` so many steps were read."""
-    steps = np.maximum(visits.last // node.job.batch_size + 1 - before, -1)
+    """Visits end: were handed out, or were read so many steps ``before``."""
+    steps = visits.last // node.job.batch_size + 1
+    if before:  # the first batches were drawn together, when the epoch began
+        steps = np.maximum(steps, node.job.drawn_ahead) - before
     order = np.argsort(steps, kind="stable")
     for number, step, last, shard in rows_of(order, *(column[order] for column in (steps, visits.last, visits.shard))):
         yield step, _READ if before else _END, 0, rank
@@ -147,6 +149,9 @@ class Simulation:
         epochs: what its ranks read.
         is_strict: give up when the first shard is downloaded again.
         on_step: called now and then with the step, counted over all epochs.
+
+    Attributes:
+        nodes: of the job.
     """
 
     def __init__(
@@ -162,7 +167,7 @@ class Simulation:
         self._outcome = SimulationResult(log=[[(0.0, 0, 0)] for _ in range(job.nodes)])
         self._progress = SimulationProgress(self._outcome, max(_MIN_DOWNLOADS, _DOWNLOADS_A_VISIT * visits), is_strict)
         self._clock, self._last = self._progress.clock, 0  # steps of this epoch
-        self._nodes = [Node(job, number, self._progress) for number in range(job.nodes)]
+        self.nodes = [Node(job, number, self._progress) for number in range(job.nodes)]
         self._turns: Iterator[Turn] = iter(())
         self._turn = _NEVER  # the next one
 
@@ -170,12 +175,12 @@ class Simulation:
         """Go through all epochs."""
         outcome, progress = self._outcome, self._progress
         for epoch in self._epochs:
-            outcome.traffic.append([Traffic() for _ in self._nodes])
+            outcome.traffic.append([Traffic() for _ in self.nodes])
             begin = self._clock.now
-            before = [node.cache.evicted for node in self._nodes]
+            before = [node.cache.evicted for node in self.nodes]
             self._run_epoch(epoch)
             self._end_epoch()
-            for traffic, node, count in zip(outcome.traffic[-1], self._nodes, before, strict=True):
+            for traffic, node, count in zip(outcome.traffic[-1], self.nodes, before, strict=True):
                 traffic.evicted = node.cache.evicted - count
             if progress.is_given_up:
                 break
@@ -199,10 +204,10 @@ class Simulation:
             self._take_turns((step, _DRAW) if step < last else (math.inf,))
             self._settle()
             self._read(step, has_begun=False)
-            for node in self._nodes:
+            for node in self.nodes:
                 node.need_batch(step)
             if step >= 0:
-                if step < last and any(node.pending for node in self._nodes):
+                if step < last and any(node.pending for node in self.nodes):
                     self._wait(step)
                     resumed = WaitingStep(step, clock.now)
                 self._outcome.marks.append((clock.now, progress.past_steps + step))
@@ -213,14 +218,14 @@ class Simulation:
             if progress.is_given_up or step >= last:
                 return
             self._read(step, has_begun=True)
-            is_watched = any(node.is_watched for node in self._nodes)
+            is_watched = any(node.is_watched for node in self.nodes)
             step = step + 1 if is_watched else int(min(self._turn[0], last))
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._progress.position = self._progress.offset
-        for node in self._nodes:
+        for node in self.nodes:
             node.begin_epoch(epoch)
-        self._turns = heapq.merge(*(turns for node in self._nodes for turns in ranks_of(node, epoch, node.ranks)))
+        self._turns = heapq.merge(*(turns for node in self.nodes for turns in ranks_of(node, epoch, node.ranks)))
         self._turn = next(self._turns, _NEVER)
 
     def _take_turns(self, end: tuple[float, ...]) -> None:
@@ -230,10 +235,10 @@ class Simulation:
 
     def _settle(self) -> None:
         """Nodes take note of what their ranks did."""
-        for node in self._nodes:
+        for node in self.nodes:
             if node.has_ended:
                 node.ask_again()
-        for node in self._nodes:
+        for node in self.nodes:
             if node.has_looked:
                 node.pump()
             node.has_ended = node.has_looked = False
@@ -243,7 +248,7 @@ class Simulation:
         drawn = self._job.drawn_ahead
         if has_begun == bool(drawn):
             for batch in range(step + drawn if step >= 0 else 0, min(step + drawn + 1, self._last)):
-                for node in self._nodes:
+                for node in self.nodes:
                     node.read(batch)
 
     def _advance(self, due: float) -> None:
@@ -256,28 +261,28 @@ class Simulation:
         """Let time go on until all ranks have their batches."""
         clock, progress, due = self._clock, self._progress, self._clock.now
         progress.waiting = WaitingStep(step, due)
-        for node in self._nodes:
+        for node in self.nodes:
             node.wait()
-        while any(node.pending for node in self._nodes) and not progress.is_given_up:
+        while any(node.pending for node in self.nodes) and not progress.is_given_up:
             if not clock:
-                for node in self._nodes:
+                for node in self.nodes:
                     node.admit_pending()
             clock.run_next()
         progress.waiting = None
         if clock.now > due:
             self._outcome.waits[progress.past_steps + step] = clock.now - due
-        for number, node in enumerate(self._nodes):
+        for number, node in enumerate(self.nodes):
             node.pending.clear()
             if node.arrived_at is not None and node.arrived_at > due:
                 self._outcome.stalls.append(Stall(progress.past_steps + step, node.arrived_at - due, number))
 
     def _end_epoch(self) -> None:
         """Shards that are on their way arrive, and plans are withdrawn; this takes no time."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.end_epoch()
         end = self._clock.now
         while self._clock:
             self._clock.run_next()
         self._clock.now = end
-        for node in self._nodes:
+        for node in self.nodes:
             node.pending.clear()

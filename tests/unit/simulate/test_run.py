@@ -390,6 +390,27 @@ def test_a_window_that_does_not_fit_beside_the_last_one_waits():
         assert found.epoch_seconds[0] >= free.epoch_seconds[0]
 
 
+@pytest.mark.parametrize("has_tables", [True, False])
+@pytest.mark.parametrize("early_reads", [True, False])
+def test_no_batch_is_read_before_it_is_drawn(early_reads, has_tables):
+    """Visits of few batches end before as many batches have gone as are drawn ahead: the first step waits for them."""
+    options = {"chunksize": 10, "workers": 8, "batch_size": 4, "cache_size": 5000, "latency": 0.5}
+    _, found = simulate(describe([50] * 24, early_reads=early_reads, has_tables=has_tables, **options))
+    assert found.first_seconds[0] > 0.5
+
+
+def test_a_visit_that_is_over_before_its_prefetcher_looks_again():
+    """While a step waits, windows go on to visits that end before the next look: plans do not count them."""
+    options = {"chunksize": 7, "window": 3, "batch_size": 7, "workers": 2, "latency": 0.5, "decode_seconds": 0.3}
+    described = describe(
+        [20, 6, 12, 20, 6, 30, 12, 20], world=2, cache_size=2000, early_reads=True, has_tables=False, **options
+    )
+    epochs = job.read_epochs(described, described.courses())
+    simulation = Simulation(described, epochs)
+    assert simulation.run().stopped_at is None
+    assert [node.cache.plans for node in simulation.nodes] == [{}]
+
+
 def test_less_than_a_window_comes_again_and_again():
     """A cache that does not hold what is read at a time fetches it again without end, and that is said."""
     _, found = simulate(describe([650] * 24, cache_size=3000, workers=2, batch_size=64))

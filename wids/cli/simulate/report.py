@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,39 @@ from wids.simulate.job import MAX_EXACT, is_exact, read_epochs
 from wids.simulate.run import Simulation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from wids.order.batching import BatchRule
     from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.run import SimulationResult
+    from wids.simulate.trace import Course
 
 _MAX_ROWS = 24
 _OPEN_POINTS = 8
+# Columns of the nodes' downloads: what each is called, and the figure of `wids.simulate.run.Traffic`.
+_TRAFFIC = {
+    "shards fetched": "shards",
+    "bytes": "size_bytes",
+    "again": "again",
+    "again bytes": "again_bytes",
+    "evicted": "evicted",
+}
+_RANGES = {"samples by ranges": "range_requests", "range bytes": "range_bytes"}
+_WAITED = {"waited for": "waited"}
+
+
+class Row(NamedTuple):
+    """One figure.
+
+    Attributes:
+        name, value: for programs; without a name it is for people alone.
+        label, words: for people; without words it is for programs alone.
+    """
+
+    name: str
+    value: Any = None
+    label: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,17 +54,26 @@ class Report:
     """A job, and its figures.
 
     Attributes:
-        values: everything for programs, by name.
-        lines: (what, how much) for people.
+        rows: the figures, in order.
+        notes: what is approximated.
     """
 
     job: TrainingJob
     title: str
     found: SimulationResult
     curves: figures.Curves
-    values: dict[str, Any]
-    lines: list[tuple[str, str]]
+    rows: list[Row]
     notes: list[str]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Everything for programs, by name."""
+        return {row.name: row.value for row in self.rows if row.name}
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, how much) for people."""
+        return [(row.label, row.words) for row in self.rows if row.words]
 
     @property
     def is_equal(self) -> bool:
@@ -55,62 +89,27 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     """
     courses = job.courses()
     epochs = read_epochs(job, courses)
-    total = sum(max(epoch.steps) for epoch in epochs)
+    steps = sum(max(epoch.steps) for epoch in epochs)
     with progress() as bar:
-        found = Simulation(job, epochs, on_step=lambda step: bar.update(step, total=total, words="steps")).run()
-    counts = figures.count_samples(job, courses, epochs)
+        found = Simulation(job, epochs, on_step=lambda step: bar.update(step, total=steps, words="steps")).run()
     batching = figures.measure_batches(job, epochs)
-    splits = figures.find_splits(job, epochs)
-    mixing = figures.measure_mixing(job, courses, epochs)
-    opened = [figures.open_at_a_time(job, epochs, rank) for rank in range(job.world)]
-    batches = [[epoch.steps[rank] for epoch in epochs] for rank in range(job.world)]
-    compute = [max(epoch.steps) * job.step_seconds for epoch in epochs]
-    stalled = sum(found.waits.values())
-    values: dict[str, Any] = {
-        "index": name,
-        "shards": len(job.lengths),
-        "samples": asdict(counts),
-        "size_bytes": int(job.sizes.sum()),
-        "world_size": job.world,
-        "nodes": job.nodes,
-        "batches": batches,
-        "batching": batching and {name: value for name, value in asdict(batching).items() if name != "costs"},
-        "ranks_are_equal": all(of_rank == batches[0] for of_rank in batches),
-        "splits": {**asdict(splits), "shards": {str(k): ranks for k, ranks in splits.shards.items()}},
-        "open": {
-            "mean": float(np.mean([own.mean() for own in opened if len(own)] or [0.0])),
-            "most": max((int(own.max(initial=0)) for own in opened), default=0),
-            "by_rank": [_thin(own) for own in opened],
-        },
-        "mixing": asdict(mixing),
-        "cache": {
-            "size_bytes": job.cache_size,
-            "needed_in_an_epoch": max(figures.needed_bytes(job, [epoch]) for epoch in epochs),
-            "needed_over_all_epochs": figures.needed_bytes(job, epochs),
-            "smallest_without_downloads_again": figures.smallest_cache(job, epochs),
-        },
-        "traffic": [[asdict(traffic) for traffic in nodes] for nodes in found.traffic],
-        "first_batch_seconds": found.first_seconds,
-        "epoch_seconds": found.epoch_seconds,
-        "compute_seconds": compute,
-        "stalled_seconds": stalled,
-        "stalled_steps": len(found.waits),
-        "steps": total,
-        "stopped_at_step": found.stopped_at,
-    }
-    notes = _notes(job, found, needed=values["cache"]["needed_in_an_epoch"])
-    values["approximated"] = notes
-    title = f"{count_of(len(job.lengths), 'shard')}, {count_of(counts.samples, 'sample')}, "
-    title += f"{format_size(values['size_bytes'])}; "
+    needed = max(figures.needed_bytes(job, [epoch]) for epoch in epochs)
+    notes = _notes(job, found, needed=needed)
+    rows = [
+        Row("index", name),
+        *_order_rows(job, courses, epochs, batching),
+        _cache_row(job, epochs, needed),
+        *_time_rows(job, found, epochs, steps),
+        Row("approximated", notes),
+    ]
+    title = f"{count_of(len(job.lengths), 'shard')}, {count_of(int(job.lengths.sum()), 'sample')}, "
+    title += f"{format_size(int(job.sizes.sum()))}; "
     title += f"{count_of(job.world, 'rank')} on {count_of(job.nodes, 'node')}, batches of {_bound_of(job)}, "
     title += count_of(job.epochs, "epoch")
     if name is not None:
         title = f"{printable(name)}: {title}"
-    lines = _lines(job, values, epochs)
-    if batching is not None and job.rule is not None:
-        lines[1:1] = _batch_lines(batching, job.rule, job.world)
     curves = figures.draw(found, costs=None if batching is None else batching.costs)
-    return Report(job, title, found, curves, values, lines, notes)
+    return Report(job, title, found, curves, rows, notes)
 
 
 def _bound_of(job: TrainingJob) -> str:
@@ -127,85 +126,103 @@ def _bound_of(job: TrainingJob) -> str:
     return " and ".join(bounds)
 
 
-def _batch_lines(batching: figures.Batching, rule: BatchRule, world: int) -> list[tuple[str, str]]:
-    """What batches of like length consist of, for people."""
+def _order_rows(
+    job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch], batching: figures.Batching | None
+) -> Iterator[Row]:
+    """What follows from the order alone."""
+    counts, splits = figures.count_samples(job, courses, epochs), figures.find_splits(job, epochs)
+    yield Row("shards", len(job.lengths))
+    yield Row("samples", asdict(counts))
+    yield Row("size_bytes", int(job.sizes.sum()))
+    yield Row("world_size", job.world)
+    yield Row("nodes", job.nodes)
+    batches = [[epoch.steps[rank] for epoch in epochs] for rank in range(job.world)]
+    is_equal = all(own == batches[0] for own in batches)
+    totals = sorted({sum(own) for own in batches})
+    many = f"{totals[0]:,}, the same on all" if is_equal else f"{totals[0]:,} to {totals[-1]:,}: NOT EQUAL"
+    yield Row("batches", batches, "batches of a rank", many)
+    yield Row("batching", batching and {name: value for name, value in asdict(batching).items() if name != "costs"})
+    if batching is not None and job.rule is not None:
+        yield from _batch_rows(batching, job.rule, job.world)
+    yield Row("ranks_are_equal", is_equal)
+    yield Row("", None, "samples read", f"{counts.read:,} ({_how_often(job, counts)})")
+    words = f"{splits.by_ranks:,} read by several ranks, {splits.by_nodes:,} by several nodes"
+    shards = {str(shard): ranks for shard, ranks in splits.shards.items()}
+    yield Row("splits", {**asdict(splits), "shards": shards}, "shards split", words)
+    opened = [figures.open_at_a_time(job, epochs, rank) for rank in range(job.world)]
+    mean = float(np.mean([own.mean() for own in opened if len(own)] or [0.0]))
+    most = max((int(own.max(initial=0)) for own in opened), default=0)
+    value = {"mean": mean, "most": most, "by_rank": [_thin(own) for own in opened]}
+    yield Row("open", value, "shards open at a time", f"{mean:.1f} on a rank, {most} at most")
+    mixing = figures.measure_mixing(job, courses, epochs)
+    words = f"{mixing.in_global_batch:,.0f} shards in a global batch, {mixing.in_batch:.1f} in a rank's"
+    yield Row("mixing", asdict(mixing), "mixing", words)
+    yield Row("", None, "", f"the next sample of a rank is of the same shard in {mixing.neighbours:.0%} of cases")
+
+
+def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iterator[Row]:
+    """What batches of like length consist of, for people; their value is that of `batching`."""
     samples = f"{batching.smallest:,} to {batching.largest:,} samples, median {batching.median:,.10g}"
-    lines = [("a batch", samples)]
+    yield Row("", None, "a batch", samples)
     if batching.padding is not None:
         words = "with it, batches have" if rule.is_padded else "none if they are packed; with it, batches would have"
-        lines.append(("padding", f"{words} {batching.padding:.3f} x the tokens of their samples"))
-    mean, worst = batching.imbalance_mean, batching.imbalance_worst
+        yield Row("", None, "padding", f"{words} {batching.padding:.3f} x the tokens of their samples")
     if world > 1:
+        mean, worst = batching.imbalance_mean, batching.imbalance_worst
         words = f"the costliest batch is {mean:.3f} x the mean of the ranks, {worst:.3f} x at worst"
-        lines.append(("balance of a step", words))
+        yield Row("", None, "balance of a step", words)
     if batching.used_mean is not None:
-        lines.append(("budget used", f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"))
+        words = f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"
+        yield Row("", None, "budget used", words)
     if batching.too_long:
-        lines.append(
-            (
-                "too long",
-                f"{count_of(batching.too_long, 'sample')} of more than {batching.max_tokens:,.10g} tokens, left out",
-            )
-        )
-    return lines
+        words = f"{count_of(batching.too_long, 'sample')} of more than {batching.max_tokens:,.10g} tokens, left out"
+        yield Row("", None, "too long", words)
 
 
-def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[str, str]]:
-    counts, splits, mixing, cache = (values[name] for name in ("samples", "splits", "mixing", "cache"))
-    totals = sorted({sum(own) for own in values["batches"]})
-    equal = (
-        f"{totals[0]:,}, the same on all"
-        if values["ranks_are_equal"]
-        else f"{totals[0]:,} to {totals[-1]:,}: NOT EQUAL"
-    )
-    lines = [
-        ("batches of a rank", equal),
-        ("samples read", f"{counts['read']:,} ({_how_often(job, counts)})"),
-        (
-            "shards split",
-            f"{splits['by_ranks']:,} read by several ranks, {splits['by_nodes']:,} by several nodes",
-        ),
-        ("shards open at a time", f"{values['open']['mean']:.1f} on a rank, {values['open']['most']} at most"),
-        (
-            "mixing",
-            f"{mixing['in_global_batch']:,.0f} shards in a global batch, {mixing['in_batch']:.1f} in a rank's",
-        ),
-        (
-            "",
-            f"the next sample of a rank is of the same shard in {mixing['neighbours']:.0%} of cases",
-        ),
-    ]
-    bounds = f"at least {format_size(cache['needed_in_an_epoch'])} on a node"
+def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> Row:
+    overall, smallest = figures.needed_bytes(job, epochs), figures.smallest_cache(job, epochs)
+    words = f"at least {format_size(needed)} on a node"
     if job.epochs > 1:
-        bounds += f" ({format_size(cache['needed_over_all_epochs'])} over all epochs)"
-    bounds += " to avoid repeated downloads"
-    smallest = cache["smallest_without_downloads_again"]
+        words += f" ({format_size(overall)} over all epochs)"
+    words += " to avoid repeated downloads"
     if smallest is not None:
-        bounds += f"; {format_size(smallest)} is enough here"
-    lines.append(("cache size", bounds))
-    if values["stopped_at_step"] is not None:
-        lines.append(
-            (
-                "cache too small",
-                f"given up at step {values['stopped_at_step']:,} of {values['steps']:,}; more is read at a time",
-            )
-        )
-        return lines
-    first = values["first_batch_seconds"]
-    has_ranges = any(traffic["range_requests"] for nodes in values["traffic"] for traffic in nodes)
-    how = ", its samples by byte ranges" if has_ranges and job.has_tables else ""
-    lines.append(("first batch", f"after {_seconds(first[0])}{how}" if first else "there is none"))
-    epoch, compute = sum(values["epoch_seconds"]) / len(epochs), sum(values["compute_seconds"]) / len(epochs)
-    ratio = f", {epoch / compute:.2f} x" if compute else ""
-    lines.append(("an epoch", f"{_seconds(epoch)}; {_seconds(compute)} of computing{ratio}"))
-    what = f", for {waited_for(job)}"
-    lines.append(
-        (
-            "stalls",
-            f"{_seconds(values['stalled_seconds'])} in {values['stalled_steps']:,} of {values['steps']:,} steps{what}",
-        )
+        words += f"; {format_size(smallest)} is enough here"
+    value = {
+        "size_bytes": job.cache_size,
+        "needed_in_an_epoch": needed,
+        "needed_over_all_epochs": overall,
+        "smallest_without_downloads_again": smallest,
+    }
+    return Row("cache", value, "cache size", words)
+
+
+def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch], steps: int) -> Iterator[Row]:
+    """What nodes download and how long it takes; of a job that was given up, people see no times."""
+    traffic, first, compute = (
+        found.traffic,
+        found.first_seconds,
+        [max(each.steps) * job.step_seconds for each in epochs],
     )
-    return lines
+    stalled, has_ranges = sum(found.waits.values()), found.total("range_requests") and job.has_tables
+    begin = epoch = stalls = ""
+    if found.stopped_at is None:
+        begin = f"after {_seconds(first[0])}{', its samples by byte ranges' if has_ranges else ''}"
+        mean, computing = sum(found.epoch_seconds) / len(epochs), sum(compute) / len(epochs)
+        epoch = (
+            f"{_seconds(mean)}; {_seconds(computing)} of computing{f', {mean / computing:.2f} x' if computing else ''}"
+        )
+        stalls = f"{_seconds(stalled)} in {len(found.waits):,} of {steps:,} steps, for {waited_for(job)}"
+    yield Row("traffic", [[asdict(own) for own in nodes] for nodes in traffic])
+    yield Row("first_batch_seconds", first, "first batch", begin)
+    yield Row("epoch_seconds", found.epoch_seconds, "an epoch", epoch)
+    yield Row("compute_seconds", compute)
+    yield Row("stalled_seconds", stalled, "stalls", stalls)
+    yield Row("stalled_steps", len(found.waits))
+    yield Row("steps", steps)
+    given_up = (
+        found.stopped_at is not None and f"given up at step {found.stopped_at:,} of {steps:,}; more is read at a time"
+    )
+    yield Row("stopped_at_step", found.stopped_at, "cache too small", given_up or "")
 
 
 def waited_for(job: TrainingJob) -> str:
@@ -213,12 +230,12 @@ def waited_for(job: TrainingJob) -> str:
     return "shards" if not job.reads_early else "samples" if job.has_tables else "shards and samples"
 
 
-def _how_often(job: TrainingJob, counts: dict[str, int]) -> str:
+def _how_often(job: TrainingJob, counts: figures.Counts) -> str:
     """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
-    least, more = divmod(counts["read"], max(counts["samples"], 1))
+    least, more = divmod(counts.read, max(counts.samples, 1))
     if least and job.rule is None and (job.passes > 1 or job.nominal is not None):
         return f"each {least:,} to {least + 1:,} times" if more else f"each {least:,} times"
-    return f"left out {counts['left_out']:,}, repeated {counts['repeated']:,}"
+    return f"left out {counts.left_out:,}, repeated {counts.repeated:,}"
 
 
 def _notes(job: TrainingJob, found: SimulationResult, *, needed: int) -> list[str]:
@@ -274,33 +291,19 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows of the nodes' downloads, epoch by epoch; nodes together where there are too many."""
-    columns: tuple[str, ...] = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted")
-    is_early = report.job.reads_early
-    columns += (">samples by ranges", ">range bytes") if is_early else (">waited for",)
-    epochs, nodes = len(report.found.traffic), report.job.nodes
+    columns = _TRAFFIC | (_RANGES if report.job.reads_early else _WAITED)
+    traffic, nodes = report.found.traffic, report.job.nodes
     rows: list[tuple[str, ...]] = []
-    for epoch in range(epochs):
-        own = report.values["traffic"][epoch]
-        if epochs * nodes > _MAX_ROWS:
-            own = [{name: sum(of_node[name] for of_node in own) for name in own[0]}]
-        for number, traffic in enumerate(own):
-            rows.append(
-                (
-                    str(epoch),
-                    str(number) if len(own) == nodes else f"all {nodes}",
-                    f"{traffic['shards']:,}",
-                    format_size(traffic["size_bytes"]),
-                    f"{traffic['again']:,}",
-                    format_size(traffic["again_bytes"]),
-                    f"{traffic['evicted']:,}",
-                    *(
-                        (f"{traffic['range_requests']:,}", format_size(traffic["range_bytes"]))
-                        if is_early
-                        else (f"{traffic['waited']:,}",)
-                    ),
-                )
-            )
-    return columns, rows
+    for epoch, each in enumerate(traffic):
+        groups = (
+            [("all " + str(nodes), each)]
+            if len(traffic) * nodes > _MAX_ROWS and nodes > 1
+            else [(str(number), [own]) for number, own in enumerate(each)]
+        )
+        for words, group in groups:
+            sums = [(name, sum(getattr(own, name) for own in group)) for name in columns.values()]
+            rows.append((str(epoch), words, *(format_size(n) if "bytes" in name else f"{n:,}" for name, n in sums)))
+    return (">epoch", ">node", *(f">{name}" for name in columns)), rows
 
 
 def _say_more(rows: Sequence[object], noun: str) -> None:
