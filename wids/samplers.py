@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wids.order.config import Reshuffle
     from wids.order.epoch import Tail
     from wids.order.mixture import SourceSpan
-    from wids.order.samples import Samples
+    from wids.order.samples import ReadSamples
 
 
 class _EpochSampler(SamplerAttributes, Sampler[int]):
@@ -68,7 +68,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
 
     chunksize, window, lanes, num_replicas, rank, tail, reshuffle, sample_seeds = (Setting() for _ in range(8))
 
-    def __init__(self, dataset: Any, samples: Samples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
+    def __init__(self, dataset: Any, samples: ReadSamples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
         self.dataset, self.shufflefirst = dataset, shufflefirst
         self._samples, self._settings = samples, settings
@@ -234,8 +234,9 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         here, told = self._order(self._config()), self._settings
         if not told.takes_lanes:
             there, here = {**there, "lanes": lanes}, {**here, "lanes": told.lanes}
-        here = self._samples.adopt(there, here, place=place, lanes=lanes, settings=told, is_reweighted=is_reweighted)
-        self._settings, self._origin = replace(told, lanes=lanes, epoch_size=here["epoch_size"]), place
+        told = replace(told, lanes=lanes)
+        here = self._samples.adopt(there, here, place, told, is_reweighted=is_reweighted)
+        self._settings, self._origin = replace(told, epoch_size=here["epoch_size"]), place
         return cursor.Loaded(place, {**here, "lanes": lanes})
 
     # --- iterations
@@ -320,7 +321,7 @@ class ChunkedSampler(_EpochSampler):
         settings = SamplerSettings(seed=seed, shuffle=shuffle, chunksize=chunksize, window=window)
         parts, (lo, hi) = _parts_of(dataset), parse_range(num_samples, n=len(dataset))
         if parts is None:
-            samples: Samples = SampleRange(lo, hi, is_whole=num_samples is None)
+            samples: ReadSamples = SampleRange(lo, hi, is_whole=num_samples is None)
         else:
             samples = choose_samples(dataset, parts, settings, num_samples=num_samples)
         settings = samples.set_size(settings)

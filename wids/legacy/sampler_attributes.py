@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.order.config import EpochConfig, SamplerSettings
-    from wids.order.samples import Samples
+    from wids.order.samples import ReadSamples
 
 
 class SamplerAttributes:
@@ -34,7 +34,7 @@ class SamplerAttributes:
     shufflefirst: Any
     epoch: Any  # of the sampler
     _settings: SamplerSettings
-    _samples: Samples
+    _samples: ReadSamples
     _rng: random.Random | None = None
     _epoch_rng: tuple[int, random.Random] | None = None
 

@@ -66,10 +66,10 @@ class SamplerSettings:
     takes_epoch_size: bool = False
 
     def __post_init__(self) -> None:
-        for name, minimum in _INTEGERS.items():
+        for name in ("seed", "rank", *_COUNTS):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, parse_int(name, value, minimum=minimum))
+            if value is not None or name not in ("epochs", "epoch_size"):
+                object.__setattr__(self, name, parse_int(name, value, minimum=1 if name in _COUNTS else None))
         for name in ("shuffle", "sample_seeds"):
             check_flag(name, getattr(self, name))
         if self.tail not in ("pad", "drop", "mask"):
@@ -95,19 +95,8 @@ class SamplerSettings:
         }
 
 
-# The least values of those that are integers, or None.
-_INTEGERS = {
-    "seed": None,
-    "chunksize": 1,
-    "window": 1,
-    "num_replicas": 1,
-    "rank": None,
-    "lanes": 1,
-    "epochs": 1,
-    "epoch_size": 1,
-    "source_batch": 1,
-    "length": 0,
-}
+# Those that are integers above 0, or None.
+_COUNTS = ("chunksize", "window", "num_replicas", "lanes", "epochs", "epoch_size", "source_batch")
 
 
 class Setting:

@@ -32,7 +32,7 @@ from wids.order.config import SamplerSettings
 from wids.order.epoch import Plan, Stream
 from wids.order.layout import ShardCounts, inside_of, layout, read_column
 from wids.order.mask import seeds_of
-from wids.order.samples import SampleRange, Samples, WeightedRange
+from wids.order.samples import ReadSamples, SampleRange, WeightedRange
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import CONTENTS, MAX_POSITION, check_order, read_size
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from wids.order.layout import Layout, Regrouping
     from wids.order.permutation import Indices
+    from wids.order.samples import Facts
     from wids.order.state import EpochPosition
 
 REWEIGHT_ADVICE = (
@@ -401,7 +402,7 @@ def _parse_weight(name: str, weight: Any) -> float:
     return value
 
 
-class MixtureWeights(Samples):
+class MixtureWeights(ReadSamples):
     """The sources of a sampler's mixture, and their weights, which may change.
 
     Args:
@@ -421,7 +422,7 @@ class MixtureWeights(Samples):
         self.segments: tuple[WeightSegment, ...] = (WeightSegment(0, self.weights),)
 
     def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
-        """See `Samples.plan`."""
+        """See `ReadSamples.plan`."""
         mixing, sources = settings.mixing, []
         for part in self._parts:
             boundaries, regrouping = None, None
@@ -438,7 +439,7 @@ class MixtureWeights(Samples):
         return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
 
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:
-        """See `Samples.set_size`: as many as passes over all sources have, or a little more: whole batches."""
+        """See `ReadSamples.set_size`: as many as passes over all sources have, or a little more: whole batches."""
         if settings.epochs is None:
             return settings
         size = settings.epoch_size or self.end * settings.epochs
@@ -446,7 +447,7 @@ class MixtureWeights(Samples):
         return replace(settings, epoch_size=nominal_size(size, batch=self.batch), epochs=1, takes_epoch_size=takes)
 
     def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
-        """See `Samples.set_length`; the next epoch continues there.
+        """See `ReadSamples.set_length`; the next epoch continues there.
 
         Raises:
             ValueError: that is no whole number of batches of one source.
@@ -459,11 +460,11 @@ class MixtureWeights(Samples):
         return replace(settings, epoch_size=size, epochs=1, takes_epoch_size=False)
 
     def dataset_facts(self, _dataset: Any) -> dict[str, Any]:
-        """See `Samples.dataset_facts`; sources have their own."""
+        """See `ReadSamples.dataset_facts`; sources have their own."""
         return {"dataset": None}
 
     def state_facts(self) -> dict[str, Any]:
-        """See `Samples.state_facts`."""
+        """See `ReadSamples.state_facts`."""
         return {"weights": self.facts()}
 
     def facts(self) -> dict[str, Any]:
@@ -493,20 +494,14 @@ class MixtureWeights(Samples):
         return first
 
     def adopt(
-        self,
-        there: dict[str, Any],
-        here: dict[str, Any],
-        *,
-        place: EpochPosition,
-        lanes: int,
-        settings: SamplerSettings,
-        is_reweighted: bool,
-    ) -> dict[str, Any]:
-        """See `Samples.adopt`; takes over the state's weights, too.
+        self, there: Facts, here: Facts, place: EpochPosition, settings: SamplerSettings, *, is_reweighted: bool
+    ) -> Facts:
+        """See `ReadSamples.adopt`; takes over the state's weights, too.
 
         Raises:
             StateError: sources or settings differ; or weights do, and it is not ``is_reweighted``; it is damaged.
         """
+        lanes = settings.lanes
         if "sources" not in there:
             check_order(there, here)
         there, here = dict(there), dict(here)
@@ -514,7 +509,7 @@ class MixtureWeights(Samples):
         if settings.takes_epoch_size:
             here["epoch_size"] = read_size(there)
         if here["batch"] is not None and there.get("batch") is not None:
-            _check_batch(there["batch"], place.position, lanes, settings)
+            _check_batch(there["batch"], place.position, settings)
             here["batch"] = there["batch"]
         check_order(*(_common_sources(there, here) if is_reweighted else (there, here)), advice=f". {REWEIGHT_ADVICE}")
         size = here["epoch_size"] or self.end
@@ -531,7 +526,7 @@ class MixtureWeights(Samples):
         return here
 
 
-def _check_batch(batch: Any, position: int, lanes: int, settings: SamplerSettings) -> None:
+def _check_batch(batch: Any, position: int, settings: SamplerSettings) -> None:
     """See that a sampler's ranks read whole batches of a state that has batches of one source.
 
     Raises:
@@ -543,8 +538,8 @@ def _check_batch(batch: Any, position: int, lanes: int, settings: SamplerSetting
             f"the state's global batches are of {batch} samples, and here {settings.num_replicas} rank(s) with "
             f"source_batch={settings.source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
         )
-    if batch % lanes:
-        raise StateError(f"the state's global batches are of {batch} samples in {lanes} lanes; it is damaged")
+    if batch % settings.lanes:
+        raise StateError(f"the state's global batches are of {batch} samples in {settings.lanes} lanes; it is damaged")
     if position % mine:
         raise StateError(
             f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
@@ -586,7 +581,7 @@ def choose_samples(
     *,
     num_samples: int | tuple[int, int] | None = None,
     weights: Any = None,
-) -> Samples:
+) -> ReadSamples:
     """What a sampler reads of a dataset.
 
     Args:

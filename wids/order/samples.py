@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from wids.order.permutation import Indices
     from wids.order.state import EpochPosition
 
+    Facts = dict[str, Any]
 
-class Samples:
+
+class ReadSamples:
     """Samples of a dataset.
 
     Args:
@@ -39,7 +41,7 @@ class Samples:
 
     def __init__(self, end: int, *, is_whole: bool = False) -> None:
         self.end, self._is_whole = end, is_whole
-        self._facts: dict[str, Any] | None = None
+        self._facts: Facts | None = None
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan | MixturePlan, Regrouping | None]:
         """The plan of their order, and which sample is read at which position of it; see `EpochConfig`."""
@@ -62,41 +64,33 @@ class Samples:
                 "make the sampler anew, or say num_samples to read a part"
             )
 
-    def dataset_facts(self, dataset: Any) -> dict[str, Any]:
+    def dataset_facts(self, dataset: Any) -> Facts:
         """Which dataset it is, as plain values for a state's order."""
         if self._facts is None:
             found = contents(dataset)
             self._facts = {"dataset": fingerprint(dataset), **({CONTENTS: found} if found else {})}
         return self._facts
 
-    def state_facts(self) -> dict[str, Any]:
+    def state_facts(self) -> Facts:
         """What a state's order has besides, and a sampler that loads it takes over."""
         return {}
 
     def adopt(
-        self,
-        there: dict[str, Any],
-        here: dict[str, Any],
-        *,
-        place: EpochPosition,
-        lanes: int,
-        settings: SamplerSettings,
-        is_reweighted: bool,
-    ) -> dict[str, Any]:
+        self, there: Facts, here: Facts, place: EpochPosition, settings: SamplerSettings, *, is_reweighted: bool
+    ) -> Facts:
         """Check the order of a state against a sampler's own; the order that both have now.
 
         Args:
             there: the state's.
             here: the sampler's.
             place: the state's.
-            lanes: the same.
-            settings: of the sampler.
+            settings: of the sampler, with the state's lanes.
             is_reweighted: of a mixture, the weights here hold from the state's place on.
 
         Raises:
             StateError: they differ.
         """
-        del place, lanes, settings, is_reweighted
+        del place, settings, is_reweighted
         check_order(there, here)
         return here
 
@@ -109,7 +103,7 @@ class Samples:
         return replace(settings, length=length)
 
 
-class SampleRange(Samples):
+class SampleRange(ReadSamples):
     """A range of a dataset, each sample once in a pass.
 
     Args:
@@ -127,7 +121,7 @@ class SampleRange(Samples):
         return (None, None) if self._layout is None else self._layout.arrange(self.lo, self.hi, is_sorted=is_sorted)
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `Samples.plan`."""
+        """See `ReadSamples.plan`."""
         boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
         return Plan(lo=self.lo, hi=self.hi, boundaries=boundaries, **settings.mixing), regrouping
 
@@ -154,7 +148,7 @@ class WeightedRange(SampleRange):
         self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `Samples.plan`."""
+        """See `ReadSamples.plan`."""
         boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
         size = settings.epoch_size or self.hi - self.lo
         key = settings.seed, bool(settings.shuffle), size
@@ -166,7 +160,7 @@ class WeightedRange(SampleRange):
         return Plan(hi=size, copies=self._copies[1], **settings.mixing), regrouping
 
 
-class GivenChunks(Samples):
+class GivenChunks(ReadSamples):
     """Chunks that a caller gave to one rank: (nchunks, 2), half-open, in the caller's order."""
 
     is_own = True
@@ -176,5 +170,5 @@ class GivenChunks(Samples):
         self._chunks = chunks
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
-        """See `Samples.plan`."""
+        """See `ReadSamples.plan`."""
         return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "is_dealt": False}), None
