@@ -308,7 +308,7 @@ class TooLongError(FetchError):
 
 
 class DigestMismatchError(FetchError):
-    """A checksum of what arrived is ``found``, and the index says ``expected``."""
+    """A checksum of the received bytes is ``found``, and the index says ``expected``."""
 
 
 class NoRangesError(FetchError):

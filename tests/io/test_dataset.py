@@ -1550,8 +1550,8 @@ def test_an_option_that_does_not_fit_is_named(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_errors": 0.5}, "max_errors is for on_error='substitute'"),
-        ({"error_log": "bad.jsonl"}, "error_log is for on_error='substitute'"),
+        ({"max_errors": 0.5}, "max_errors needs on_error='substitute'"),
+        ({"error_log": "bad.jsonl"}, "error_log needs on_error='substitute'"),
         ({"cache_size": "1GB", "access": "range"}, "cache_size is for shards that go into the cache, and with"),
         ({"cache_local": True, "access": "range"}, "cache_local is for shards that go into the cache, and with"),
     ],

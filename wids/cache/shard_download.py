@@ -183,8 +183,8 @@ class ShardDownload:
         found = file_digest(fd, "sha256", go_on=self._lock.touch)
         if found != said:
             raise DigestMismatchError(
-                f"{url}: the sha256 of what arrived is {found}, and the Hub says {said}; fetch it again, and look for "
-                "a proxy or a disk that changes bytes",
+                f"{url}: the sha256 of the received bytes is {found}, and the Hub says {said}; fetch it again, and look "
+                "for a proxy or a disk that changes bytes",
                 url=url,
                 expected=said,
                 found=found,
@@ -251,8 +251,8 @@ def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: Non
     if (mismatch := find_mismatch(shard, fd, go_on=go_on)) is not None:
         key, digest, said = mismatch
         raise DigestMismatchError(
-            f"{url}: the {checksums.word(key)} of what arrived is {digest}, and the index says {said}; fetch it again, "
-            "or update the index if the shard was rewritten",
+            f"{url}: the {checksums.word(key)} of the received bytes is {digest}, and the index says {said}; fetch it "
+            "again, or update the index if the shard was rewritten",
             url=url,
             expected=said,
             found=digest,

@@ -117,7 +117,7 @@ def _decode_number(data: bytes) -> int:
     try:
         return int(data.removeprefix(codecs.BOM_UTF8))
     except ValueError:
-        raise ValueError(f"{shown(data)} is no whole number") from None
+        raise ValueError(f"{shown(data)} is not a whole number") from None
 
 
 def _decode_id(data: bytes) -> int | io.BytesIO:
@@ -199,7 +199,7 @@ def _decode_image(options: Options, data: bytes) -> Any:
         image = Image.open(io.BytesIO(data), formats=image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
         if not data:
-            raise DecodeError("it is empty, which no image is; pack the sample again, or leave it out") from error
+            raise DecodeError("it is empty; pack the sample again, or leave it out") from error
         raise DecodeError(
             f"its {len(data):,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
             f"or register a decoder with wids.register_decoder (known are {', '.join(image_formats())})"
@@ -246,7 +246,9 @@ def _decode_npz(options: Options, data: bytes) -> dict[str, Any]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
             if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-                raise DecodeError(f"{info.filename} is compressed as numpy never does; write it with numpy.savez")
+                raise DecodeError(
+                    f"{info.filename} has a compression that numpy never writes; write it with numpy.savez"
+                )
             left -= info.file_size
             if left < 0:
                 raise _too_large(options.max_inflate_bytes)

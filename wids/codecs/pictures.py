@@ -43,7 +43,7 @@ def open_picture(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Any:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=image_formats())
     except UnidentifiedImageError:
-        raise DecodeError("it is no JPEG, PNG or other known picture, or its header is damaged") from None
+        raise DecodeError("it is not a JPEG, PNG or other known picture, or its header is damaged") from None
     except Image.DecompressionBombError:
         raise DecodeError(f"it has more pixels than are shown ({max_pixels:,})") from None
     if image.width * image.height > max_pixels:
@@ -129,7 +129,7 @@ def from_array(array: np.ndarray[Any, Any]) -> Any:
     from PIL import Image
 
     if not array.size or not array.ndim or array.dtype.kind not in "biufc":
-        raise DecodeError(f"an array of shape {array.shape} and type {array.dtype} is no picture")
+        raise DecodeError(f"an array of shape {array.shape} and type {array.dtype} is not a picture")
     plane = _plane(array)
     if plane.ndim == 1:
         return Image.fromarray(_curve(plane))

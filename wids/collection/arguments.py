@@ -186,9 +186,9 @@ def parse_errors(
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":
         if max_errors != MAX_ERRORS:
-            raise InputError("max_errors is for on_error='substitute'; otherwise the first error is raised")
+            raise InputError("max_errors needs on_error='substitute'; otherwise the first error is raised")
         if error_log is not None:
-            raise InputError("error_log is for on_error='substitute'; errors that are raised are not logged")
+            raise InputError("error_log needs on_error='substitute'; raised errors are not logged")
         return None
     if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
         raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")

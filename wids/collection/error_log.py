@@ -112,7 +112,7 @@ def read_rows(path: str) -> dict[str, set[int]]:
     except (OSError, ValueError) as failure:
         raise InputError(f"{path}: cannot be read as a log of errors ({failure})", path=path) from failure
     if damaged:
-        logger.warning("%s: %d of its lines are cut or damaged, and left out", path, damaged)
+        logger.warning("%s: %d of its lines are cut or damaged, and are skipped", path, damaged)
     if nameless:
         logger.warning("%s: %d of its lines name no sample of a shard, and are left out", path, nameless)
     return found

@@ -97,7 +97,7 @@ class WithIndex:
         self._columns.check_unused()
         if found.selection is not None:
             raise SpecError(
-                "the shards of a view are those that its dataset had; change them there, and make the view again",
+                "a view keeps the shards of its dataset; change them there, and make the view again",
                 path="",
             )
         is_named_anew = header.get(PACKS) != found.header.get(PACKS)

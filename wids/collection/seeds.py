@@ -61,8 +61,8 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
         raise TypeError(f"transform is {shown(transform)}; it must be a function of a sample")
     if any(inspect.isgeneratorfunction(each) for each in (transform, getattr(transform, "__call__", None))):  # noqa: B004
         raise TypeError(
-            f"transform is {shown(transform)}, a generator function: what it draws, it draws after it has returned; "
-            "return a list, or what the sample becomes"
+            f"transform is {shown(transform)}, a generator function: it draws its numbers after it has returned; "
+            "return a list, or the transformed sample"
         )
     return _Seeded(transform)
 

@@ -363,7 +363,7 @@ class ShardCollection:
             opened = open_remote(k)
         else:
             raise SpecError(
-                f"shards[{k}] ({url}) has no nsamples, and the output of a program is not counted on the spot; make an "
+                f"shards[{k}] ({url}) has no nsamples, and the output of a program cannot be counted; make an "
                 "index (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs",
                 path=f"shards[{k}]",
             )
@@ -695,7 +695,7 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session
 
     found = list_shards(shards, base=base, header=options, find=find)
     if sum(found.nsamples) > MAX_COUNT:
-        raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
+        raise SpecError(f"shards have {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
     return found.with_packs(own_packs(found.header, None, base))
 
 

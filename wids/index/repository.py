@@ -129,7 +129,7 @@ def parse_name(given: str) -> Named | None:
             what = "behind the name of a data set stands ?split=SPLIT, or nothing"
             raise SpecError(f"{given.partition('?')[0]}: {what}", path="shards", url=given)
         if within := _WITHIN.fullmatch(given):
-            what = f"is a page for people; give the data set, hf://datasets/{within[1]}"
+            what = f"is a web page; give the data set, hf://datasets/{within[1]}"
             if within[3]:
                 what += f", or of it hf://datasets/{within[1]}@{within[3]}{'/' if within[2] == 'tree' else ''}"
             raise SpecError(f"{given}: {what}", path="shards", url=given)
@@ -265,7 +265,7 @@ def _config_of(files: Mapping[str, int], read: Read, name: str) -> dict[str, Any
         return None
     configs = _load_yaml(text, CARD, name).get("configs")
     if not isinstance(configs, list) or not all(isinstance(each, dict) for each in configs):
-        raise SpecError(f"{name}: {CARD}: configs is no list of configurations", path="configs", url=name)
+        raise SpecError(f"{name}: {CARD}: configs is not a list of configurations", path="configs", url=name)
     configs = [each for each in configs if "data_files" in each or "data_dir" in each]
     if len(configs) < 2:
         return configs[0] if configs else None
@@ -370,9 +370,7 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise DependencyError(
-            f"{name}: its {path} says which files are of which split: pip install 'wids[hub]'"
-        ) from error
+        raise DependencyError(f"{name}: its {path} assigns files to splits: pip install 'wids[hub]'") from error
     try:
         found = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -457,7 +455,7 @@ def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
                 if not rows.keys().isdisjoint(split.shards):
                     return path
     raise OutputExistsError(
-        f"{name}: {' and '.join(paths)} exist in the repository, and are no indexes of the split {split.name}; rename "
+        f"{name}: {' and '.join(paths)} exist in the repository, and are not indexes of the split {split.name}; rename "
         "them, or commit the index under another name that is looked for: index.json, wids.json",
         url=name,
     )

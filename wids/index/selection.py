@@ -148,7 +148,7 @@ def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
     array = _to_array(range(*given.indices(n)) if isinstance(given, slice) else given)
     if array.dtype == bool and array.ndim == 1:
         if len(array) != n:
-            raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it has one for each")
+            raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it needs one for each")
         return np.flatnonzero(array).astype(np.int64), 0
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(
@@ -160,7 +160,7 @@ def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
     if len(array) == n > 2 and array.min() >= 0 and array.max() <= 1:
         raise InputError(
             f"{n} numbers, as many as there are samples, which are all 0 or 1: a mask is of bools (astype(bool)), and "
-            "indices are each there once"
+            "each index occurs once"
         )
     for index in (int(array.min()), int(array.max())):
         if not -n <= index < n:
@@ -180,7 +180,7 @@ def _to_array(given: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(given)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"these are no indices ({error})") from error
+        raise InputError(f"these are not indices ({error})") from error
 
 
 def list_items(given: Iterable[Any]) -> list[Any]:
@@ -208,7 +208,7 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     total = sum(parts)
     if not parts or not all(part >= 0 for part in parts) or not 0 < total < float("inf"):
         said = ", ".join(map(str, parts)) or "none"
-        raise InputError(f"{said}: the shares of a split are numbers from 0 on, of which one is more than 0")
+        raise InputError(f"{said}: the shares of a split are numbers from 0 on, at least one of them above 0")
     if len(parts) == 1:
         raise InputError(f"{parts[0]}: the shares of a split are several, one for each part: split(0.9, 0.1)")
     return [part / total for part in parts]

@@ -134,7 +134,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     if not any(is_relative):
         common = common_directory(names)
         if not common:
-            raise SpecError("the shards have no directory in common that the base could stand for")
+            raise SpecError("the shards have no common directory for the base")
         names = [written(url, common, base=base) for url in names]
     entries = [{**entry, "url": url} for entry, url in zip(index["shardlist"], names, strict=True)]
     rest = {key: value for key, value in index.items() if key not in ("base", "base_path", "shardlist")}

@@ -450,7 +450,7 @@ class MixtureWeights(ReadSamples):
         """See `ReadSamples.set_length`; the next epoch continues there.
 
         Raises:
-            ValueError: that is no whole number of batches of one source.
+            ValueError: that is not a whole number of batches of one source.
         """
         if not length:
             return super().set_length(settings, length)

@@ -294,7 +294,7 @@ class RangeProvider:
         self._book.of(url).wrong_table = guess
 
     def _raise_doubt(self, url: str) -> MemberTable:
-        raise TableError(f"{url}: the headers do not say the same as the member table", shard=url)
+        raise TableError(f"{url}: the headers differ from the member table", shard=url)
 
     def _is_cheaper(self, source: ShardBytes) -> bool:
         """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""

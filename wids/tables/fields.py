@@ -40,7 +40,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
         for number, group in enumerate(self.groups):
             for rank, extension in enumerate(group):
                 if self._places.setdefault(extension.casefold(), (number, rank))[0] != number:
-                    raise InputError(f"fields: {shown(extension)} stands in two of the fields; it can be in one")
+                    raise InputError(f"fields: {shown(extension)} is in two of the fields; it can be in one")
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def parse_fields(fields: FieldsArgument) -> tuple[str, ...] | None:
         return None
     if isinstance(fields, Mapping):
         if not fields:
-            raise InputError("fields names none; give them like {'image': 'jpg;png'}, or None for all")
+            raise InputError("fields is empty; give them like {'image': 'jpg;png'}, or None for all")
         return Alternatives([_split(each) for each in fields.values()], [*map(_check_name, fields)])
     names = [fields] if isinstance(fields, str) else list(fields)
     groups = [_split(name) for name in names]

@@ -807,7 +807,7 @@ def test_a_crc32_is_compared_instead_of_an_md5(server, cache, opened, monkeypatc
 def test_another_crc32_is_refused(server, opened, no_waits):
     """With both sides of it, and its name; nothing is kept."""
     url = server.add("/a.tar", A)
-    with pytest.raises(DigestMismatchError, match="the crc32 of what arrived is") as caught:
+    with pytest.raises(DigestMismatchError, match="the crc32 of the received bytes is") as caught:
         opened(described(url, A, crc32="0badcafe"))
     assert (caught.value.expected, caught.value.found) == ("0badcafe", f"{zlib.crc32(A):08x}")
 

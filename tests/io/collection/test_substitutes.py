@@ -221,7 +221,7 @@ def test_bad_options(tmp_path):
     for share in (-1, 2, float("nan"), "few"):
         with pytest.raises(ValueError, match="max_errors"):
             wids.ShardListDataset(index, on_error="substitute", max_errors=share)
-    with pytest.raises(ValueError, match="error_log is for on_error='substitute'"):
+    with pytest.raises(ValueError, match="error_log needs on_error='substitute'"):
         wids.ShardListDataset(index, error_log=tmp_path / "bad.jsonl")
 
 

@@ -120,7 +120,7 @@ def test_a_file_of_somebody_else_stays(stand_in, repository, monkeypatch, tmp_pa
     assert stand_in.requests["resolvers"] == 2
     put(stand_in, wids_train=annotations)
     begin_run(monkeypatch)
-    with pytest.raises(OutputExistsError, match=r"train\.json and wids-train\.json exist .* are no indexes of the spl"):
+    with pytest.raises(OutputExistsError, match=r"train\.json and wids-train\.json exist .* are not indexes of the"):
         IndexUpload([HUB])
 
 

@@ -121,7 +121,7 @@ def test_numbers_that_are_none_are_red(pages):
 @pytest.mark.parametrize(
     ("name", "data", "status", "words"),
     [
-        (".png", b"no picture", 422, "no JPEG, PNG or other known picture"),
+        (".png", b"no picture", 422, "not a JPEG, PNG or other known picture"),
         (".png", picture()[:-40], 422, "damaged"),
         (".npy", array(np.zeros(3))[:-1], 422, "promises shape"),
         (".npy", array(np.float32(3)), 422, "no picture"),

@@ -239,7 +239,7 @@ def test_get_shard_of_a_subclass(place):
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
-        ({}, InputError, "names none"),
+        ({}, InputError, "fields is empty"),
         ({"": "jpg"}, InputError, "cannot be the name"),
         ({"__key__": "jpg"}, InputError, "cannot be the name"),
         ({3: "jpg"}, TypeError, "names are texts"),

@@ -370,7 +370,7 @@ def test_a_shard_is_compared_with_what_the_hub_says(stand_in, dataset_on_hub, no
     dataset = dataset_on_hub(access="fetch", early_reads=False, prefetch=False)
     assert dataset[0]["__key__"]
     stand_in.store_fault = damaged
-    with pytest.raises(DigestMismatchError, match="sha256 of what arrived"):
+    with pytest.raises(DigestMismatchError, match="sha256 of the received bytes"):
         dataset[39]
 
 

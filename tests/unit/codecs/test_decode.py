@@ -405,7 +405,7 @@ def test_damaged_images_are_reported_here(kind):
     png[png.index(b"IDAT") + 6] ^= 0xFF
     failure(".png", bytes(png), kind)
     assert "are not a JPEG, PNG" in str(failure(".jpg", b"<html>", kind))
-    assert "it is empty, which no image is; pack the sample again" in str(failure(".jpg", b"", kind))
+    assert "it is empty; pack the sample again" in str(failure(".jpg", b"", kind))
 
 
 def test_an_image_under_another_images_name():

@@ -158,7 +158,7 @@ def test_forms_of_a_card(text, shards):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("configs: 7\n", "configs is no list"),
+        ("configs: 7\n", "configs is not a list"),
         ("configs: [\n", r"README\.md: not valid YAML"),
         ("configs:\n- data_files: [{split: x}]\n", "an entry of data_files has no split or no path"),
         ("configs:\n- data_files: [[7]]\n", "a path of data_files"),
@@ -295,7 +295,7 @@ def test_a_repository_without_shards(files, words):
         ("https://huggingface.co/datasets/org/set?row=3", "behind the name"),
         (
             "https://huggingface.co/datasets/org/set/tree/main/data",
-            "a page for people; give the data set, hf://datasets/org/set, or of it hf://datasets/org/set@main/data/$",
+            "a web page; give the data set, hf://datasets/org/set, or of it hf://datasets/org/set@main/data/$",
         ),
         ("https://huggingface.co/datasets/org/set/blob/v1/a.tar?x=1", "or of it hf://datasets/org/set@v1/a.tar$"),
         ("https://huggingface.co/datasets/org/set/viewer", "give the data set, hf://datasets/org/set$"),

@@ -257,7 +257,7 @@ def _whole(label: str | Decimal, column: str, value: Any) -> int:
         if is_float and not isinstance(value, Decimal) and abs(int(label)) > _EXACT:
             raise SampleError(f"column {column!r}: {shown(value)} is a float, too large to have all its digits")
         return int(label)
-    raise SampleError(f"column {column!r}: {shown(value)} is no whole number; .txt and .json hold others")
+    raise SampleError(f"column {column!r}: {shown(value)} is not a whole number; .txt and .json hold others")
 
 
 def _is_whole(label: str | Decimal) -> bool:
