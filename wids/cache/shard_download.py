@@ -183,8 +183,8 @@ class ShardDownload:
         found = file_digest(fd, "sha256", go_on=self._lock.touch)
         if found != said:
             raise DigestMismatchError(
-                f"{url}: the sha256 of the received bytes is {found}, and the Hub says {said}; fetch it again, and look "
-                "for a proxy or a disk that changes bytes",
+                f"{url}: the sha256 of the received bytes is {found}, and the Hub says {said}; fetch it again and "
+                "look for a proxy or a disk that changes bytes",
                 url=url,
                 expected=said,
                 found=found,
