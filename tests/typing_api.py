@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
 import wids
-from wids import errors, events
+from wids import errors, events, jobs
 from wids.collection.face import Location
 from wids.collection.stats import Stats
 from wids.jobs.runner import Runner, SerialRunner
@@ -175,6 +175,22 @@ def decoding() -> None:
     decode = wids.SampleDecoder("torch", also=[".gif", ".npz"])
     assert_type(decode({".cls": b"1"}), dict[str, Any])
     wids.register_decoder(".words", lambda data: data.decode().split())
+
+
+def working(shown: Callable[[jobs.JobProgress], None], directory: Path) -> None:
+    """Each job takes its settings, what runs it and who sees its progress, and gives its outcome."""
+    how = jobs.IndexSettings(has_md5=True, session=jobs.Session({"anon": True}))
+    told = jobs.create_index(["d/*.tar"], "train.json", settings=how, engine="processes", progress=shown)
+    assert_type(told, jobs.IndexOutcome)
+    assert_type(told.failed, dict[str, str])
+    assert_type(jobs.update_index("train.json", add=["e.tar"], engine=jobs.RunOptions(jobs=3)).added, int)
+    found = jobs.verify(directory / "train.json", jobs.VerifySettings(is_quick=True), shards=slice(0, 3))
+    assert_type(found.wrong, list[jobs.Finding])
+    assert_type(jobs.warm(URL, jobs.WarmSettings(cache_size=10**12), engine="ray", progress="bar").fetched_bytes, int)
+    settings = jobs.PackSettings(output="p/%06d.tar", size=10**9)
+    assert_type(jobs.pack("photos", settings, source=jobs.PackSource(form="folder")), jobs.PackOutcome)
+    assert_type(jobs.create_columns(URL, "c.parquet", jobs.parse_spec(fields=[".cls"])).columns, dict[str, str])
+    assert_type(jobs.create_tables("train.json", settings=jobs.TablesSettings(overwrite=True)).tables, int)
 
 
 def failing() -> None:

@@ -39,7 +39,7 @@ from wids.collection.shard_collection import load_shards
 from wids.files import locks, system
 from wids.files.holders import Holder
 from wids.index.spec import Shard
-from wids.jobs.warm import part_bytes
+from wids.jobs.cache_warm import part_bytes
 from wids.readers.provider import AutoProvider
 
 # What stands before the command line in its process: whoever runs the tests may be root.

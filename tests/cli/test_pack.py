@@ -29,7 +29,8 @@ from wids.testing import Server
 from wids.transport.session import PLAIN
 from wids.writing.pack import datasets, folders, manifest
 from wids.writing.pack.labels import read_classes
-from wids.writing.pack.run import SUFFIX, pack
+from wids.writing.pack.run import SUFFIX
+from wids.writing.pack.run import pack_listing as pack
 from wids.writing.pack.shard import PackSettings, cut
 
 
@@ -320,7 +321,7 @@ def test_memory_output(tmp_path):
     put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(5)})
     listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
     settings = PackSettings(output="memory://pack-out/f-%d.tar", samples=2)
-    outcome = pack(listing, settings, options=RunOptions(jobs=3))
+    outcome = pack(listing, settings, engine=RunOptions(jobs=3))
     assert shown(outcome.index, cache_dir=tmp_path / "cache") == [(str(k), {".txt": b"%d" % k}) for k in range(5)]
     names = [os.path.basename(name) for name in fsspec.filesystem("memory").ls("/pack-out", detail=False)]
     assert sorted(names) == sorted([f"f-{k}.tar{end}" for k in range(3) for end in ("", ".widx")] + ["f.json"])
@@ -528,7 +529,7 @@ def test_two_runs_to_one_place(tmp_path):
             told.append(caught.value)
 
     listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
-    assert pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar")), show=show).samples == 2
+    assert pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar")), progress=show).samples == 2
     assert told
 
 
@@ -702,11 +703,11 @@ def test_what_cannot_be_read_later(tmp_path):
     put(tmp_path / "in", {"0.txt": "longer"})
     os.unlink(tmp_path / "in/1.txt")
     with pytest.raises(WidsError, match=r"0.txt: had 1 bytes when it was listed, has 6 now"):
-        pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=2), options=RunOptions(jobs=2))
+        pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=2), engine=RunOptions(jobs=2))
     outcome = pack(
         listing,
         PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=2, skips_errors=True),
-        options=RunOptions(jobs=2),
+        engine=RunOptions(jobs=2),
     )
     assert [problem.place for problem in outcome.skipped] == ["sample 0", "sample 1"]
     assert [key for key, _ in shown(outcome.index)] == ["2", "3"]
@@ -808,7 +809,7 @@ def test_a_killed_process_is_told(tmp_path):
     """When a process is killed (for its memory, say), the run ends with the shard's name and what to do."""
     listing = folders.SourceListing(items=[1, 2], reader=_Killer())
     with pytest.raises(WidsError, match=r"k-\d.tar: the process that wrote it ended with exit code -9.*fewer jobs"):
-        pack(listing, PackSettings(output=str(tmp_path / "k-%d.tar"), samples=1), options=RunOptions(jobs=2))
+        pack(listing, PackSettings(output=str(tmp_path / "k-%d.tar"), samples=1), engine=RunOptions(jobs=2))
     assert os.listdir(tmp_path) == []
 
 
@@ -927,8 +928,8 @@ def test_closing_ends_the_processes(tmp_path):
         pack(
             listing,
             PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=50),
-            show=show,
-            options=RunOptions(jobs=2),
+            progress=show,
+            engine=RunOptions(jobs=2),
         )
     assert told[-1]
     assert [name for name in os.listdir(tmp_path / "out") if name.endswith((".part", ".json"))] == []

@@ -29,9 +29,9 @@ from wids.files.identity import Identity
 from wids.index.spec import Shard
 from wids.jobs import check, scan
 from wids.jobs.check import CheckTask, check_shard
+from wids.jobs.index_verify import KeyCensus, open_journal, verify_shards
 from wids.jobs.problems import VerifySettings
 from wids.jobs.runner import RunOptions
-from wids.jobs.verify import KeyCensus, open_journal, verify_shards
 from wids.tables import member_tables
 from wids.tables.table import build_table
 
@@ -428,7 +428,7 @@ def test_decoding_names_key_and_field(tmp_path):
     """Each member that cannot be decoded is told; what would run code is counted and left alone."""
     (tmp_path / "x.tar").write_bytes(undecodable())
     shards = [(0, Shard(url=os.fspath(tmp_path / "x.tar"), nsamples=4))]
-    (finding,) = verify_shards(shards, decode=SampleDecoder("PIL"), options=RunOptions(jobs=1)).findings
+    (finding,) = verify_shards(shards, decode=SampleDecoder("PIL"), engine=RunOptions(jobs=1)).findings
     assert [(problem.kind, problem.key, problem.field) for problem in finding.problems] == [
         ("decode", "b", ".png"),
         ("decode", "c", ".cls"),
@@ -450,7 +450,7 @@ def test_decoder_that_ends_its_process(tmp_path):
     for k, key in enumerate(["a", "die", "c", "die", "e"]):
         (tmp_path / f"{k}.tar").write_bytes(tars.files({f"{key}.txt": b"x"}))
         shards.append((k, Shard(url=os.fspath(tmp_path / f"{k}.tar"), nsamples=1)))
-    findings = verify_shards(shards, decode=die, options=RunOptions(jobs=1)).findings
+    findings = verify_shards(shards, decode=die, engine=RunOptions(jobs=1)).findings
     assert [len(finding.problems) for finding in findings] == [0, 1, 0, 1, 0]
     assert "exit code 3" in findings[1].problems[0].what
 
@@ -473,7 +473,7 @@ def test_interrupted_while_decoding(tmp_path):
 
     shards = [(0, Shard(url=os.fspath(tmp_path / "x.tar"), nsamples=1))]
     with pytest.raises(KeyboardInterrupt):
-        verify_shards(shards, decode=hang, options=RunOptions(jobs=1), show=show)
+        verify_shards(shards, decode=hang, engine=RunOptions(jobs=1), progress=show)
     assert multiprocessing.active_children() == []
 
 
@@ -496,7 +496,7 @@ def test_all_are_looked_at(tmp_path, server, monkeypatch):
     for k, body in enumerate(bodies):
         url = f"{server.url}/{k}.tar" if body is None else server.add(f"/{k}.tar", body)
         shards.append((k, promised(url)))
-    findings = verify_shards(shards, options=RunOptions(jobs=2)).findings
+    findings = verify_shards(shards, engine=RunOptions(jobs=2)).findings
     assert [finding.number for finding in findings if finding.problems] == [1, 2, 4, 6]
     assert [finding.number for finding in findings] == list(range(8))
     assert len(seen) == 10  # damaged ones twice
@@ -515,7 +515,7 @@ def test_bug_in_looking_is_a_problem_of_one_shard(tmp_path, monkeypatch):
 
     monkeypatch.setattr(check, "find_difference_in_size", fail)
     shards = [(0, promised(url)), (1, Shard(url=url, nsamples=3))]
-    first, second = verify_shards(shards, options=RunOptions(jobs=1)).findings
+    first, second = verify_shards(shards, engine=RunOptions(jobs=1)).findings
     assert first.problems[0].kind == "error"
     assert "never thought of" in first.problems[0].what
     assert second.problems == ()
@@ -530,7 +530,7 @@ def test_no_room_ends_it(server, monkeypatch, tmp_path):
 
     monkeypatch.setattr(scan.download, "download_to", fail)
     with pytest.raises(CacheError, match="no space"):
-        verify_shards([(k, promised(f"{server.url}/{k}")) for k in range(5)], options=RunOptions(jobs=2))
+        verify_shards([(k, promised(f"{server.url}/{k}")) for k in range(5)], engine=RunOptions(jobs=2))
     assert os.listdir(tmp_path) == []
 
 
@@ -623,7 +623,7 @@ def test_keys_that_are_not_compared(numbered, tmp_path):
     shards = list(enumerate(load_shards(numbered)[1]))
     for show in (stop, lambda _: None):
         with contextlib.closing(open_journal(journal)) as kept, contextlib.suppress(KeyboardInterrupt):
-            told.append(verify_shards(shards, max_keys=100, journal=kept, options=RunOptions(jobs=1), show=show))
+            told.append(verify_shards(shards, max_keys=100, journal=kept, engine=RunOptions(jobs=1), progress=show))
     (outcome,) = told
     assert (outcome.known, outcome.keys.repeated, outcome.keys.left) == (1, 1, 3)
 
@@ -759,7 +759,7 @@ def verify_some(shards, place, *, count=None, settings=VerifySettings(), decode=
             raise KeyboardInterrupt
 
     with contextlib.closing(open_journal(os.fspath(place))) as journal:
-        return verify_shards(shards, settings, decode=decode, options=RunOptions(jobs=1), journal=journal, show=show)
+        return verify_shards(shards, settings, decode=decode, engine=RunOptions(jobs=1), journal=journal, progress=show)
 
 
 def interrupt(shards, place, count, **options):
@@ -781,7 +781,7 @@ def shards(tmp_path):
 
 def test_a_run_that_was_ended_goes_on(tmp_path, shards, checked):
     """Shards that were checked, well or not, are not read again; the findings are those of a run that was not ended."""
-    whole = verify_shards(shards, options=RunOptions(jobs=1))
+    whole = verify_shards(shards, engine=RunOptions(jobs=1))
     checked.clear()
     interrupt(shards, tmp_path / "j", 2)
     with open(tmp_path / "j", "ab") as file:

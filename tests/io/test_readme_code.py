@@ -1,6 +1,7 @@
 """The Python that READMEs show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
 
 import json
+import os
 import random
 import urllib.request
 
@@ -31,6 +32,7 @@ HERE = {
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
     "wids/columns/README.md#in-a-program",
+    "wids/jobs/README.md#in-a-program",
     "wids/order/README.md#batches-of-like-length",
     "wids/order/README.md#exact-evaluation",
     "wids/order/README.md#loops-with-fsdp-and-torchtitans",
@@ -341,3 +343,20 @@ def test_columns(tmp_path):
     assert [int(key[1:]) for key in names["best"].keys] == [g for g in range(412, 605) if g % 3]
     assert (names["sample"]["score"], names["sample"]["label"]) == (0.5, 0)
     assert names["table"].num_rows == 5
+
+
+def test_jobs(tmp_path, capsys):
+    """All of them, one after the other: what each writes is there."""
+    os.rename(os.path.dirname(made.write_dataset(tmp_path / "d", (5, 25))), tmp_path / "shards")
+    with testing.Server(tmp_path) as server:
+        replaced = {
+            "https://example.com": server.url,
+            "/nvme/cache": str(tmp_path / "cache"),
+            "samples=1000": "samples=4",
+        }
+        names = execute(only("wids/jobs/README.md#in-a-program"), replaced)
+    assert "2 30 {}" in capsys.readouterr().out
+    assert names["found"].wrong == []
+    assert {"train.tables", "train.columns.parquet", "cache", "packed"} <= set(os.listdir(tmp_path))
+    packed = wids.ShardListDataset("packed/train.json", transformations=[])
+    assert {int(sample[".cls"].getvalue()) for sample in packed} <= {0, 1, 2}

@@ -13,7 +13,6 @@ import typer
 
 from wids.cli.options import Index, Overwrite, RunFlags, SessionFlag, with_option_groups
 from wids.cli.plain_help import App
-from wids.transport.place import Place
 from wids.transport.session import PLAIN
 
 if TYPE_CHECKING:
@@ -78,43 +77,34 @@ def create_columns(
 
     `wids columns create train.json --field .cls=label --json .json:width,height --text .txt=caption`
     """
-    from wids.cli.progress import job_bar
+    from wids.cli.progress import job_signals
     from wids.columns.create import create_columns as create
+    from wids.columns.create import place_of_table
     from wids.columns.spec import parse_spec
-    from wids.errors import JobError
+    from wids.errors import InputError, JobError
 
     spec = parse_spec(
         fields=flags.field or (), jsons=flags.json_keys or (), texts=flags.text or (), missing=flags.missing
     )
-    place = _place_of(index) if output is None else output
     try:
-        with job_bar("reading", is_shown=not is_json) as show:
+        place = place_of_table(index) if output is None else output
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        with job_signals():
             outcome = create(
                 index,
                 place,
                 spec,
                 overwrite=overwrite,
                 session=flags.session,
-                options=run.options(),
-                show=show,
+                engine=run.options(),
+                progress=None if is_json else "bar",
             )
     except JobError as error:
         _print_failures(error)
         raise
     _report(outcome, is_json=is_json)
-
-
-def _place_of(index: str) -> str:
-    from wids.collection.shard_collection import lists_shards
-    from wids.columns.file import place_beside
-
-    place = place_beside(index)
-    if place is None or not Place(index).is_local or lists_shards(index):
-        way = ", or make an index of these shards first (wids index create)" if lists_shards(index) else ""
-        raise typer.BadParameter(
-            f"say where the table goes (-o FILE){way}: only beside a local index has it a place of its own"
-        )
-    return place
 
 
 def _print_failures(error: Exception) -> None:

@@ -12,11 +12,10 @@ import inspect
 import json
 import os
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from wids.errors import SelectionError
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from wids.collection.shard_collection import ShardCollection
-    from wids.index.selection import Selection
-    from wids.index.spec import Shard
     from wids.jobs.runner import RunOptions
     from wids.order.batching import BatchRule
 
@@ -70,48 +67,6 @@ Shards = Annotated[
         "--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.", show_default=False
     ),
 ]
-
-
-def select_shards(count: int, selected: slice) -> range:
-    """The numbers of the selected ones of ``count`` shards.
-
-    Raises:
-        SelectionError: there are none.
-    """
-    numbers = range(count)[selected]
-    if count and not numbers:
-        first, end = ("" if bound is None else bound for bound in (selected.start, selected.stop))
-        raise SelectionError(f"--shards {first}:{end}: there are no such shards; the index has {count}")
-    return numbers
-
-
-class SelectedShards(NamedTuple):
-    """Shards of an index.
-
-    Attributes:
-        shards: each with its number. numbers: their range.
-        session: what opens them.
-        selection: of a view, its samples; None: all.
-    """
-
-    shards: list[tuple[int, Shard]]
-    numbers: slice
-    session: Session
-    selection: Selection | None
-
-
-def load_selected(index: str, selected: slice, session: Session) -> SelectedShards:
-    """The selected shards of an index; of a view, those of which it has samples.
-
-    Raises:
-        SelectionError: no shards are selected. WidsError: the index cannot be read.
-    """
-    from wids.collection.shard_collection import load_shards
-
-    _, listed, session = load_shards(index, session=session)
-    numbers, chosen = select_shards(len(listed), selected), listed.selection
-    found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]
-    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen)
 
 
 def parse_session(text: str | Session) -> Session:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,23 +21,15 @@ from wids.cli.format import (
     shown_url,
 )
 from wids.cli.options import Json, RunFlags, SessionFlag, with_option_groups
-from wids.errors import InputError, SpecError, WidsError
+from wids.errors import SpecError, WidsError
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from wids.writing.pack.listing import SourceListing
     from wids.writing.pack.run import PackOutcome
     from wids.writing.pack.shard import PackSettings
+    from wids.writing.pack.sources import PackSource
 
 _Format = Literal["auto", "folder", "files", "manifest", "dataset"]
-_NAMES = {
-    "folder": "images by class",
-    "files": "files key.ext",
-    "manifest": "a manifest",
-    "dataset": "a dataset",
-}
-
-
 _NAMED = 3  # files in a line
 
 
@@ -113,16 +103,28 @@ class SourceFlags:
         if self.classes is not None and kind not in ("folder", "manifest"):
             raise typer.BadParameter(f"--classes is for class folders and manifests, and SOURCE is taken as {kind}")
 
-    @property
-    def kept(self) -> tuple[str, ...] | None:
-        """The extensions to pack; None: all.
+    def source(self) -> PackSource:
+        """What the library takes.
 
         Raises:
-            InputError: one is empty, or stands in two fields.
+            InputError: an extension is empty, or stands in two fields. SpecError: a field is malformed.
         """
         from wids.tables.fields import parse_fields
+        from wids.writing.pack.sources import PackSource, parse_rules
 
-        return None if self.keep_fields is None else parse_fields(self.keep_fields.split(","))
+        keep_fields = None if self.keep_fields is None else tuple(self.keep_fields.split(","))
+        parse_rules(self.fields or ())  # before anything is looked at
+        parse_fields(keep_fields or ())
+        return PackSource(
+            form=self.form,
+            fields=tuple(self.fields or ()),
+            key=self.key,
+            base=self.base,
+            classes=self.classes,
+            keep_fields=keep_fields,
+            where=tuple(self.where or ()),
+            cache_dir=self.cache_dir or None,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,22 +165,14 @@ class PackFlags:
     ] = True
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier dataset of this PATTERN.")] = False
 
-    def find_seed(self, kind: str) -> int | None:
-        """What samples are shuffled with: class folders always, for shards of one class mix badly; None: they are not.
-
-        Raises:
-            typer.BadParameter: they are to be shuffled and not to be shuffled.
-        """
-        if self.keeps_order and self.seed is not None:
-            raise typer.BadParameter("--shuffle and --no-shuffle are given; take one of them")
-        return 0 if self.seed is None and kind == "folder" and not self.keeps_order else self.seed
-
-    def settings(self, output: str, session: Session, kind: str) -> PackSettings:
-        """What the library takes, for a source of this kind.
+    def settings(self, output: str, session: Session) -> PackSettings:
+        """What the library takes.
 
         Raises:
             SpecError: the output is no pattern. typer.BadParameter: the range is none, or two flags contradict.
         """
+        if self.keeps_order and self.seed is not None:
+            raise typer.BadParameter("--shuffle and --no-shuffle are given; take one of them")
         from wids.writing.output import parse_pattern
         from wids.writing.pack.shard import PackSettings
 
@@ -188,7 +182,8 @@ class PackFlags:
             samples=self.samples,
             size=self.size,
             selected=parse_range(self.selected, "--range", "samples"),
-            seed=self.find_seed(kind),
+            seed=self.seed,
+            keeps_order=self.keeps_order,
             numbers_keys=self.numbers_keys,
             skips_errors=self.skips_errors,
             md5=self.has_md5,
@@ -241,165 +236,27 @@ def run_pack(
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
-    from wids.cli.progress import job_bar
+    from wids.cli.progress import job_signals
     from wids.cli.signals import Signals
-    from wids.writing.pack.run import pack
+    from wids.writing.pack.run import pack_listing
+    from wids.writing.pack.sources import NAMES, find_sources, list_source
 
     try:
-        how.settings(output, flags.session, "")  # before anything is looked at
-        rules, kept = _parse_fields(flags), flags.kept
+        settings, wanted = how.settings(output, flags.session), flags.source()
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
     options = run.options()
     with Signals():
-        sources, kind = _find_sources(sources, flags)
+        sources, kind = find_sources(sources, wanted, flags.session)
         flags.check(kind)
-        settings = how.settings(output, flags.session, kind)
-        listing = _list(kind, sources, flags, how, rules, kept, is_shown=not is_json)
-        if flags.where:
-            _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)
-    with job_bar("packing", is_shown=not is_json) as show:
-        outcome = pack(listing, settings, options=options, show=show)
+        settings = settings.for_kind(kind)
+        listing = list_source(kind, sources, wanted, settings, is_shown=not is_json)
+    with job_signals():
+        outcome = pack_listing(listing, settings, engine=options, progress=None if is_json else "bar")
     source = shown_url(sources[0])
     if len(sources) > 1:
         source = f"{len(sources):,} sources, {source} to {shown_url(sources[-1])}"
-    _report(outcome, source=f"{source}, taken as {_NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
-
-
-def _parse_fields(flags: SourceFlags) -> list[Any]:
-    from wids.writing.pack.manifest import parse_field
-
-    rules = [parse_field(text) for text in flags.fields or ()]
-    if len({rule.extension for rule in rules}) < len(rules):
-        raise typer.BadParameter("two --field give the same extension; one would hide the other")
-    return rules
-
-
-def _find_sources(given: list[str], flags: SourceFlags) -> tuple[list[str], str]:
-    """(the sources, what they are).
-
-    Raises:
-        InputError: there are none, they are of several kinds, or they cannot be packed together.
-    """
-    from wids.index.repository import parse_name
-    from wids.writing.pack.datasets import is_dataset
-    from wids.writing.pack.manifest import expand_sources
-
-    is_name = len(given) == 1 and parse_name(given[0]) is not None
-    is_pattern = is_name or (len(given) == 1 and is_dataset(given[0]) and not glob.has_magic(given[0]))
-    if flags.form in ("auto", "manifest", "dataset") and not is_pattern:
-        sources = expand_sources(given, flags.session)
-    else:  # the reader of datasets takes brace patterns
-        sources = [os.path.expanduser(source) for source in given]
-    kinds = {source: _find_format(source) if flags.form == "auto" else flags.form for source in sources}
-    kind = kinds[sources[0]]
-    for source, other in kinds.items():
-        if other != kind:
-            raise InputError(
-                f"{source}: is taken as {_NAMES[other]}, and {sources[0]} as {_NAMES[kind]}; pack one kind"
-            )
-    if len(sources) > 1 and (kind in ("folder", "files") or any(os.path.isdir(source) for source in sources)):
-        raise InputError(f"{sources[1]}: several folders are not packed at once; name the folder that they are in")
-    if len(sources) > 1 and kind == "dataset" and not all(source.endswith(".tar") for source in sources):
-        raise InputError(f"{sources[1]}: several indexes are one by `wids index merge`; then pack that")
-    return sources, kind
-
-
-def _find_format(source: str) -> str:
-    """What a source looks like.
-
-    Raises:
-        InputError: like nothing that can be packed.
-    """
-    from wids.writing.pack.datasets import is_dataset
-    from wids.writing.pack.folders import guess_format
-    from wids.writing.pack.manifest import SUFFIXES
-
-    path = os.path.expanduser(source)
-    if os.path.isdir(path):
-        return guess_format(path)
-    if source.lower().endswith(SUFFIXES):
-        return "manifest"
-    if is_dataset(source):
-        return "dataset"
-    if not os.path.exists(path) and "://" not in source:
-        raise InputError(f"{source}: there is no such folder or file")
-    if source.lower().endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
-        raise InputError(f"{source}: is compressed; unpack it first")
-    if source.lower().endswith((".xlsx", ".xls", ".ods")):
-        raise InputError(f"{source}: is a spreadsheet; store it as CSV, in UTF-8")
-    raise InputError(
-        f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar; say what it is with --format"
-    )
-
-
-def _list(
-    kind: str,
-    sources: list[str],
-    flags: SourceFlags,
-    how: PackFlags,
-    rules: list[Any],
-    kept: tuple[str, ...] | None,
-    *,
-    is_shown: bool,
-) -> SourceListing:
-    from wids.files.own_folder import default_cache_dir
-    from wids.files.terminal import progress
-    from wids.transport.place import cache_directory
-    from wids.writing.pack import datasets, folders, labels, manifest
-
-    source = sources[0]
-    classes = None
-    if flags.classes is not None:
-        classes = labels.read_classes(flags.classes, session=flags.session)
-    is_folder = os.path.isdir(source)
-    if kind in ("folder", "files") and not is_folder:
-        what = "is no folder" if os.path.exists(source) else "there is no such folder"
-        raise InputError(f"{source}: {what}", path=source)
-    with progress(is_shown=is_shown) as bar:
-
-        def tell(count: int) -> None:
-            bar.update(count, words=f"listing {source}")
-
-        if kind == "manifest":
-            return manifest.list_rows(
-                sources,
-                fields=rules,
-                key=flags.key,
-                base=flags.base,
-                numbers_keys=how.numbers_keys,
-                session=flags.session,
-                tell=tell,
-                classes=classes,
-            )
-        if kind == "folder":
-            return folders.list_images(source, numbers_keys=how.numbers_keys, tell=tell, classes=classes)
-        if kind == "files":
-            return folders.list_files(source, numbers_keys=how.numbers_keys, keep_fields=kept, tell=tell)
-        shards: Any = sources if len(sources) > 1 else source
-        if is_folder:
-            shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
-        return datasets.list_dataset(
-            shards,
-            cache_dir=cache_directory(flags.cache_dir or default_cache_dir()),
-            keep_fields=kept,
-            session=flags.session,
-            tell=tell,
-        )
-
-
-def _choose(listing: SourceListing, predicates: list[str], *, skips_errors: bool, is_shown: bool) -> None:
-    from wids.files.terminal import progress
-    from wids.writing.pack.where import keep_matching
-
-    with progress(is_shown=is_shown) as bar:
-        total = len(listing.items)
-
-        def tell(count: int) -> None:
-            bar.update(count, total=total, words="choosing")
-
-        tell(0)
-        keep_matching(listing, predicates, skips_errors=skips_errors, tell=tell)
+    _report(outcome, source=f"{source}, taken as {NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
 
 
 def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:

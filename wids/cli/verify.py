@@ -6,7 +6,6 @@ printed. No shard, table or index is changed.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
@@ -21,23 +20,17 @@ from wids.cli.options import (
     RunFlags,
     SessionFlag,
     Shards,
-    load_selected,
     with_option_groups,
 )
-from wids.index.checksums import promised
 from wids.transport.place import Place
 from wids.transport.session import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
-    from wids.index.spec import Shard
-    from wids.jobs.journal import JobJournal
-    from wids.jobs.problems import Finding, VerifySettings
-    from wids.jobs.verify import CheckedShard, KeyCensus, VerifyOutcome
+    from wids.jobs.index_verify import KeyCensus, VerifyOutcome
+    from wids.jobs.problems import Finding
 
-JOURNAL_SUFFIX = ".verifying"
 # So many problems of one shard are printed one by one.
 _MAX_PRINTED = 10
 
@@ -139,47 +132,39 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         raise typer.BadParameter(
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
         )
+    from wids import jobs
     from wids.cli.format import count_of, parse_range, shown_url
-    from wids.cli.progress import job_bar
-    from wids.cli.signals import resumable
+    from wids.cli.progress import job_signals
     from wids.collection import error_log
     from wids.errors import JobError
-    from wids.jobs.problems import VerifySettings
-    from wids.jobs.verify import verify_shards
+    from wids.jobs.index_verify import find_journal
 
     report = flags.report and error_log.check(flags.report, "a report of samples", overwrite=flags.overwrite)
     selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
-    chosen, _, session, selection = load_selected(index, selected, flags.session)
-    settings = VerifySettings(
+    settings = jobs.VerifySettings(
         is_quick=flags.is_quick,
         has_digest=not flags.without_digest,
         rule=flags.rule.value,
         group=flags.group.value,
-        session=session,
+        session=flags.session,
     )
-    shards = [shard for _, shard in chosen]
-    has_sizes = not settings.is_quick and all(shard.filesize is not None for shard in shards)
-    with (
-        job_bar("verifying", "bytes" if has_sizes else "items", is_shown=not is_json, resumes=False) as show,
-        _journal(index, flags) as journal,
-        resumable(is_so=journal is not None),
-    ):
-        outcome = verify_shards(
-            chosen,
+    with job_signals(resumes=flags.journal is not None or find_journal(index, settings) is not None):
+        outcome = jobs.verify(
+            index,
             settings,
+            shards=selected,
             decode=_decoder(flags),
-            selection=selection,
             max_keys=flags.max_keys,
-            options=options,
-            journal=journal,
-            show=show,
+            journal=flags.journal,
+            engine=options,
+            progress=None if is_json else "bar",
         )
     if report:
         _write_report(report, outcome)
     if is_json:
         _print_json(index, outcome)
     else:
-        _print_report(index, outcome, shards, settings)
+        _print_report(index, outcome, is_quick=settings.is_quick)
         if any(problem.row is not None for finding in outcome.wrong for problem in finding.problems):
             first = "" if report else "--report bad.jsonl, then "
             way = f"wids view {shown_url(index)} --exclude {report or 'bad.jsonl'} -o good.json"
@@ -188,30 +173,12 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         kinds = Counter(problem.kind for finding in outcome.wrong for problem in finding.problems)
         words = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
         verb = "is" if len(outcome.wrong) == 1 else "are"
-        raise JobError(f"{index}: {len(outcome.wrong):,} of {count_of(len(chosen), 'shard')} {verb} wrong ({words})")
+        raise JobError(f"{index}: {len(outcome.wrong):,} of {count_of(outcome.shards, 'shard')} {verb} wrong ({words})")
     if flags.unique_keys and outcome.keys is not None and (outcome.keys.repeated or outcome.keys.left):
         repeated, left = count_of(outcome.keys.repeated, "sample"), count_of(outcome.keys.left, "sample")
         raise JobError(
             f"{index}: not all keys are known to be unique: {repeated} with one of another, {left} not compared"
         )
-
-
-def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJournal[CheckedShard] | None]:
-    """The journal, left for the next run unless this one came to its end; None where there is to be none.
-
-    Raises:
-        OutputError: the one that was asked for cannot be written.
-    """
-    from wids.collection.shard_collection import lists_shards
-    from wids.errors import OutputError
-    from wids.jobs.verify import open_journal
-
-    if flags.journal is not None:
-        return contextlib.closing(open_journal(flags.journal, flags.session))
-    if Place(index).is_local and not (flags.is_quick or lists_shards(index)):
-        with contextlib.suppress(OutputError):  # a place that cannot be written, or another run has it
-            return contextlib.closing(open_journal(index + JOURNAL_SUFFIX))
-    return contextlib.nullcontext()
 
 
 def _decoder(flags: VerifyFlags) -> Any:
@@ -268,7 +235,7 @@ def _print_json(index: str, outcome: VerifyOutcome) -> None:
     )
 
 
-def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], settings: VerifySettings) -> None:
+def _print_report(index: str, outcome: VerifyOutcome, *, is_quick: bool) -> None:
     from wids.cli.format import count_of, format_rate, format_size, print_table, shown_url
 
     findings = outcome.findings
@@ -279,15 +246,16 @@ def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], s
     size = sum(finding.size_bytes or 0 for finding in findings)
     samples = sum(finding.nsamples or 0 for finding in findings)
     words = f"{shown_url(index)}: {count_of(len(findings), 'shard')} of {format_size(size)}"
-    if not settings.is_quick:
+    if not is_quick:
         words += f" and {count_of(samples, 'sample')}"
     words += f" looked at in {outcome.seconds:,.3g} s"
-    if not (settings.is_quick or outcome.known):
+    if not (is_quick or outcome.known):
         words += f" ({format_rate(size, outcome.seconds)})"
     print(words if rows else f"{words}: all is well")
     if outcome.known:
         print(f"not read again, for a run that was ended had checked them: {count_of(outcome.known, 'shard')}")
-    if missing := _missing_words(shards, settings):
+    if outcome.unsaid:
+        missing = ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in outcome.unsaid.items())
         print(f"not compared, for the index does not say: {missing}")
     if unused := sum(finding.has_unused_table for finding in findings):
         print(
@@ -326,15 +294,3 @@ def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
             yield name, printable(problem.what), printable(problem.where), printable(problem.advice)
         if len(finding.problems) > _MAX_PRINTED:
             yield name, f"and {len(finding.problems) - _MAX_PRINTED:,} more", "", "--json lists them all"
-
-
-def _missing_words(shards: Sequence[Shard], settings: VerifySettings) -> str:
-    """What the index does not say of how many shards."""
-    from wids.cli.format import count_of
-
-    missing = [("size", sum(shard.filesize is None for shard in shards))]
-    if not settings.is_quick:
-        missing.append(("number of samples", sum(shard.nsamples is None for shard in shards)))
-        if settings.has_digest:
-            missing.append(("checksum", sum(not promised(shard) for shard in shards)))
-    return ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in missing if count)

@@ -7,40 +7,40 @@ time, so that memory does not grow with the data; the table appears in one step,
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from wids.collection.shard_collection import load_shards
+from wids.collection.shard_collection import lists_shards, load_shards
 from wids.columns import kinds
-from wids.columns.extract import ExtractTask, extract_part
-from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_table, table_schema
+from wids.columns.extract import ExtractTask, Part, extract_part
+from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_table, place_beside, table_schema
 from wids.columns.packages import import_arrow, import_parquet
-from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
+from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
 from wids.errors import DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.files import atomic
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.paths import absolute
+from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import unwritten
-from wids.jobs.outcome import JobOutcome, JobProgress
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.outcome import JobOutcome
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from wids.columns.extract import Part, PartFacts
+    from wids.collection.shard_collection import Shards
+    from wids.columns.extract import PartFacts
     from wids.index.shardlist import ShardList
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
 
-_REMOTE_JOBS, _RAY_JOBS = 16, 64
 # Processes take half a second to start, in which threads of one interpreter parse the members of so many samples.
 _PROCESSES_PAY_SAMPLES = 100_000
 # Rows of a row group: whole shards as long as they are small.
@@ -81,26 +81,28 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
 
 
 def create_columns(
-    index: Any,
-    output: str,
+    index: Shards,
+    output: str | None = None,
     spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
     *,
     overwrite: bool = False,
     session: Session = PLAIN,
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
-    show: Callable[[JobProgress], None] = lambda _: None,
+    engine: Engine = "auto",
+    progress: Progress = None,
 ) -> ColumnsOutcome:
     """Write the table of columns of an index, one row for each sample in the index's order.
 
+    A run that is ended (KeyboardInterrupt, a kill) leaves its journal and parts: the next one reads the other shards.
+
     Args:
         index: as the first argument of a dataset.
-        output: path of the Parquet file. Beside it stands its ``.state``, and until it is done ``.journal`` and
-            ``.parts``.
+        output: path of the Parquet file; None: beside a local index, ``train.columns.parquet`` of ``train.json``.
+            Beside it stands its ``.state``, and until it is done ``.journal`` and ``.parts``.
         spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
         overwrite: a file that is no such table is replaced, too, unless it is a shard or the index.
         session: what opens URLs.
-        options: what runs it; by default threads, and processes where many local samples are parsed.
-        show: called now and then.
+        engine: what runs it; by default threads, and processes where many local samples are parsed.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
@@ -110,7 +112,7 @@ def create_columns(
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
     """
     import_parquet()
-    output = check_output(output)
+    output = check_output(place_of_table(index) if output is None else output)
     _, shards, narrowed = load_shards(index, session=session)
     inputs = [(os.fspath(index), "the index itself")] if isinstance(index, (str, os.PathLike)) else []
     check_replaceable(output, _TABLE, is_table, inputs=inputs, shards=shards.urls, overwrite=overwrite)
@@ -119,12 +121,26 @@ def create_columns(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
             f"{parent}"
         )
-    start = time.monotonic()
-    with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
-        creating.read(narrowed, options)
+    with _Creating(shards, output, spec, progress) as creating:
+        creating.read(narrowed, engine)
         creating.publish()
-    creating.outcome.seconds = time.monotonic() - start
     return creating.outcome
+
+
+def place_of_table(index: Shards) -> str:
+    """Where the table of an index goes.
+
+    Raises:
+        InputError: only a local index has a place for it.
+    """
+    place = os.fspath(index) if isinstance(index, (str, os.PathLike)) else ""
+    table = None if not place or not Place(place).is_local or lists_shards(place) else place_beside(place)
+    if table is None:
+        way = ", or make an index of these shards first (wids index create)" if place and lists_shards(place) else ""
+        raise InputError(
+            f"say where the table goes (-o FILE){way}: only beside a local index has it a place of its own"
+        )
+    return table
 
 
 def check_output(output: str) -> str:
@@ -145,52 +161,39 @@ def check_output(output: str) -> str:
     return path
 
 
-class _Creating:
-    """Shards on their way into one table; to be closed.
+class _Creating(ShardJob[int, Part, ColumnsOutcome]):
+    """Shards on their way into one table; those that were read stay known for the next run, if it is not there."""
 
-    Attributes:
-        outcome: what became of them so far.
-    """
-
-    def __init__(self, shards: ShardList, output: str, spec: ColumnSpec, show: Callable[[JobProgress], None]) -> None:
-        self.outcome = ColumnsOutcome(output=output, shards=len(shards))
-        self._shards, self._output, self._spec, self._show = shards, output, spec, show
-        self._progress = JobProgress(shards=len(shards))
+    def __init__(self, shards: ShardList, output: str, spec: ColumnSpec, progress: Progress) -> None:
+        super().__init__(ColumnsOutcome(output=output, shards=len(shards)), progress, "reading")
+        self._shards, self._output, self._spec = shards, output, spec
         self._parts = KnownParts(output, spec.digest())
+        self.close_at_end(self._parts.close)
         self._done: dict[int, PartFacts] = {}
+        self._hint: str | None = None
 
-    def close(self) -> None:
-        """Shards that were read stay known for the next run, if the table is not there."""
-        self._parts.close()
-
-    def read(self, session: Session, options: RunOptions) -> None:
+    def read(self, session: Session, engine: Engine) -> None:
         """Read the shards.
 
         Raises:
             JobError: some cannot be read.
         """
-        shards, known = self._shards, self._parts.facts
-        options = self._resolve(options)
+        shards, known = self._shards, self._parts.records
         tasks = (
-            ExtractTask(
-                shard=shards[k],
-                spec=self._spec,
-                known=known.get(absolute(shards.urls[k])),
-                session=session,
+            (
+                k,
+                ExtractTask(
+                    shard=shards[k],
+                    spec=self._spec,
+                    known=known.get(absolute(shards.urls[k])),
+                    session=session,
+                ),
             )
             for k in range(len(shards))
         )
-        hint = None
-        self._show(self._progress)
-        with contextlib.closing(run(extract_part, tasks, options, tick=lambda: self._show(self._progress))) as results:
-            for result in results:
-                self._progress.ended += 1
-                if result.error is None:
-                    self._take(result.k, result.get())
-                else:
-                    self._progress.failed += 1
-                    self.outcome.fail(shards.urls[result.k], result.error)
-                    hint = "missing" if isinstance(result.error, DecodeError) else hint
+        is_much = bool(self._spec.rules) and sum(shards.nsamples) > _PROCESSES_PAY_SAMPLES
+        is_remote = not all(Place(url).is_local for url in shards.urls)
+        self.run(extract_part, tasks, choose_engine(engine, is_remote=is_remote, pays=is_much and len(shards) > 1))
         self.outcome.sort_failed(shards.urls)
         if failed := self.outcome.failed:
             count, total, first = len(failed), len(shards), next(iter(failed.values()))
@@ -198,7 +201,7 @@ class _Creating:
                 f"{self._output}: not written, for {count:,} of {total:,} shards could not be read; the first: {first}",
                 found=failed,
                 path=self._output,
-                hint=hint,
+                hint=self._hint,
             )
 
     def publish(self) -> None:
@@ -208,7 +211,7 @@ class _Creating:
             OutputError: it cannot be written; shards that were read stay known.
         """
         parts = [self._done[k] for k in range(len(self._shards))]
-        state = self._parts.format_state(parts)
+        state = self._parts.format_state(_in_order(parts))
         layout = _ColumnLayout(self._spec, parts)
         facts = TableFacts(
             version=VERSION,
@@ -225,7 +228,7 @@ class _Creating:
                 with atomic.part_file(self._output) as (path, fd):
                     self._write(path, layout, parts, facts)
                     os.fsync(fd)  # a full disk of a server may be an error here alone, and the parts go next
-                    atomic.write_atomically(self._output + STATE_SUFFIX, state)
+                    self._parts.put_state(state)
                     os.replace(path, self._output)
             self._parts.finish()
         except OSError as error:
@@ -263,33 +266,41 @@ class _Creating:
                 yield layout.rows(k, first, part, *self._parts.load(part))
             first += part.nsamples
 
-    def _take(self, k: int, part: Part) -> None:
-        outcome, facts = self.outcome, part.facts
-        if part.data is None:
+    def take(self, name: int, found: Part) -> None:
+        """Keep the columns of a shard, for this table and the next run."""
+        outcome, facts = self.outcome, found.facts
+        if found.data is None:
             outcome.unchanged += 1
         else:
             outcome.surveyed += 1
             try:
-                self._parts.add(part)
+                self._parts.add_part(found)
             except OSError as error:
                 raise unwritten(self._output, error) from error
-        self._done[k] = facts
+        self._done[name] = facts
         outcome.unparsed += facts.unparsed
-        if part.trouble:
-            outcome.troubles[facts.url] = part.trouble
-        outcome.requests += part.requests
-        outcome.read_bytes += part.read_bytes
-        self._progress.bytes += part.read_bytes
+        if found.trouble:
+            outcome.troubles[facts.url] = found.trouble
+        outcome.requests += found.requests
+        outcome.read_bytes += found.read_bytes
+        self.progress.bytes += found.read_bytes
 
-    def _resolve(self, options: RunOptions) -> RunOptions:
-        cores = os.cpu_count() or 1
-        if options.is_ray:
-            return options.resolve("threads", _RAY_JOBS)
-        is_remote = not all(Place(url).is_local for url in self._shards.urls)
-        is_much = bool(self._spec.rules) and sum(self._shards.nsamples) > _PROCESSES_PAY_SAMPLES
-        if options.engine == "processes" or (not is_remote and is_much and min(cores, len(self._shards)) > 1):
-            return options.resolve("processes", cores)
-        return options.resolve("threads", _REMOTE_JOBS if is_remote else cores)
+    def fail(self, name: int, error: BaseException) -> None:
+        """Note that a shard could not be read."""
+        super().fail(name, error)
+        self._hint = "missing" if isinstance(error, DecodeError) else self._hint
+
+    def url_of(self, name: int) -> str:
+        """As in the index."""
+        return self._shards.urls[name]
+
+
+def _in_order(parts: Iterable[PartFacts]) -> Iterator[PartFacts]:
+    """The records of a table's shards, each with its first row."""
+    first = 0
+    for part in parts:
+        yield msgspec.structs.replace(part, url=absolute(part.url), first=first)
+        first += part.nsamples
 
 
 class _ColumnLayout:

@@ -26,36 +26,29 @@ from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
 from wids.events import logger
 from wids.files import atomic, locks
-from wids.index import writing
 from wids.index.discovery import look_local
 from wids.index.paths import absolute
-from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
+from wids.jobs.journal import STATE_SUFFIX, KnownShards, parse_records
 from wids.transport.place import Place
-from wids.transport.upload import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from wids.columns.extract import Part
     from wids.columns.file import TableFacts, TableFile
     from wids.index.shardlist import ShardList
 
-STATE_SUFFIX, JOURNAL_SUFFIX, PARTS_SUFFIX = ".state", ".journal", ".parts"
+PARTS_SUFFIX = ".parts"
 # What a file of a part is called, also one that was being written.
 _PART = re.compile(r"[0-9a-f]{32}\.arrow(?:\.[0-9]+-[0-9a-f]{8}\.part)?")
 # Of more shards than so many, no file is looked at: on a file system of the network that would take a minute.
 _LOOKED_AT = 20_000
 
 
-class KnownParts:
+class KnownParts(KnownShards[PartFacts]):
     """The parts that are known; to be closed.
 
     Args:
         output: path of the table.
         spec: digest of the rules; parts of others are not known.
-
-    Attributes:
-        facts: URL of a shard -> its record, to be compared with the shard of now.
 
     Raises:
         OutputError: its directory cannot be written. OutputExistsError: another process is making it, or there are
@@ -63,26 +56,28 @@ class KnownParts:
     """
 
     def __init__(self, output: str, spec: str) -> None:
-        self._output, self._folder, self._home = output, output + PARTS_SUFFIX, os.path.dirname(output)
-        self._spec = spec
-        check_state(output + STATE_SUFFIX, PartFacts)
-        self._journal = JobJournal(output, JOURNAL_SUFFIX, PartFacts, writer="wids columns create", target=Target())
+        self._output, self._folder, self._spec = output, output + PARTS_SUFFIX, spec
+        self._before: _Before | None = None
+        super().__init__(
+            output,
+            PartFacts,
+            writer="wids columns create",
+            is_current=self._open_before,
+            is_known=self._is_there,
+        )
         for path in (output, output + STATE_SUFFIX):
             locks.remove_parts(path)
-        self.facts: dict[str, PartFacts] = {}
-        self._before = self._load_before()
-        self._learn(facts for facts in self._journal.before if os.path.isfile(self._path(facts.url)))
 
-    def add(self, part: Part) -> None:
+    def add_part(self, part: Part) -> None:
         """Keep a part that was read.
 
         Raises:
             OSError: it cannot be written down.
         """
         os.makedirs(self._folder, exist_ok=True)
-        facts = self._record(part.facts)
-        atomic.write_atomically(self._path(facts.url), part.data or b"")
-        self._journal.add(facts)
+        facts = msgspec.structs.replace(part.facts, url=absolute(part.facts.url))
+        atomic.write_atomically(self._path(facts), part.data or b"")
+        self.add(facts)
 
     def load(self, facts: PartFacts) -> tuple[Any, list[int]]:
         """(columns of a part, named as in `wids.columns.extract.Part`; the kinds of the whole that it was part of).
@@ -101,20 +96,13 @@ class KnownParts:
         if facts.first >= 0 and self._before is not None:
             return self._before.read(facts)
         pa = import_arrow()
-        with pa.OSFile(self._path(self._record(facts).url)) as file, pa.ipc.open_stream(file) as stream:
+        whole = msgspec.structs.replace(facts, url=absolute(facts.url))
+        with pa.OSFile(self._path(whole)) as file, pa.ipc.open_stream(file) as stream:
             return stream.read_all(), facts.kinds
 
     def is_current(self, facts: TableFacts) -> bool:
         """Whether the table that is there is the one that these facts are of."""
         return self._before is not None and self._before.facts == facts
-
-    def format_state(self, parts: Sequence[PartFacts]) -> bytes:
-        """The state of a table with these parts, in this order."""
-        first, lines = 0, []
-        for part in parts:
-            lines.append(format_record(msgspec.structs.replace(self._record(part), first=first)) + b"\n")
-            first += part.nsamples
-        return b"".join(lines)
 
     def finish(self) -> None:
         """The table is there."""
@@ -124,36 +112,32 @@ class KnownParts:
             for name in filter(_PART.fullmatch, os.listdir(self._folder)):
                 os.unlink(os.path.join(self._folder, name))
             os.rmdir(self._folder)
-        self._journal.remove()
+        super().finish()
 
     def close(self) -> None:
         """Leave the parts that were read for the next run, if there are any."""
         if self._before is not None:
             self._before.close()
-        self._journal.close()
+        super().close()
 
-    def _path(self, url: str) -> str:
+    def _path(self, facts: PartFacts) -> str:
+        url = self.relative(facts).url
         name = hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         return os.path.join(self._folder, name + ".arrow")
 
-    def _record(self, facts: PartFacts) -> PartFacts:
-        """A line of a file. Its place is relative to the table's directory where it lies below it: both may move."""
-        return msgspec.structs.replace(facts, url=writing.relative_to(absolute(facts.url), self._home))
+    def _is_there(self, facts: PartFacts) -> bool:
+        """Whether the columns of a record are in the table, or in a part, and of these rules."""
+        return facts.spec == self._spec and (facts.first >= 0 or os.path.isfile(self._path(facts)))
 
-    def _learn(self, records: Iterable[PartFacts]) -> None:
-        for record in records:
-            if record.spec == self._spec:
-                place = record.url if "://" in record.url else os.path.join(self._home, record.url)
-                self.facts[place] = msgspec.structs.replace(record, url=place)
-
-    def _load_before(self) -> _Before | None:
+    def _open_before(self, state: bytes) -> bool:
+        """Open the table that is there; whether the state is its."""
         with contextlib.suppress(OSError, ColumnsError):
             table = open_table(self._output)
-            if (lines := _read_state(table)) is not None:
-                self._learn(parse_records(lines.splitlines(), PartFacts))
-                return _Before(table)
+            if digest_state(state) == table.facts.state:
+                self._before = _Before(table)
+                return True
             table.close()
-        return None
+        return False
 
 
 class _Before:

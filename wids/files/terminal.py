@@ -1,7 +1,8 @@
 """A progress bar with rate and time left, for what takes more than a second; the same one for commands and programs.
 
-It is on stderr, and only where that is a terminal: a pipe, a log and a program that reads JSON see nothing of it. It is
-gone when the block ends, however it ends. One is shown at a time: work within work that has a bar has none.
+In a notebook it is below the cell, else on stderr, and only where that is a terminal: a pipe, a log and a program that
+reads JSON see nothing of it. It is gone when the block ends, however it ends. One is shown at a time: work within work
+that has a bar has none.
 """
 
 from __future__ import annotations
@@ -9,27 +10,35 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Below so many columns a bar shows no rate and no time left.
 _MIN_COLUMNS = 76
+# A notebook is sent the bar no more often.
+_DRAW_SECONDS = 0.25
 
 
 class Bar:
-    """Progress of some work on a terminal; without a terminal it prints nothing."""
+    """Progress of some work on a terminal or in a notebook; elsewhere it prints nothing.
 
-    def __init__(self, shown: Any = None, task: Any = None) -> None:
-        self._shown, self._task = shown, task
+    Args:
+        shown, task: a ``rich.progress.Progress``, and the task in it.
+        draw: called after changes.
+    """
+
+    def __init__(self, shown: Any = None, task: Any = None, draw: Callable[[], None] = lambda: None) -> None:
+        self._shown, self._task, self._draw = shown, task, draw
         self._most = 0.0
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a terminal to show it on."""
+        """Whether there is a terminal or a notebook to show it on."""
         return self._shown is not None
 
     def update(self, done: float, *, total: float | None = None, words: str = "") -> None:
@@ -45,6 +54,7 @@ class Bar:
         self._most = max(self._most, done)
         whole = None if total is None else max(total, self._most)
         self._shown.update(self._task, completed=self._most, total=whole, description=without_secrets(words))
+        self._draw()
 
 
 _is_taken = threading.Lock()
@@ -56,10 +66,10 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
 
     Args:
         unit: of the counts: bytes, whose rate is shown in MB/s, or things.
-        is_shown: False: never; True: where stderr is a terminal.
+        is_shown: False: never; True: where stderr is a terminal, and in a notebook.
     """
     # rich takes $FORCE_COLOR, which notebooks and CI set, for a terminal.
-    if not (is_shown and _is_terminal() and _is_taken.acquire(blocking=False)):
+    if not (is_shown and (_is_notebook() or _is_terminal()) and _is_taken.acquire(blocking=False)):
         yield Bar()
         return
     try:
@@ -67,6 +77,14 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
             yield bar
     finally:
         _is_taken.release()
+
+
+def _is_notebook() -> bool:
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
 
 
 def _is_terminal() -> bool:
@@ -114,5 +132,29 @@ def _drawn(unit: Literal["bytes", "items"]) -> Iterator[Bar]:
         expand=True,
     )
     task = shown.add_task("", total=None)
+    if console.is_jupyter:
+        with _below_the_cell(shown) as draw:
+            yield Bar(shown, task, draw)
+        return
     with shown:
         yield Bar(shown, task)
+
+
+@contextlib.contextmanager
+def _below_the_cell(shown: Any) -> Iterator[Callable[[], None]]:
+    """What a notebook shows while the block runs. rich's own way there needs ipywidgets."""
+    import IPython.display
+
+    put: Any = IPython.display.display
+    handle, drawn = put(shown, display_id=True), time.monotonic()
+
+    def draw() -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn > _DRAW_SECONDS:
+            handle.update(shown)
+            drawn = time.monotonic()
+
+    try:
+        yield draw
+    finally:
+        handle.update({"text/plain": ""}, raw=True)

@@ -7,9 +7,7 @@ a line for each shard of the last run, ``INDEX.journal`` those of one that was k
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,82 +20,24 @@ from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs.counts import match_counts
-from wids.jobs.journal import JobJournal, check_state, format_record, parse_records, unwritten
-from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.job import ShardJob, choose_engine
+from wids.jobs.journal import KnownShards, unwritten
+from wids.jobs.outcome import JobOutcome
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
-from wids.transport.upload import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Collection, Container, Iterable, Sequence
 
     from wids.index.discovery import Found, Sources
-
-STATE_SUFFIX, JOURNAL_SUFFIX = ".state", ".journal"
-
-
-class KnownShards:
-    """The shards that are known; to be closed.
-
-    Args:
-        output: the path of the index.
-
-    Attributes:
-        facts: place of a shard -> its facts then, to be compared with the shard of now.
-
-    Raises:
-        OutputError: the index's directory cannot be written.
-        OutputExistsError: another process is making this index, or there are other files in these places.
-    """
-
-    def __init__(self, output: str) -> None:
-        self._output, self._home = output, os.path.dirname(output)
-        check_state(output + STATE_SUFFIX, ShardFacts)
-        self._journal = JobJournal(output, JOURNAL_SUFFIX, ShardFacts, writer="wids index", target=Target())
-        self.facts: dict[str, ShardFacts] = {}
-        with contextlib.suppress(OSError), open(output + STATE_SUFFIX, "rb") as file:
-            self._learn(parse_records(file.read().splitlines(), ShardFacts))
-        self._learn(self._journal.before)
-
-    def add(self, facts: ShardFacts) -> None:
-        """Keep the facts of one shard.
-
-        Raises:
-            OutputError: it cannot be written down.
-        """
-        self._journal.add(self._record(facts))
-
-    def finish(self, found: Iterable[ShardFacts]) -> None:
-        """The index is there, and these are its shards.
-
-        Raises:
-            OSError: that cannot be written down.
-        """
-        lines = [format_record(self._record(facts)) + b"\n" for facts in found]
-        atomic.write_atomically(self._output + STATE_SUFFIX, b"".join(lines))
-        self._journal.remove()
-
-    def close(self) -> None:
-        """Leave the journal for the next run, if there is anything in it."""
-        self._journal.close()
-
-    def _record(self, facts: ShardFacts) -> ShardFacts:
-        """A line of a file. Its place is relative to the index's directory where it lies below it: both may move."""
-        return facts.kept(writing.relative_to(facts.url, self._home))
-
-    def _learn(self, records: Iterable[ShardFacts]) -> None:
-        for record in records:
-            place = record.url if "://" in record.url else os.path.join(self._home, record.url)
-            self.facts[place] = record.kept(place)
-
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine, RunOptions
 
 # Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
 _PROCESSES_PAY_BYTES = 16 << 30
-_REMOTE_JOBS, _RAY_JOBS = 16, 64
 _MAX_NAME_BYTES = 200
 
 
@@ -165,7 +105,7 @@ class IndexOutcome(JobOutcome, kw_only=True):
 
 
 def create_index(
-    sources: Iterable[str],
+    sources: str | Iterable[str],
     output: str,
     *,
     name: str | None = None,
@@ -173,10 +113,12 @@ def create_index(
     base: str | None = None,
     overwrite: bool = False,
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
-    show: Callable[[JobProgress], None] = lambda _: None,
+    engine: Engine = "auto",
+    progress: Progress = None,
 ) -> IndexOutcome:
     """Write the index of the shards that ``sources`` name.
+
+    A run that is ended (KeyboardInterrupt, a kill) leaves its journal: the next one reads the other shards only.
 
     Args:
         sources: see `wids.index.discovery.find_shards`.
@@ -186,8 +128,9 @@ def create_index(
         base: what URLs are relative to; see `wids.index.writing.place_entries` for what it does to them.
         overwrite: a file that is no index, nor one of the shards, is replaced, too.
         settings: how.
-        options: what runs it; by default threads, and processes where there is much to do for the processor.
-        show: called now and then.
+        engine: what runs it: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
+            processes where there is much to do for the processor.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         InputError: the sources name no shards. OutputError: the output cannot be written.
@@ -195,14 +138,14 @@ def create_index(
         WidsError: a shard cannot be read, and none is to be skipped.
     """
     output = check_output(output)
-    named = look_for_shards(sources, session=settings.session)
+    named = look_for_shards([sources] if isinstance(sources, str) else sources, session=settings.session)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError("no shards to index: give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # what cannot be, fails before the work
-    with contextlib.closing(Indexing(output, settings, options, show)) as indexing:
+    with Indexing(output, settings, engine, progress) as indexing:
         indexing.note(named)
         scanned = indexing.scan(found)
         counts = ((source, "one of the files of counts") for source in indexing.outcome.counts)
@@ -241,33 +184,23 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
     return {PACKS: index[PACKS]} if is_same else {}
 
 
-class Indexing:
-    """Shards on their way into one index; to be closed.
+class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
+    """Shards on their way into one index; shards that were read stay known for the next run.
 
     Attributes:
-        outcome: what became of them so far.
         summed: remote shards of which a CRC-32 is wanted, too. listed: shards that the index has already.
     """
 
-    def __init__(
-        self,
-        output: str,
-        settings: IndexSettings,
-        options: RunOptions,
-        show: Callable[[JobProgress], None],
-    ) -> None:
-        self.outcome = IndexOutcome(output=output)
-        self._output, self._settings, self._options, self._show = output, settings, options, show
-        self._start = time.monotonic()
-        self._progress = JobProgress()
+    def __init__(self, output: str, settings: IndexSettings, engine: Engine, progress: Progress) -> None:
+        verb = "summing" if settings.has_md5 else "indexing"
+        super().__init__(IndexOutcome(output=output), progress, verb, is_skipping=settings.is_skipping)
+        self._output, self._settings, self._engine = output, settings, engine
+        self._done: dict[str, ShardFacts] = {}
         self._table_names: dict[str, str] = {}
         self.summed: Container[str] = ()
         self.listed: Container[str] = ()
-        self._known_shards = KnownShards(output)
-
-    def close(self) -> None:
-        """Close the journal: shards that were read stay known for the next run, if the index is not there."""
-        self._known_shards.close()
+        self._known_shards = KnownShards(output, ShardFacts, writer="wids index", is_current=lambda _: True)
+        self.close_at_end(self._known_shards.close)
 
     def note(self, named: Sources) -> None:
         """Take note of what the sources name and is left out.
@@ -289,26 +222,19 @@ class Indexing:
             JobError: none can be read.
         """
         self._name_tables(found)
-        self._progress.shards = len(found)
-        done: dict[str, ShardFacts] = {}
-        tasks = []
+        self.progress.shards = len(found)
+        done, tasks = self._done, dict[str, ScanTask]()
         counts = self._read_counts(found)
         for shard in found:
             before = self._known(shard)
             if before is not None and shard.mark and (shard.size, shard.mark) == before.version():
-                done[shard.url] = self._take(msgspec.structs.replace(before, is_unchanged=True))
+                self.progress.ended += 1
+                self.take(shard.url, msgspec.structs.replace(before, is_unchanged=True))
             elif shard.url in counts:
-                done[shard.url] = self._claim(shard, counts[shard.url])
+                self._claim(shard, counts[shard.url])
             else:
-                tasks.append(self._task(shard, before))
-        self._show(self._progress)
-        options = self._resolve(tasks, found)
-        with contextlib.closing(run(scan_shard, tasks, options, tick=lambda: self._show(self._progress))) as results:
-            for result in results:
-                if result.error is None:
-                    done[tasks[result.k].url] = self._take(result.get())
-                else:
-                    self._fail(tasks[result.k].url, result.error)
+                tasks[shard.url] = self._task(shard, before)
+        self.run(scan_shard, tasks.items(), self._choose_engine(tasks.values(), found))
         places = [shard.url for shard in found]
         outcome = self.outcome
         outcome.sort_failed([*outcome.failed, *places])
@@ -334,11 +260,12 @@ class Indexing:
         outcome.counts, outcome.unused_counts = counts.sources, counts.unused
         return counts.nsamples
 
-    def _claim(self, shard: Found, nsamples: int) -> ShardFacts:
+    def _claim(self, shard: Found, nsamples: int) -> None:
         """A shard by its count alone; nothing of it is kept for another run."""
         self.outcome.counted += 1
-        self._progress.ended += 1
-        return ShardFacts(url=shard.url, nsamples=nsamples, filesize=shard.size or 0, is_claimed=True)
+        self.progress.ended += 1
+        size = shard.size or 0
+        self._done[shard.url] = ShardFacts(url=shard.url, nsamples=nsamples, filesize=size, is_claimed=True)
 
     def entry(self, found: ShardFacts, place: str) -> dict[str, Any]:
         """The entry of a shard that is written as ``place``."""
@@ -357,18 +284,19 @@ class Indexing:
         """
         try:
             atomic.write_atomically(self._output, writing.dump_index(index))
-            self._known_shards.finish(each for each in scanned if not each.is_claimed)
+            kept = (each.kept(each.url) for each in scanned if not each.is_claimed)
+            self._known_shards.put_state(self._known_shards.format_state(kept))
+            self._known_shards.finish()
         except OSError as error:
             raise unwritten(self._output, error) from error
         outcome, entries = self.outcome, index["shardlist"]
         outcome.shards = len(entries)
         outcome.samples, outcome.bytes = (sum(each.get(key, 0) for each in entries) for key in ("nsamples", "filesize"))
         outcome.members = sum(each.nmembers for each in scanned)
-        outcome.seconds = time.monotonic() - self._start
 
     def _known(self, shard: Found) -> ShardFacts | None:
         """Its facts of an earlier run, if these are all that is wanted."""
-        known = self._known_shards.facts.get(shard.url)
+        known = self._known_shards.records.get(shard.url)
         if known is None or any(getattr(known, key) is None for key in self._checksums(shard.url)):
             return None
         if not self._settings.has_tables:
@@ -399,28 +327,25 @@ class Indexing:
             session=settings.session,
         )
 
-    def _take(self, facts: ShardFacts) -> ShardFacts:
-        outcome, progress = self.outcome, self._progress
-        if facts.unpublished is not None:
-            self._keep_table(facts)
-        if not facts.is_unchanged:
-            self._known_shards.add(facts)
-        outcome.unchanged += facts.is_unchanged
-        outcome.surveyed += not facts.is_unchanged
-        outcome.requests += facts.requests
-        outcome.read_bytes += facts.read_bytes
-        progress.ended += 1
-        progress.bytes += facts.filesize
-        return facts
+    def take(self, name: str, found: ShardFacts) -> None:
+        """Keep the facts of a shard, for this index and the next run."""
+        outcome, progress = self.outcome, self.progress
+        if found.unpublished is not None:
+            self._keep_table(found)
+        if not found.is_unchanged:
+            self._known_shards.add(found.kept(found.url))
+        outcome.unchanged += found.is_unchanged
+        outcome.surveyed += not found.is_unchanged
+        outcome.requests += found.requests
+        outcome.read_bytes += found.read_bytes
+        progress.bytes += found.filesize
+        self._done[name] = found
 
-    def _fail(self, url: str, error: BaseException) -> None:
-        self._progress.ended += 1
-        if url in self.listed and self._settings.is_dropping_missing and isinstance(error, ShardNotFoundError):
-            return
-        self._progress.failed += 1
-        self.outcome.fail(url, error)
-        if not self._settings.is_skipping:
-            raise_failure(url, error)
+    def fail(self, name: str, error: BaseException) -> None:
+        """As for all jobs; but a shard that is gone may be left out of an index that is updated."""
+        is_gone = name in self.listed and isinstance(error, ShardNotFoundError)
+        if not (is_gone and self._settings.is_dropping_missing):
+            super().fail(name, error)
 
     def _name_tables(self, found: Sequence[Found]) -> None:
         """Where member tables go whose place beside their shard cannot be written: beside the index."""
@@ -442,14 +367,10 @@ class Indexing:
         facts.unpublished, facts.has_table = None, True
         self.outcome.tables[facts.url] = path
 
-    def _resolve(self, tasks: Sequence[ScanTask], found: Sequence[Found]) -> RunOptions:
-        cores = os.cpu_count() or 1
-        if self._options.is_ray:
-            return self._options.resolve("threads", _RAY_JOBS)
-        is_remote = any(not Place(task.url).is_local for task in tasks)
-        size = sum(shard.size or 0 for shard in found)
-        is_summed = any(task.checksums for task in tasks)
-        is_worth = not (is_remote or is_summed) and size > _PROCESSES_PAY_BYTES and min(cores, len(tasks)) > 1
-        if self._options.engine == "processes" or (self._options.is_automatic and is_worth):
-            return self._options.resolve("processes", cores)
-        return self._options.resolve("threads", _REMOTE_JOBS if is_remote else cores)
+    def _choose_engine(self, tasks: Collection[ScanTask], found: Sequence[Found]) -> RunOptions:
+        size, is_summed = sum(shard.size or 0 for shard in found), any(task.checksums for task in tasks)
+        return choose_engine(
+            self._engine,
+            is_remote=any(not Place(task.url).is_local for task in tasks),
+            pays=not is_summed and size > _PROCESSES_PAY_BYTES and len(tasks) > 1,
+        )

@@ -6,7 +6,6 @@ Shards are read by an update alone. Of views, `wids.jobs.view_edit` makes views.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import os
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
-from wids.jobs.runner import RunOptions
 from wids.jobs.view_edit import IndexToMerge
 from wids.transport.download import read_bytes
 from wids.transport.place import Place, relative_name
@@ -33,7 +31,8 @@ if TYPE_CHECKING:
 
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
-    from wids.jobs.outcome import JobProgress
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
 
 
 # An index that is written of another one's shards lies elsewhere.
@@ -101,8 +100,8 @@ def update_index(
     add: Sequence[str] = (),
     drop: Sequence[str] = (),
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
-    show: Callable[[JobProgress], None] = lambda _: None,
+    engine: Engine = "auto",
+    progress: Progress = None,
 ) -> IndexOutcome:
     """Read again what changed, drop and add shards.
 
@@ -111,8 +110,8 @@ def update_index(
         add: sources of more shards, which come last; those that the index has are left where they are.
         drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
         settings: how. Checksums are wanted too if the index has some, and none if it has none.
-        options: what runs it.
-        show: called now and then.
+        engine: what runs it.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
@@ -139,9 +138,8 @@ def update_index(
     found.update(named.found)
     if not found:
         raise SelectionError(f"{place}: no shards would be left in it", path=output)
-    indexing = Indexing(output, settings, options, show)
-    indexing.summed, indexing.listed = summed, {url for url, _ in kept}
-    with contextlib.closing(indexing):
+    with Indexing(output, settings, engine, progress) as indexing:
+        indexing.summed, indexing.listed = summed, {url for url, _ in kept}
         indexing.note(named)
         scanned = indexing.scan(list(found.values()))
         now = {each.url: each for each in scanned}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -27,9 +26,10 @@ from wids.index.paths import absolute, check_output
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.index_edit import refuse_view
-from wids.jobs.journal import JobJournal, unwritten
-from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
-from wids.jobs.runner import RunOptions, TaskContext, run
+from wids.jobs.job import ShardJob, choose_engine
+from wids.jobs.journal import KnownShards, unwritten
+from wids.jobs.outcome import JobOutcome
+from wids.jobs.runner import TaskContext
 from wids.tables import member_tables, pack_format
 from wids.tables import table as tables
 from wids.tables.member_tables import check_table_replaceable
@@ -37,16 +37,15 @@ from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
-from wids.transport.upload import Target, check_place, check_replaceable
+from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from wids.index.spec import ShardList
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
     from wids.tables.table import MemberTable
 
-_REMOTE_JOBS, _RAY_JOBS = 16, 64
-_JOURNAL_SUFFIX, _SPOOL_SUFFIX = ".journal", ".spool"
+_SPOOL_SUFFIX = ".spool"
 
 
 class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,29 +122,30 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
     crc32: str | None = None
 
 
-def pack_tables(
+def create_tables(
     place: str,
     output: str | None = None,
     *,
     settings: TablesSettings = TablesSettings(),  # noqa: B008 - frozen
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
-    show: Callable[[JobProgress], None] = lambda _: None,
+    engine: Engine = "auto",
+    progress: Progress = None,
 ) -> TablesOutcome:
     """Write the pack of an index's member tables, and name it in the index.
+
+    A run that is ended (KeyboardInterrupt, a kill) leaves its journal and spool: the next one finds the other tables.
 
     Args:
         place: path of the index: JSON.
         output: path of the pack, which ends in ``.tables``; by default that of the index with this ending.
         settings: how.
-        options: what runs it; by default threads.
-        show: called now and then.
+        engine: what runs it; by default threads.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: it is not an index, or a compiled one. OutputError: the pack cannot be written.
         OutputExistsError: there is a file of this name that is not the index's pack.
         WidsError: the table of a shard cannot be had, and none is to be skipped.
     """
-    start = time.monotonic()
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
     index = check_output(place)
@@ -154,12 +154,11 @@ def pack_tables(
     settings = msgspec.structs.replace(settings, session=session)
     path = _check_pack(output or os.path.splitext(index)[0] + pack_format.SUFFIX, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
-    with contextlib.closing(_TablePacking(shards, outcome, settings, show)) as packing:
-        packing.find_all(options)
+    with _TablePacking(shards, outcome, settings, progress) as packing:
+        packing.find_all(engine)
         packing.write()
         _name_pack(index, path)
         packing.finish()
-    outcome.seconds = time.monotonic() - start
     return outcome
 
 
@@ -270,8 +269,8 @@ def _name_pack(index: str, path: str) -> None:
         raise unwritten(index, error) from error
 
 
-class _TablePacking:
-    """Tables on their way into one pack; to be closed.
+class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
+    """Tables on their way into one pack; those found stay for the next run, unless `finish` was called.
 
     Raises:
         OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack, or
@@ -283,9 +282,9 @@ class _TablePacking:
         shards: ShardList,
         outcome: TablesOutcome,
         settings: TablesSettings,
-        show: Callable[[JobProgress], None],
+        progress: Progress,
     ) -> None:
-        self._shards, self._outcome, self._settings, self._show = shards, outcome, settings, show
+        self._shards, self._settings = shards, settings
         numbers: dict[str, int] = {}  # a shard that is listed twice has one table
         for k, url in enumerate(shards.urls):
             if member_tables.may_be_published(url):
@@ -293,35 +292,35 @@ class _TablePacking:
         self._numbers = list(numbers.values())
         # Where the table of each shard is in the spool; of length -1: it is not.
         self._places = np.full((len(shards), 2), -1, np.int64)
-        self._progress = JobProgress(shards=len(self._numbers))
         outcome.shards = len(self._numbers)
+        super().__init__(outcome, progress, "packing", is_skipping=settings.is_skipping)
         path = outcome.output
         self._spool_path = path + _SPOOL_SUFFIX
-        self._journal = JobJournal(path, _JOURNAL_SUFFIX, SpooledTable, writer="wids index tables", target=Target())
+        self._known = KnownShards(path, SpooledTable, writer="wids index tables")
+        self.close_at_end(self._known.close)
         self._spool = -1
         locks.remove_parts(path)
         try:
-            if not self._journal.before:
+            if not self._known.records:
                 check_table_replaceable(self._spool_path, "spool of an earlier run")
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
-            if not self._journal.before:  # its content belongs to no run
+            if not self._known.records:  # its content belongs to no run
                 os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
-            self._journal.close()
+            self._known.close()
             if isinstance(error, OutputError):
                 raise
             raise unwritten(path, error) from error
+        self.close_at_end(self._close_spool)
 
-    def close(self) -> None:
-        """Leave the tables found for the next run, unless `finish` was called or none was found."""
+    def _close_spool(self) -> None:
         os.close(self._spool)
-        if not (self._journal.is_begun or self._journal.was_there):
+        if not self._known.journal.is_needed:
             with contextlib.suppress(OSError):
                 os.unlink(self._spool_path)
-        self._journal.close()
 
-    def find_all(self, options: RunOptions) -> None:
+    def find_all(self, engine: Engine) -> None:
         """Find the tables of all shards.
 
         Raises:
@@ -329,19 +328,12 @@ class _TablePacking:
         """
         self._recall()
         todo = [k for k in self._numbers if self._places[k, 1] < 0]
-        tasks = (TableTask(shard=self._shard(k), session=self._settings.session) for k in todo)
-        options = self._resolve(options, todo)
-        with contextlib.closing(run(find_table, tasks, options, tick=lambda: self._show(self._progress))) as results:
-            for result in results:
-                k = todo[result.k]
-                self._progress.ended += 1
-                if result.error is None:
-                    self._take(k, result.get())
-                else:
-                    self._fail(self._shards.urls[k], result.error)
-        self._outcome.sort_failed(self._shards.urls)
+        tasks = ((k, TableTask(shard=self._shard(k), session=self._settings.session)) for k in todo)
+        is_remote = any(not Place(self._shards.urls[k]).is_local for k in todo)
+        self.run(find_table, tasks, choose_engine(engine, is_remote=is_remote))
+        self.outcome.sort_failed(self._shards.urls)
         if not (self._places[:, 1] >= 0).any():
-            first = next(iter(self._outcome.failed.values()), "no shard of this index can have one")
+            first = next(iter(self.outcome.failed.values()), "no shard of this index can have one")
             raise JobError(f"none of {len(self._shards):,} shards has a member table; the first: {first}")
 
     def write(self) -> None:
@@ -351,7 +343,7 @@ class _TablePacking:
             OutputError: it cannot be written; the tables found stay for the next run.
             TableError: two shards have names of one hash.
         """
-        outcome, place = self._outcome, self._outcome.output
+        outcome, place = self.outcome, self.outcome.output
         kept = [k for k in self._numbers if self._places[k, 1] >= 0]
         names = [pack_format.name_in(place, absolute(self._shards.urls[k])) for k in kept]
         head = pack_format.pack_head(names, self._places[kept, 1].tolist(), place=place)
@@ -372,7 +364,7 @@ class _TablePacking:
 
     def finish(self) -> None:
         """Pack and index are there: nothing is kept for another run."""
-        self._journal.remove()
+        self._known.finish()
 
     def _shard(self, k: int) -> Shard:
         shard = self._shards[k]
@@ -383,7 +375,7 @@ class _TablePacking:
 
     def _recall(self) -> None:
         """Take note of the tables that an earlier run found, of shards that are as they were then."""
-        before = {record.url: record for record in self._journal.before}
+        before = self._known.records
         for k in self._numbers if before else ():
             shard = self._shard(k)
             record = before.get(shard.url)
@@ -395,8 +387,8 @@ class _TablePacking:
             with contextlib.suppress(TableError):
                 member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="its spooled table")
                 self._places[k] = record.offset, record.length
-                self._outcome.known += 1
-                self._progress.ended += 1
+                self.outcome.known += 1
+                self.progress.ended += 1
 
     def _record(self, shard: Shard, data: bytes, offset: int) -> SpooledTable:
         mark = look_local(shard.url).mark if Place(shard.url).is_local else None
@@ -411,29 +403,22 @@ class _TablePacking:
             checksum=crc32(data),
         )
 
-    def _take(self, k: int, found: FoundTable) -> None:
-        outcome, length = self._outcome, len(found.data)
+    def take(self, name: int, found: FoundTable) -> None:
+        """Put a table into the spool."""
+        outcome, length = self.outcome, len(found.data)
         try:
             system.write_all(self._spool, found.data, self._end)
         except OSError as error:
             raise unwritten(outcome.output, error) from error
-        self._journal.add(self._record(self._shard(k), found.data, self._end))
-        self._places[k] = self._end, length
+        self._known.add(self._record(self._shard(name), found.data, self._end))
+        self._places[name] = self._end, length
         self._end += length
-        self._progress.bytes += length
+        self.progress.bytes += length
         outcome.scanned += found.is_scanned
         outcome.beside += not found.is_scanned
         outcome.requests += found.requests
         outcome.read_bytes += found.read_bytes
 
-    def _fail(self, url: str, error: BaseException) -> None:
-        self._progress.failed += 1
-        self._outcome.fail(url, error)
-        if not self._settings.is_skipping:
-            raise_failure(url, error)
-
-    def _resolve(self, options: RunOptions, todo: Sequence[int]) -> RunOptions:
-        if options.is_ray:
-            return options.resolve("threads", _RAY_JOBS)
-        is_remote = any(not Place(self._shards.urls[k]).is_local for k in todo)
-        return options.resolve("threads", _REMOTE_JOBS if is_remote else os.cpu_count() or 1)
+    def url_of(self, name: int) -> str:
+        """As in the index."""
+        return self._shards.urls[name]

@@ -17,16 +17,16 @@ import msgspec
 
 from wids.errors import OutputError, OutputExistsError
 from wids.files import atomic, system
+from wids.index.writing import relative_to
 from wids.transport.place import Place
-from wids.transport.upload import check_replaceable
+from wids.transport.upload import Target, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from wids.transport.upload import Target
+    from collections.abc import Callable, Iterable
 
 R = TypeVar("R", bound=msgspec.Struct)
 
+STATE_SUFFIX, JOURNAL_SUFFIX = ".state", ".journal"
 _PUT_SECONDS = 5.0
 
 
@@ -67,6 +67,11 @@ class JobJournal(Generic[R]):
         self.before = list(parse_records(self._lines, record))
         self._put_at = time.monotonic()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether it is left for the next run."""
+        return self.is_begun or self.was_there
+
     def begin(self) -> None:
         """Have it there, before any record.
 
@@ -99,7 +104,7 @@ class JobJournal(Generic[R]):
         if self._fd < 0:
             if self.is_begun:
                 self._put()
-        elif self.is_begun or self.was_there:
+        elif self.is_needed:
             self._close()
         else:
             self.remove()
@@ -163,6 +168,90 @@ class JobJournal(Generic[R]):
         lines = [line for line in self._lines if line != self._header]
         self._target.put_bytes(b"\n".join([self._header, *lines]), self._url)
         self._put_at = time.monotonic()
+
+
+class KnownShards(Generic[R]):
+    """What earlier runs of a job have found of shards; to be closed.
+
+    A record has the ``url`` of its shard. In the files it is relative to the output's directory where it lies below it:
+    both may move. ``OUTPUT.state`` has a line for each shard of the output that is there, ``OUTPUT.journal`` those of
+    a run that is under way or was killed.
+
+    Args:
+        output: the path of the output.
+        record: the type of a record.
+        writer: what else may be writing it.
+        is_current: whether a state is that of the output that is there; None: the job has no state.
+        is_known: whether a record still holds.
+
+    Attributes:
+        records: place of a shard -> its record then, to be compared with the shard of now.
+        journal: of this run.
+
+    Raises:
+        OutputError: the output's directory cannot be written.
+        OutputExistsError: another process is making this output, or there are other files in these places.
+    """
+
+    def __init__(
+        self,
+        output: str,
+        record: type[R],
+        *,
+        writer: str,
+        is_current: Callable[[bytes], bool] | None = None,
+        is_known: Callable[[R], bool] = lambda _: True,
+    ) -> None:
+        self._state, self._home, self._is_known = output + STATE_SUFFIX, os.path.dirname(output), is_known
+        self.records: dict[str, R] = {}
+        if is_current is not None:
+            check_state(self._state, record)
+        self.journal = JobJournal(output, JOURNAL_SUFFIX, record, writer=writer, target=Target())
+        if is_current is not None:
+            with contextlib.suppress(OSError), open(self._state, "rb") as file:
+                lines = file.read()
+                self._learn(parse_records(lines.splitlines() if is_current(lines) else (), record))
+        self._learn(self.journal.before)
+
+    def add(self, record: R) -> None:
+        """Keep the record of one shard.
+
+        Raises:
+            OutputError: it cannot be written down.
+        """
+        self.journal.add(self.relative(record))
+
+    def relative(self, record: R) -> R:
+        """A record as it is in a file."""
+        return msgspec.structs.replace(record, url=relative_to(record.url, self._home))  # type: ignore[attr-defined]
+
+    def format_state(self, records: Iterable[R]) -> bytes:
+        """The state of an output of these shards."""
+        return b"".join(format_record(self.relative(record)) + b"\n" for record in records)
+
+    def put_state(self, state: bytes) -> None:
+        """Write the state.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        atomic.write_atomically(self._state, state)
+
+    def finish(self) -> None:
+        """The output is there: there is nothing to go on with."""
+        self.journal.remove()
+
+    def close(self) -> None:
+        """Leave the journal for the next run, if there is anything in it."""
+        self.journal.close()
+
+    def _learn(self, records: Iterable[R]) -> None:
+        for record in records:
+            url: str = record.url  # type: ignore[attr-defined]
+            place = url if "://" in url else os.path.join(self._home, url)
+            absolute = msgspec.structs.replace(record, url=place)
+            if self._is_known(absolute):
+                self.records[place] = absolute
 
 
 def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:

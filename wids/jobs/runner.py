@@ -32,6 +32,8 @@ R = TypeVar("R")
 EngineName: TypeAlias = Literal["auto", "local", "threads", "processes", "ray"]
 # Takes a task's number and what it reports.
 OnReport: TypeAlias = "Callable[..., None]"
+# Tasks at a time on a Ray cluster, unless that is said.
+_RAY_JOBS = 64
 # How long `run` waits before it calls ``tick`` again, and how long a runner waits for its tasks to end.
 POLL_SECONDS, END_SECONDS = 0.25, 10.0
 
@@ -63,7 +65,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def resolve(self, engine: Literal["here", "threads", "processes"], jobs: int) -> RunOptions:
         """These options, with what the job thinks best in the place of what they leave open."""
         chosen: Any = engine if self.is_automatic else self.engine
-        return msgspec.structs.replace(self, jobs=self.jobs or jobs, engine=chosen)
+        return msgspec.structs.replace(self, jobs=self.jobs or (_RAY_JOBS if self.is_ray else jobs), engine=chosen)
+
+
+# What runs a job: a name, or options that say more.
+Engine: TypeAlias = EngineName | RunOptions
+
+
+def run_options(engine: Engine) -> RunOptions:
+    """The options that a name stands for."""
+    return engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
 
 
 @dataclass(frozen=True)

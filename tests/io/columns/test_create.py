@@ -48,7 +48,7 @@ def table_of(index):
 @pytest.mark.parametrize("options", [RunOptions(jobs=1), RunOptions(jobs=3), RunOptions(engine="processes", jobs=2)])
 def test_rows(index, options):
     """One for each sample in index order, typed; what a sample lacks is null."""
-    told = made.make_columns(index, options=options)
+    told = made.make_columns(index, engine=options)
     assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
     assert told.columns == {
         "index": "int64",
@@ -248,7 +248,7 @@ def test_the_directory_may_move(index, tmp_path):
 
 def _make_until(connection, index, count):
     """Make columns, and stop when ``count`` shards are written down."""
-    keep = creating.KnownParts.add
+    keep = creating.KnownParts.add_part
     kept = []
 
     def add(self, part):
@@ -257,8 +257,8 @@ def _make_until(connection, index, count):
         if len(kept) == count:
             stop_here(connection)
 
-    creating.KnownParts.add = add
-    made.make_columns(index, options=RunOptions(jobs=1))
+    creating.KnownParts.add_part = add
+    made.make_columns(index, engine=RunOptions(jobs=1))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -479,7 +479,7 @@ def _make_with(connection, index, bytes_):
     """Make columns where no file may have more than so many bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
     try:
-        connection.send(made.make_columns(index, options=RunOptions(jobs=1)).samples)
+        connection.send(made.make_columns(index, engine=RunOptions(jobs=1)).samples)
     except OutputError as error:
         connection.send(str(error))
 
@@ -540,7 +540,7 @@ def test_a_run_that_ends_in_the_middle(index, monkeypatch, where, again, error):
     with monkeypatch.context() as patch:
         end_at(patch, where, index, error)
         with pytest.raises(OutputError if isinstance(error, OSError) else KeyboardInterrupt):
-            made.make_columns(index, options=RunOptions(jobs=1))
+            made.make_columns(index, engine=RunOptions(jobs=1))
     assert Path(table_of(index)).read_bytes() == before
     assert not [name for name in os.listdir(home) if name.endswith(".part")]
     assert made.make_columns(index).surveyed == again
@@ -597,8 +597,8 @@ def test_histories(tmp_path, monkeypatch, seed):
                 shards.remove(rng.choice(shards))
             else:
                 rng.shuffle(shards)
-        create_columns(shards, str(tmp_path / "c.parquet"), spec, options=RunOptions(jobs=2))
-        create_columns(shards, str(tmp_path / f"{step}.parquet"), spec, options=RunOptions(jobs=1))
+        create_columns(shards, str(tmp_path / "c.parquet"), spec, engine=RunOptions(jobs=2))
+        create_columns(shards, str(tmp_path / f"{step}.parquet"), spec, engine=RunOptions(jobs=1))
         assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / f"{step}.parquet").read_bytes()
 
 

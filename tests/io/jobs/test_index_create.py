@@ -29,8 +29,9 @@ from wids.errors import (
 from wids.index import checksums, writing
 from wids.index.discovery import look_local
 from wids.jobs import index_create, scan
-from wids.jobs.index_create import IndexSettings, KnownShards, create_index
+from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import rebase_index, update_index
+from wids.jobs.journal import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.readers.header_reader import Window
@@ -449,9 +450,10 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     """What was read before is not read again, though the last line was cut; at the end the journal is gone."""
     shards = write_shards(tmp_path / "d", (1, 2, 3))
     output = str(tmp_path / "d/i.json")
-    journal = KnownShards(output)
+    journal = KnownShards(output, scan.ShardFacts, writer="wids index")
     for shard in shards[:2]:
-        journal.add(scan_shard(ScanTask(url=shard["url"], checksums=("crc32",))))
+        facts = scan_shard(ScanTask(url=shard["url"], checksums=("crc32",)))
+        journal.add(facts.kept(facts.url))
     journal.close()
     with open(output + ".journal", "ab") as file:
         file.write(b'{"url": "s2.t')
@@ -469,7 +471,7 @@ def test_a_failed_run_keeps_what_it_read_and_the_old_index(tmp_path):
     write_shard(tmp_path / "d/s2.tar", 3)
     (tmp_path / "d/s3.tar").write_bytes(b"x" * 5000)
     with pytest.raises(WidsError, match=r"s3\.tar"):
-        create_index([str(tmp_path / "d")], output, options=RunOptions(jobs=1))
+        create_index([str(tmp_path / "d")], output, engine=RunOptions(jobs=1))
     assert Path(output).read_bytes() == old
     assert "s2.tar" in Path(output + ".journal").read_text()
     told = create_index([str(tmp_path / "d")], output, settings=IndexSettings(is_skipping=True))
@@ -507,7 +509,7 @@ def test_the_index_does_not_depend_on_the_engine(tmp_path, engine):
     write_shards(tmp_path / "d", (3, 1, 2))
     create_index([str(tmp_path / "d")], str(tmp_path / "a.json"), name="n")
     options = RunOptions(engine=engine, jobs=2)
-    create_index([str(tmp_path / "d")], str(tmp_path / "b.json"), name="n", options=options)
+    create_index([str(tmp_path / "d")], str(tmp_path / "b.json"), name="n", engine=options)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -570,7 +572,7 @@ def test_malformed_indexes_are_refused_by_place(tmp_path):
     with pytest.raises(FetchError):
         update_index(str(tmp_path / "none.json"))
     with pytest.raises(OutputError, match="cannot be written"):
-        index_create.Indexing(str(tmp_path / "no/i.json"), IndexSettings(), RunOptions(jobs=2), lambda *_: None)
+        index_create.Indexing(str(tmp_path / "no/i.json"), IndexSettings(), RunOptions(jobs=2), None)
     assert look_local(str(tmp_path / "none.tar")).size is None
     assert scan.ShardFacts(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
 
@@ -614,7 +616,7 @@ def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    log = KnownShards(str(tmp_path / "i.json"))
+    log = KnownShards(str(tmp_path / "i.json"), scan.ShardFacts, writer="wids index")
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", fail)
         with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):

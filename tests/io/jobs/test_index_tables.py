@@ -26,7 +26,7 @@ from wids.files.identity import Identity
 from wids.jobs import index_tables
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
-from wids.jobs.index_tables import TablesSettings, pack_tables
+from wids.jobs.index_tables import TablesSettings, create_tables
 from wids.jobs.runner import RunOptions
 from wids.tables import pack_format
 from wids.tables.table import parse_table
@@ -89,7 +89,7 @@ def left(directory):
 def test_of_local_shards(home):
     """Scanned where there are no tables beside them, else taken from there; the index names the pack, and keeps all."""
     before = read(home / "train.json")
-    outcome = pack_tables(str(home / "train.json"))
+    outcome = create_tables(str(home / "train.json"))
     assert (outcome.shards, outcome.tables, outcome.scanned, outcome.beside) == (4, 4, 4, 0)
     assert outcome.output == str(home / "train.tables")
     assert outcome.bytes == os.path.getsize(home / "train.tables")
@@ -101,7 +101,7 @@ def test_of_local_shards(home):
         assert find(f"{tag}.tar") is not None
     assert left(home) == []
     create_index([str(home)], str(home / "train.json"), settings=IndexSettings(has_tables=True))
-    again = pack_tables(str(home / "train.json"))
+    again = create_tables(str(home / "train.json"))
     assert (again.scanned, again.beside) == (0, 4)
     data = (home / "train.tables").read_bytes()
     assert all((home / f"{tag}.tar.widx").read_bytes() in data for tag in TAGS)
@@ -111,7 +111,7 @@ def test_of_remote_shards(web, remote, tmp_path):
     """From beside them, or from their headers; a cold machine then needs nothing else."""
     publish(web, "/a.tar")
     publish(web, "/b.tar", shards.shard("b", 3 * ROWS, SIZE))  # of another version
-    outcome = pack_tables(remote)
+    outcome = create_tables(remote)
     assert (outcome.tables, outcome.beside, outcome.scanned) == (4, 1, 3)
     assert outcome.requests >= 3
     find = tables_in(tmp_path / "train.tables")
@@ -131,22 +131,22 @@ def test_sizes_that_the_index_does_not_know(web, remote):
     write_json(remote, index)
     publish(web, "/a.tar")
     publish(web, "/b.tar", shards.shard("b", 3 * ROWS, SIZE))
-    outcome = pack_tables(remote)
+    outcome = create_tables(remote)
     assert (outcome.beside, outcome.scanned) == (1, 3)
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_the_bytes_do_not_depend_on_what_runs_it(home, engine):
     """Nor on how many work at a time."""
-    pack_tables(str(home / "train.json"), str(home / "one.tables"), options=RunOptions(jobs=1))
-    pack_tables(str(home / "train.json"), str(home / "two.tables"), options=RunOptions(engine=engine, jobs=3))
+    create_tables(str(home / "train.json"), str(home / "one.tables"), engine=RunOptions(jobs=1))
+    create_tables(str(home / "train.json"), str(home / "two.tables"), engine=RunOptions(engine=engine, jobs=3))
     assert (home / "one.tables").read_bytes() == (home / "two.tables").read_bytes()
     assert read(home / "train.json")["member_tables"] == "two.tables"
 
 
 def test_published_together(home, web, tmp_path):
     """Names are relative to the pack's directory: index, pack and shards may be put anywhere together."""
-    pack_tables(str(home / "train.json"))
+    create_tables(str(home / "train.json"))
     for name in ("train.json", "train.tables"):
         web.add(f"/x/{name}", (home / name).read_bytes())
     for tag in TAGS:
@@ -162,7 +162,7 @@ def test_a_run_that_failed_goes_on(home, monkeypatch):
     bad = (home / "c.tar").read_bytes()
     os.unlink(home / "c.tar")
     with pytest.raises(ShardNotFoundError):
-        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+        create_tables(str(home / "train.json"), engine=RunOptions(jobs=1))
     assert left(home) == ["train.tables.journal", "train.tables.spool"]
     assert "member_tables" not in read(home / "train.json")
     (home / "c.tar").write_bytes(bad)
@@ -170,7 +170,7 @@ def test_a_run_that_failed_goes_on(home, monkeypatch):
     seen = []
     real = index_tables.find_table
     monkeypatch.setattr(index_tables, "find_table", lambda task, context: seen.append(task.shard.url) or real(task))
-    outcome = pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+    outcome = create_tables(str(home / "train.json"), engine=RunOptions(jobs=1))
     assert (outcome.known, outcome.tables) == (1, 4)
     assert [os.path.basename(url) for url in seen] == ["a.tar", "c.tar", "d.tar"]
     assert left(home) == []
@@ -187,9 +187,9 @@ def test_a_run_that_was_killed_before_the_index_named_the_pack(home, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(index_tables, "_name_pack", die)
         with pytest.raises(KeyboardInterrupt):
-            pack_tables(str(home / "train.json"))
+            create_tables(str(home / "train.json"))
     assert (home / "train.tables").exists()
-    outcome = pack_tables(str(home / "train.json"))
+    outcome = create_tables(str(home / "train.json"))
     assert (outcome.known, outcome.tables, left(home)) == (4, 4, [])
     assert read(home / "train.json")["member_tables"] == "train.tables"
 
@@ -198,7 +198,7 @@ def test_a_shard_that_is_listed_twice(home):
     """By whatever names: it has one table."""
     index = read(home / "train.json")
     index["shardlist"] += [{"url": url, "nsamples": ROWS} for url in ("a.tar", "../d/b.tar", f"file://{home}/c.tar")]
-    outcome = pack_tables(write_json(home / "train.json", index))
+    outcome = create_tables(write_json(home / "train.json", index))
     assert (outcome.shards, outcome.tables) == (4, 4)
 
 
@@ -207,14 +207,14 @@ def test_what_a_killed_run_left_half_written(home):
     (home / "train.tables.1-0123abcd.part").write_bytes(b"x")
     (home / "mine.tables.1-0123abcd.part").write_bytes(b"x")
     with atomic.part_file(str(home / "train.tables")) as (part, _):
-        pack_tables(str(home / "train.json"))
+        create_tables(str(home / "train.json"))
         assert left(home) == sorted(["mine.tables.1-0123abcd.part", os.path.basename(part)])
 
 
 def test_a_pack_whose_name_looks_like_a_chain(home):
     """The index holds it with ./ before it, and knows it as its own."""
     for _ in range(2):
-        pack_tables(str(home / "train.json"), str(home / "a::b.tables"))
+        create_tables(str(home / "train.json"), str(home / "a::b.tables"))
     assert read(home / "train.json")["member_tables"] == "./a::b.tables"
 
 
@@ -223,7 +223,7 @@ def test_tables_that_changed_places_in_the_spool(home):
     data = (home / "d.tar").read_bytes()
     os.unlink(home / "d.tar")
     with pytest.raises(ShardNotFoundError):
-        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+        create_tables(str(home / "train.json"), engine=RunOptions(jobs=1))
     (home / "d.tar").write_bytes(data)
     journal = home / "train.tables.journal"
     records = [json.loads(line) for line in journal.read_text().splitlines() if line]
@@ -231,7 +231,7 @@ def test_tables_that_changed_places_in_the_spool(home):
     records[0]["offset"], records[1]["offset"] = records[1]["offset"], records[0]["offset"]
     records[2]["offset"] = -1
     journal.write_text("\n".join(map(json.dumps, records)))
-    assert pack_tables(str(home / "train.json")).known == 0
+    assert create_tables(str(home / "train.json")).known == 0
     find = tables_in(home / "train.tables")
     assert [find(str(home / f"{tag}.tar")).key(0) for tag in TAGS] == [f"{tag}0000" for tag in TAGS]
 
@@ -242,11 +242,11 @@ def test_a_shard_that_the_index_has_another_checksum_of(home, key):
     data = (home / "d.tar").read_bytes()
     os.unlink(home / "d.tar")
     with pytest.raises(ShardNotFoundError):
-        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+        create_tables(str(home / "train.json"), engine=RunOptions(jobs=1))
     (home / "d.tar").write_bytes(data)
     index = read(home / "train.json")
     index["shardlist"][0][key] = {"md5sum": "0" * 32, "crc32": "0badcafe"}[key]
-    assert pack_tables(write_json(home / "train.json", index)).known == 2
+    assert create_tables(write_json(home / "train.json", index)).known == 2
 
 
 @pytest.mark.parametrize("damage", ["spool", "journal"])
@@ -255,11 +255,11 @@ def test_what_was_kept_is_checked(home, damage):
     data = (home / "d.tar").read_bytes()
     os.unlink(home / "d.tar")
     with pytest.raises(ShardNotFoundError):
-        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+        create_tables(str(home / "train.json"), engine=RunOptions(jobs=1))
     path = home / f"train.tables.{damage}"
     path.write_bytes(b"x" * len(path.read_bytes()) if damage == "spool" else b'{"offset": -5}\n{}\nx')
     (home / "d.tar").write_bytes(data)
-    outcome = pack_tables(str(home / "train.json"))
+    outcome = create_tables(str(home / "train.json"))
     assert (outcome.known, outcome.tables, left(home)) == (0, 4, [])
     assert tables_in(home / "train.tables")(str(home / "b.tar")).nsamples == ROWS
 
@@ -268,7 +268,7 @@ def test_shards_that_fail(home):
     """The first one ends it, unless they are to be left out: then they are listed, in the index's order."""
     os.unlink(home / "c.tar")
     (home / "a.tar").write_bytes(b"x" * 2048)
-    outcome = pack_tables(str(home / "train.json"), settings=TablesSettings(is_skipping=True))
+    outcome = create_tables(str(home / "train.json"), settings=TablesSettings(is_skipping=True))
     assert (outcome.tables, outcome.shards) == (2, 4)
     assert [os.path.basename(url) for url in outcome.failed] == ["a.tar", "c.tar"]
     find = tables_in(home / "train.tables")
@@ -276,21 +276,21 @@ def test_shards_that_fail(home):
     for tag in TAGS:
         (home / f"{tag}.tar").unlink(missing_ok=True)
     with pytest.raises(JobError, match="none of 4 shards has a member table"):
-        pack_tables(str(home / "train.json"), settings=TablesSettings(is_skipping=True))
+        create_tables(str(home / "train.json"), settings=TablesSettings(is_skipping=True))
 
 
 def test_shards_that_are_not_what_the_index_says(home, remote, web):
     """Their table would be of no use: no reader would take it."""
     (home / "a.tar").write_bytes(shards.shard("a", 4 * ROWS, SIZE))
     with pytest.raises(TableError, match="what is there now is of another version of the shard"):
-        pack_tables(str(home / "train.json"))
+        create_tables(str(home / "train.json"))
     web.files["/a.tar"] = pack([(f"a{k}.{kind}", b"") for k in range(2 * ROWS) for kind in ("txt", "bin")]).ljust(
         len(web.files["/b.tar"]), b"\0"
     )[: len(web.files["/b.tar"])]
     index = read(remote)
     index["shardlist"][0]["filesize"] = len(web.files["/a.tar"])
     with pytest.raises(CountMismatchError, match=f"holds {2 * ROWS} samples, and the index says {ROWS}"):
-        pack_tables(write_json(remote, index))
+        create_tables(write_json(remote, index))
 
 
 def test_tables_in_another_order_are_not_packed(home, remote, web, caplog):
@@ -303,7 +303,7 @@ def test_tables_in_another_order_are_not_packed(home, remote, web, caplog):
     web.add("/a.tar.widx", lying.to_bytes())
     wanted = list(table_of(data).keys())
     for index, place, url in ((home / "train.json", home / "train.tables", str(home / "a.tar")), (remote, None, None)):
-        outcome = pack_tables(str(index))
+        outcome = create_tables(str(index))
         assert (outcome.tables, outcome.scanned) == (4, 4)
         find = tables_in(place or outcome.output)
         assert list(find(url or f"{web.url}/a.tar").keys()) == wanted
@@ -318,14 +318,14 @@ def test_places_that_are_refused(home, web):
     (home / "mine.tables").write_bytes(b"mine")
     (home / "mine.tables.journal").write_bytes(b'{"of": "another run"}')
     with pytest.raises(OutputExistsError, match="exists, and is no pack of this index") as caught:
-        pack_tables(index, str(home / "mine.tables"))
+        create_tables(index, str(home / "mine.tables"))
     assert caught.value.hint == "overwrite"
     assert (home / "mine.tables").read_bytes() == b"mine"
     os.unlink(home / "mine.tables.journal")
     other = write_json(home / "other.json", {**read(index), "shardlist": read(index)["shardlist"][:2]})
-    pack_tables(index, str(home / "whole.tables"))
+    create_tables(index, str(home / "whole.tables"))
     with pytest.raises(OutputExistsError, match="exists, and is no pack of this index"):  # it has others' tables, too
-        pack_tables(other, str(home / "whole.tables"))
+        create_tables(other, str(home / "whole.tables"))
     (home / "train.json").write_text(json.dumps(named))
     for bad, words in [
         (index, r"ends in \.tables"),
@@ -333,16 +333,16 @@ def test_places_that_are_refused(home, web):
         (str(home / "no" / "x.tables"), "make it first"),
     ]:
         with pytest.raises(OutputError, match=words):
-            pack_tables(index, bad)
+            create_tables(index, bad)
     with pytest.raises(OutputError, match="written to a local file"):
-        pack_tables(f"{web.url}/train.json")
+        create_tables(f"{web.url}/train.json")
     convert_index(index, str(home / "train.widsx"))
     with pytest.raises(SpecError, match="is a compiled index"):
-        pack_tables(str(home / "train.widsx"))
+        create_tables(str(home / "train.widsx"))
     assert left(home) == []
     assert "member_tables" not in read(index)
-    pack_tables(index)
-    pack_tables(index)  # its own pack is replaced without a question
+    create_tables(index)
+    create_tables(index)  # its own pack is replaced without a question
 
 
 def test_shards_that_can_have_none(web, remote):
@@ -351,24 +351,24 @@ def test_shards_that_can_have_none(web, remote):
     index["shardlist"][0]["url"] += "?signature=1"
     index["shardlist"][1]["url"] = "pipe:cat x.tar"
     index["shardlist"].append(index["shardlist"][2])
-    outcome = pack_tables(write_json(remote, index))
+    outcome = create_tables(write_json(remote, index))
     assert (outcome.shards, outcome.tables, outcome.failed) == (2, 2, {})
 
 
 def test_a_server_that_fails(web, remote, no_waits):
     """The error is that of the shard."""
     web.faults["/b.tar"] = [status(403)] * 20
-    outcome = pack_tables(remote, settings=TablesSettings(is_skipping=True))
+    outcome = create_tables(remote, settings=TablesSettings(is_skipping=True))
     assert (outcome.tables, list(outcome.failed)) == (3, [f"{web.url}/b.tar"])
 
 
 def test_indexes_made_of_an_index_with_a_pack(home, tmp_path):
     """They name it as it is seen from where they lie; a merge names those of all."""
-    pack_tables(str(home / "train.json"))
+    create_tables(str(home / "train.json"))
     (tmp_path / "e").mkdir()
     shards.write(str(tmp_path / "e" / "x.tar"), shards.shard("x", ROWS, SIZE))
     create_index([str(tmp_path / "e" / "x.tar")], str(tmp_path / "e" / "more.json"))
-    pack_tables(str(tmp_path / "e" / "more.json"))
+    create_tables(str(tmp_path / "e" / "more.json"))
     whole = str(tmp_path / "whole.json")
     merge_indexes([str(home / "train.json"), str(tmp_path / "e" / "more.json")], whole)
     assert read(whole)["member_tables"] == ["d/train.tables", "e/more.tables"]
@@ -390,7 +390,7 @@ def test_indexes_made_of_an_index_with_a_pack(home, tmp_path):
 def test_an_index_made_again(home, tmp_path):
     """It names the pack as before, as after an update; one of other shards does not."""
     index = str(home / "train.json")
-    pack_tables(index)
+    create_tables(index)
     shards.write(str(home / "e.tar"), shards.shard("e", ROWS, SIZE))
     create_index([str(home)], index, name="new")
     found = read(index)
@@ -401,7 +401,7 @@ def test_an_index_made_again(home, tmp_path):
     write_json(index, {**found, "shardlist": 7})
     create_index([str(home)], index)
     assert "member_tables" not in read(index)
-    pack_tables(index, settings=TablesSettings(overwrite=True))
+    create_tables(index, settings=TablesSettings(overwrite=True))
     shards.write(str(tmp_path / "x.tar"), shards.shard("x", ROWS, SIZE))
     create_index([str(tmp_path / "x.tar")], index)
     assert "member_tables" not in read(index)
@@ -411,7 +411,7 @@ def test_sub_datasets_are_packed_too(home, tmp_path):
     """All shards of the index, wherever they are listed; the index itself stays as it is written."""
     index = {"wids_version": 1, "datasets": [{"source_url": "d/train.json"}]}
     place = write_json(tmp_path / "whole.json", index)
-    assert pack_tables(place).tables == 4
+    assert create_tables(place).tables == 4
     assert read(place) == {**index, "member_tables": "whole.tables"}
     assert tables_in(tmp_path / "whole.tables")(str(home / "a.tar")).to_bytes() == table_of_file(home / "a.tar")
 

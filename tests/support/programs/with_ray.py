@@ -23,14 +23,14 @@ from ray.cluster_utils import Cluster
 
 from wids import cli, testing
 from wids.collection.shard_collection import load_shards
+from wids.jobs.cache_warm import warm_cache
 from wids.jobs.index_create import create_index
+from wids.jobs.index_verify import verify_shards
 from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions
-from wids.jobs.verify import verify_shards
-from wids.jobs.warm import warm_cache
 from wids.writing.pack.folders import list_files
 from wids.writing.pack.listing import SourceListing
-from wids.writing.pack.run import pack
+from wids.writing.pack.run import pack_listing as pack
 from wids.writing.pack.shard import PackSettings
 
 PATIENCE_SECONDS = 60
@@ -93,7 +93,7 @@ class NodeReader:
 
 def indexes(options):
     """An index with a bad shard, by the library and by the command."""
-    outcome = create_index(["d"], "ray.json", name="n", options=options)
+    outcome = create_index(["d"], "ray.json", name="n", engine=options)
     with open("d/s9.tar", "wb") as file:
         file.write(b"x" * 2000)
     flags = ("--engine", "ray", "--ray-address", options.ray_address, "--skip-errors", "--json")
@@ -151,7 +151,7 @@ def findings(options):
     _, shards, _ = load_shards("damaged.json")
     chosen = list(enumerate(shards))
     here, there = (
-        msgspec.to_builtins(verify_shards(chosen, options=each).findings) for each in (RunOptions(jobs=2), options)
+        msgspec.to_builtins(verify_shards(chosen, engine=each).findings) for each in (RunOptions(jobs=2), options)
     )
     reports = [run("verify", "damaged.json", "--json", *more) for more in ((), ("--engine", "ray"))]
     texts = [json.dumps({**json.loads(out), "seconds": 0}) for _, out in reports]
@@ -170,7 +170,7 @@ def packed(options):
             shown[name] = msgspec.to_builtins(progress)
 
         listing = list_files("in", numbers_keys=False, keep_fields=None, tell=lambda _: None)
-        pack(listing, PackSettings(output=f"{name}/p-%d.tar", samples=3), options=each, show=show)
+        pack(listing, PackSettings(output=f"{name}/p-%d.tar", samples=3), engine=each, progress=show)
     return {
         "is_same": content("here") == content("there"),
         "is_same_progress": shown["here"] == shown["there"],
@@ -183,7 +183,7 @@ def warmed(options, url, excluded):
     _, shards, _ = load_shards(url)
     found, shown = [], []
     for more in ((), (), (excluded,)):
-        outcome = warm_cache(list(shards), options=options, excluded=more, show=shown.append)
+        outcome = warm_cache(list(shards), engine=options, excluded=more, progress=shown.append)
         found.append(
             {
                 "nodes": sorted(os.path.basename(one.directory) for one in outcome.nodes),
@@ -207,9 +207,9 @@ def survived(options, cluster, node):
             killed.append(True)
             cluster.remove_node(node, allow_graceful=False)
 
-    outcome = pack(listing, PackSettings(output="survived/p-%d.tar", samples=1), show=show, options=options)
+    outcome = pack(listing, PackSettings(output="survived/p-%d.tar", samples=1), progress=show, engine=options)
     whole = SourceListing(items=range(12), reader=NodeReader(os.path.abspath("log2"), "", 99))
-    pack(whole, PackSettings(output="whole/p-%d.tar", samples=1), options=options)
+    pack(whole, PackSettings(output="whole/p-%d.tar", samples=1), engine=options)
     with open("log") as file:
         log = [line.split() for line in file]
     reads = {int(item): [where for number, where in log if number == item] for item, _ in log}

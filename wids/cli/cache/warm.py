@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wids import jobs
 from wids.cli.format import count_of, format_rate, format_size, print_errors, print_json, printable
-from wids.cli.options import load_selected
-from wids.cli.progress import job_bar
+from wids.cli.progress import job_signals
 from wids.errors import CacheError, JobError
-from wids.jobs.warm import WarmSettings, warm_cache
+from wids.jobs.cache_warm import WarmSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wids.jobs.cache_warm import WarmOutcome
     from wids.jobs.runner import RunOptions
-    from wids.jobs.warm import WarmOutcome
     from wids.transport.session import Session
 
 
@@ -46,15 +46,20 @@ def warm(
     Raises:
         WidsError: the index cannot be read, the shards do not fit, or some did not come.
     """
-    listed, numbers, session, _ = load_selected(index, selected, session)
-    chosen = {shard.url: shard for _, shard in listed}
     settings = WarmSettings(directory=directory, cache_size=cache_size, session=session)
     try:
-        with job_bar("fetching", "bytes", is_shown=not is_json) as show:
-            outcome = warm_cache([*chosen.values()], settings, options=options, excluded=excluded, show=show)
+        with job_signals():
+            outcome = jobs.warm(
+                index,
+                settings,
+                shards=selected,
+                excluded=excluded,
+                engine=options,
+                progress=None if is_json else "bar",
+            )
     except CacheError as error:
         if error.hint == "fewer_shards":  # those that fit, as --shards names them
-            error.__dict__["fitting"] = f" (--shards {numbers.start}:{numbers.start + error.found} fit)"
+            error.__dict__["fitting"] = f" (--shards {error.found.start}:{error.found.stop} fit)"
         raise
     if is_json:
         print_json(msgspec.to_builtins(outcome))

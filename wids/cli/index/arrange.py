@@ -9,10 +9,10 @@ import msgspec
 import typer
 
 from wids.cli.format import count_of, format_size, print_errors, print_json, shown_path
-from wids.cli.progress import job_bar
+from wids.cli.progress import job_signals
 from wids.index.writing import split_by_fractions, split_every, stem_of
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
-from wids.jobs.index_tables import TablesSettings, pack_tables
+from wids.jobs.index_tables import TablesSettings, create_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wids.cli.index import TablesFlags
     from wids.jobs.index_edit import Merged
     from wids.jobs.index_tables import TablesOutcome
+    from wids.jobs.progress import Progress
     from wids.jobs.runner import RunOptions
 
 
@@ -27,11 +28,12 @@ def pack(index: str, output: str | None, *, flags: TablesFlags, options: RunOpti
     """Write the pack of an index, and print its counts.
 
     Raises:
-        WidsError: see `wids.jobs.index_tables.pack_tables`.
+        WidsError: see `wids.jobs.index_tables.create_tables`.
     """
     settings = TablesSettings(is_skipping=flags.is_skipping, overwrite=flags.overwrite, session=flags.session)
-    with job_bar("packing", is_shown=not is_json) as show:
-        outcome = pack_tables(index, output, settings=settings, options=options, show=show)
+    with job_signals():
+        progress: Progress = None if is_json else "bar"
+        outcome = create_tables(index, output, settings=settings, engine=options, progress=progress)
     print_errors([f"left out: {why}" for why in outcome.failed.values()])
     if is_json:
         print_json(msgspec.to_builtins(outcome))

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from wids.cli.format import count_of, format_size, print_errors, print_json, printable, shown_path, shown_url
-from wids.cli.progress import job_bar
+from wids.cli.progress import job_signals
 from wids.errors import OutputExistsError
 from wids.index.writing import stem_of
 from wids.jobs.index_create import IndexSettings, create_index
@@ -19,13 +19,11 @@ from wids.jobs.index_edit import update_index
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Sequence
 
     from wids.cli.index import ScanFlags
     from wids.jobs.index_create import IndexOutcome
     from wids.jobs.index_upload import IndexUpload, Published
-    from wids.jobs.outcome import JobProgress
     from wids.jobs.runner import RunOptions
 
 
@@ -53,7 +51,7 @@ def create(
 
         upload = IndexUpload(sources, session=flags.session)
         name = upload.name if name is None else name
-    with _bar(flags, is_json=is_json) as show:
+    with job_signals():
         outcome = create_index(
             sources,
             output,
@@ -62,8 +60,8 @@ def create(
             base=base or None,
             overwrite=overwrite,
             settings=_settings(flags),
-            options=options,
-            show=show,
+            engine=options,
+            progress=None if is_json else "bar",
         )
     _report(outcome, is_json=is_json, upload=upload)
 
@@ -83,14 +81,14 @@ def update(
     Raises:
         WidsError: see `wids.jobs.index_edit.update_index`.
     """
-    with _bar(flags, is_json=is_json) as show:
+    with job_signals():
         outcome = update_index(
             index,
             add=list(_with_stdin(add)),
             drop=drop,
             settings=_settings(flags, is_dropping_missing=is_dropping_missing),
-            options=options,
-            show=show,
+            engine=options,
+            progress=None if is_json else "bar",
         )
     _report(outcome, is_json=is_json)
 
@@ -152,10 +150,6 @@ def _settings(flags: ScanFlags, *, is_dropping_missing: bool = False) -> IndexSe
         counts=tuple(flags.counts or ()),
         session=flags.session,
     )
-
-
-def _bar(flags: ScanFlags, *, is_json: bool) -> AbstractContextManager[Callable[[JobProgress], None]]:
-    return job_bar("summing" if flags.has_md5 else "indexing", is_shown=not is_json)
 
 
 def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:

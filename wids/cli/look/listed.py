@@ -20,7 +20,7 @@ from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.files.own_folder import default_cache_dir
 from wids.files.terminal import progress
-from wids.jobs.warm import part_bytes
+from wids.jobs.cache_warm import part_bytes
 from wids.readers.provider import AutoProvider
 from wids.tables.published_tables import PublishedTables
 from wids.transport.place import Place, cache_directory

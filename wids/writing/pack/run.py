@@ -6,19 +6,18 @@ left. The index appears when all shards are whole, and not before.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
+from wids.jobs.job import ShardJob
 from wids.jobs.journal import JobJournal
-from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.outcome import JobOutcome
+from wids.jobs.runner import RunOptions, run_options
 from wids.order.permutation import PACKING, permutation
 from wids.tables.fields import Alternatives
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
@@ -29,14 +28,15 @@ from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, PackTask
 from wids.writing.writer import DEFAULT_SAMPLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from wids.jobs.runner import TaskResult
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
     from wids.writing.output import ShardPattern
     from wids.writing.pack.listing import SourceListing
 
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
-_MAX_JOBS, _RAY_JOBS = 8, 64
+_MAX_JOBS = 8
 _NAMED = 5  # fields in a line
 SUFFIX = ".packing"
 _HEADER = b'{"what": "shards that wids pack has finished; run it again to go on"}'
@@ -71,27 +71,26 @@ class PackOutcome(JobOutcome, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
 
-def pack(
+def pack_listing(
     listing: SourceListing,
     settings: PackSettings,
     *,
-    options: RunOptions = RunOptions(jobs=1),  # noqa: B008 - frozen
-    show: Callable[[JobProgress], None] = lambda _: None,
+    engine: Engine = RunOptions(jobs=1),  # noqa: B008 - frozen
+    progress: Progress = None,
 ) -> PackOutcome:
-    """Pack a source.
+    """Pack a source that is listed.
 
     Args:
         listing: of the source.
         settings: how.
-        options: what runs it: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
-        show: called now and then.
+        engine: what runs it: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: the output is no pattern. SampleError: a sample cannot be packed, and is not to be skipped.
         OutputError: the output is taken or cannot be written; finished shards are kept for the next run.
         WidsError: the source cannot be read.
     """
-    start = time.monotonic()
     pattern = parse_pattern(settings.output)
     _check_apart(listing.places, pattern)
     if listing.problems and not settings.skips_errors:
@@ -101,14 +100,14 @@ def pack(
     target.make_directory(pattern.index_url)
     journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer="wids pack", target=target, header=_HEADER)
     try:
-        packing = _Packing(listing, items, settings, pattern, target, journal)
-        if not packing.is_finished():
-            target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
-        journal.begin()
-        sweep(pattern)
-        packing.write_shards(options, show)
-        outcome = packing.write_index()
-        journal.remove()
+        with _Packing(listing, items, settings, pattern, target, journal, progress) as packing:
+            if not packing.is_finished():
+                target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
+            journal.begin()
+            sweep(pattern)
+            packing.write_shards(engine)
+            packing.write_index()
+            journal.remove()
     except BaseException:
         # Without a journal, a shard that was published and not yet written down would be taken for a stranger's.
         if journal.is_begun and not journal.before and not target.find_shards(pattern):
@@ -116,8 +115,7 @@ def pack(
         raise
     finally:
         journal.close()
-    outcome.seconds = time.monotonic() - start
-    return outcome
+    return packing.outcome
 
 
 def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
@@ -164,11 +162,11 @@ def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
     return items
 
 
-class _Packing:
+class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
     """Shards on their way into one dataset.
 
     Attributes:
-        done: shards that are there, by number. kept: of them, those of an earlier run.
+        done: shards that are there, by number.
     """
 
     def __init__(
@@ -179,14 +177,16 @@ class _Packing:
         pattern: ShardPattern,
         target: ShardTarget,
         journal: JobJournal[PackedShard],
+        progress: Progress,
     ) -> None:
+        super().__init__(PackOutcome(index=pattern.index_url), progress, "packing", is_skipping=False)
         self.listing, self.items, self.settings, self.pattern = listing, items, settings, pattern
         self.target, self.journal = target, journal
         self.before = {packed.k: packed for packed in journal.before}
         samples = DEFAULT_SAMPLES if settings.samples is None and settings.size is None else settings.samples
         self.cuts = cut(len(items), samples=samples, sizes=self.sizes(), size=settings.size)
         self.done: dict[int, PackedShard] = {}
-        self.kept = 0
+        self._counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
 
     def is_finished(self) -> bool:
         """Whether an earlier run wrote all of these shards and the index, and was killed before its journal went.
@@ -206,51 +206,46 @@ class _Packing:
             self.before.clear()
         return is_same
 
-    def write_shards(self, options: RunOptions, show: Callable[[JobProgress], None]) -> None:
+    def write_shards(self, engine: Engine) -> None:
         """Write all shards that are not there yet."""
-        progress = JobProgress(shards=len(self.cuts), total=len(self.items))
-        given: list[PackTask] = []
-        counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
-
-        def advance(k: int, samples: int, size: int) -> None:
-            before = counted.get(k, (0, 0))
-            counted[k] = samples, size
-            progress.done += samples - before[0]
-            progress.bytes += size - before[1]
-
-        def unfinished() -> Iterator[PackTask]:
-            for task in self.tasks():
-                kept = self.find_kept(task)
-                if kept is None:
-                    given.append(task)
-                    yield task
-                    continue
-                self.done[task.k] = kept
-                self.kept += 1
-                progress.shards -= 1
-                progress.total = (progress.total or 0) - len(task.items)
-
-        show(progress)
-        function = partial(write_shard, PackJob(self.listing.reader, self.pattern, self.settings))
-        results = run(function, unfinished(), self.resolve(options), tick=lambda: show(progress), on_report=advance)
+        self.progress.shards, self.progress.total = len(self.cuts), len(self.items)
+        work = partial(write_shard, PackJob(self.listing.reader, self.pattern, self.settings))
         try:
-            with contextlib.closing(results):
-                for result in results:
-                    task = given[result.k]
-                    packed = self.take(result, self.pattern.url(task.k))
-                    self.done[packed.k] = packed
-                    if not packed.skipped:  # what could not be read may be there the next time
-                        self.journal.add(packed)
-                    progress.ended += 1
-                    advance(result.k, len(task.items), (packed.entry or {}).get("filesize", 0))
-                    del counted[result.k]
+            self.run(work, self.unfinished(), self.choose_engine(run_options(engine)))
         finally:
             sweep(self.pattern)  # part files of processes that were killed
         self.check_inputs()
 
-    def take(self, result: TaskResult[PackedShard], url: str) -> PackedShard:
-        """The shard that was written to ``url``."""
-        error = result.error
+    def unfinished(self) -> Iterator[tuple[PackTask, PackTask]]:
+        """The shards that an earlier run has not left as they are to be."""
+        for task in self.tasks():
+            kept = self.find_kept(task)
+            if kept is None:
+                yield task, task
+                continue
+            self.done[task.k] = kept
+            self.outcome.kept += 1
+            self.progress.shards -= 1
+            self.progress.total = (self.progress.total or 0) - len(task.items)
+
+    def report(self, name: PackTask, *state: Any) -> None:
+        """So many samples and bytes of a shard are written."""
+        before = self._counted.get(name.k, (0, 0))
+        self._counted[name.k] = samples, size = state
+        self.progress.done += samples - before[0]
+        self.progress.bytes += size - before[1]
+
+    def take(self, name: PackTask, found: PackedShard) -> None:
+        """A shard is written."""
+        self.done[name.k] = found
+        if not found.skipped:  # what could not be read may be there the next time
+            self.journal.add(found)
+        self.report(name, len(name.items), (found.entry or {}).get("filesize", 0))
+        del self._counted[name.k]
+
+    def fail(self, name: PackTask, error: BaseException) -> None:
+        """End it: without a shard there is no dataset."""
+        url = self.url_of(name)
         if isinstance(error, WorkerError):
             raise JobError(
                 f"{url}: the process that wrote it ended with exit code {error.found}; is there memory for all of "
@@ -258,11 +253,13 @@ class _Packing:
                 url=url,
                 hint="jobs",
             ) from error
-        if error is not None:
-            raise_failure(url, error)
-        return result.get()
+        super().fail(name, error)
 
-    def write_index(self) -> PackOutcome:
+    def url_of(self, name: PackTask) -> str:
+        """Where a shard goes."""
+        return self.pattern.url(name.k)
+
+    def write_index(self) -> None:
         """Remove older shards, and write the index.
 
         Raises:
@@ -273,20 +270,12 @@ class _Packing:
         entries = [packed.entry for packed in shards if packed.entry is not None]
         if not entries:
             raise _of_problems(skipped)
-        outcome = PackOutcome(
-            index=self.pattern.index_url,
-            shards=len(entries),
-            samples=sum(entry["nsamples"] for entry in entries),
-            bytes=sum(entry["filesize"] for entry in entries),
-            kept=self.kept,
-            ignored=self.listing.ignored,
-            ignored_files=self.listing.ignored_files,
-            unmatched=self.listing.unmatched,
-            skipped=[*self.listing.problems, *skipped],
-            seed=self.settings.seed,
-            facts=list(self.listing.facts),
-            notes=self.listing.notes,
-        )
+        outcome, listing = self.outcome, self.listing
+        outcome.shards = len(entries)
+        outcome.samples, outcome.bytes = (sum(entry[key] for entry in entries) for key in ("nsamples", "filesize"))
+        outcome.ignored, outcome.ignored_files = listing.ignored, listing.ignored_files
+        outcome.unmatched, outcome.skipped = listing.unmatched, [*listing.problems, *skipped]
+        outcome.seed, outcome.facts, outcome.notes = self.settings.seed, list(listing.facts), listing.notes
         if self.settings.seed is not None:
             outcome.facts.append(f"shuffled with seed {self.settings.seed}")
         self.note_fields(outcome, shards)
@@ -301,7 +290,6 @@ class _Packing:
         name = self.pattern.name if self.settings.name is None else self.settings.name
         text = index_json(entries, name=name, info=self.listing.info)
         self.target.put_bytes(text.encode(), self.pattern.index_url)
-        return outcome
 
     def note_fields(self, outcome: PackOutcome, shards: Sequence[PackedShard]) -> None:
         """Tell of fields that only some samples have, and of those that were asked for and none has."""
@@ -324,12 +312,14 @@ class _Packing:
                 named = " or ".join(map(shorten, group))
                 outcome.notes = [*outcome.notes, f"no sample has the field {named} that is to be kept"]
 
-    def resolve(self, options: RunOptions) -> RunOptions:
+    def choose_engine(self, options: RunOptions) -> RunOptions:
         """What runs it: a remote place that is this process's own memory is written by this process."""
         if Place(self.pattern.url(0)).scheme == "memory":
             return RunOptions().resolve("here", 1)
-        jobs = min(options.jobs or (_RAY_JOBS if options.is_ray else _default_jobs()), len(self.cuts))
-        return msgspec.structs.replace(options, jobs=jobs).resolve("processes" if jobs > 1 else "here", jobs)
+        chosen = options.resolve("processes", min(os.cpu_count() or 1, _MAX_JOBS))
+        jobs = min(chosen.jobs or 1, len(self.cuts))
+        engine = "here" if options.is_automatic and jobs == 1 else chosen.engine
+        return msgspec.structs.replace(chosen, jobs=jobs, engine=engine)
 
     def sizes(self) -> Iterator[int]:
         """What each sample takes in an archive; asked for only where shards are cut by size."""
@@ -374,7 +364,3 @@ class _Packing:
         if self.settings.tables and self.target.describe(url + TABLE_SUFFIX) is None:
             return None
         return packed if self.target.describe(url) == (packed.entry["filesize"], packed.mtime_ns) else None
-
-
-def _default_jobs() -> int:
-    return min(os.cpu_count() or 1, _MAX_JOBS)

@@ -86,7 +86,8 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
         output: the pattern, ``out/train-%06d.tar``.
         samples, size: bounds of a shard, as for `wids.writing.writer.ShardWriter`.
         selected: which samples of the listing.
-        seed: shuffle with it; None: the listing's order.
+        seed: shuffle with it; None: the listing's order, but see `for_kind`.
+        keeps_order: in any case.
         numbers_keys: call samples by their number.
         skips_errors: leave out what cannot be read.
         md5, tables, name, overwrite, session: as for `wids.writing.writer.ShardWriter`.
@@ -97,6 +98,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
     selected: slice = slice(None)
     seed: int | None = None
+    keeps_order: bool = False
     numbers_keys: bool = False
     skips_errors: bool = False
     md5: bool = True
@@ -104,6 +106,12 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     overwrite: bool = False
     session: Session = PLAIN
+
+    def for_kind(self, kind: str) -> PackSettings:
+        """The same for this kind of source: class folders are shuffled always, for shards of one class mix badly."""
+        if self.seed is None and kind == "folder" and not self.keeps_order:
+            return msgspec.structs.replace(self, seed=0)
+        return self
 
 
 class PackJob(NamedTuple):

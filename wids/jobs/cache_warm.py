@@ -27,19 +27,25 @@ from wids.events import Fetched, Hit, Retried
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.runner import RunOptions, run_options
 from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
 from wids.transport.place import cache_directory
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+    from typing import Any, TypeAlias
 
+    from wids.collection.shard_collection import Shards
     from wids.events import Event
+    from wids.jobs.progress import Progress
     from wids.jobs.ray_cluster import ClusterNode
-    from wids.jobs.runner import TaskContext
+    from wids.jobs.runner import Engine, TaskContext, TaskResult
+
+    _Waiting: TypeAlias = tuple[Shard, str]
 
 # The hint says that these shards are needed so much later; shards needed within twice of that are not evicted for them.
 _LATER_SECONDS, _HINT_SECONDS = 3600.0, 600.0
@@ -86,22 +92,63 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
     session: Session = PLAIN
 
 
+def warm(
+    index: Shards,
+    settings: WarmSettings = WarmSettings(),  # noqa: B008 - frozen
+    *,
+    shards: slice = slice(None),
+    excluded: Collection[str] = (),
+    engine: Engine = "auto",
+    progress: Progress = None,
+) -> WarmOutcome:
+    """Fetch the shards of an index into a cache, before a job needs them; those that are there are checked.
+
+    A run that is ended (KeyboardInterrupt, a kill) leaves whole shards; the next one fetches the others.
+
+    Args:
+        index: as the first argument of a dataset.
+        settings: into which cache.
+        shards: which of the index.
+        excluded: nodes of a cluster to leave out: ids, addresses or host names.
+        engine: ``"threads"``, ``"ray"`` (each node of the cluster fetches all of them), or `RunOptions`, whose ``jobs``
+            are shards at a time; 8 unless it says.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+
+    Returns:
+        What became of the shards; those that did not come are in ``failed``.
+
+    Raises:
+        SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
+        CacheError, InputError, ClusterError: see `warm_cache`; ``found`` is then the slice of shards that would fit.
+    """
+    chosen = load_selected(index, shards, settings.session)
+    settings = msgspec.structs.replace(settings, session=chosen.session)
+    wanted = {shard.url: shard for _, shard in chosen.shards}
+    try:
+        return warm_cache([*wanted.values()], settings, engine=engine, excluded=excluded, progress=progress)
+    except CacheError as error:
+        if error.hint == "fewer_shards":
+            first = chosen.numbers.start
+            error.found = slice(first, first + error.found)
+        raise
+
+
 def warm_cache(
     shards: Sequence[Shard],
     settings: WarmSettings = WarmSettings(),  # noqa: B008 - frozen
     *,
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    engine: Engine = "auto",
     excluded: Collection[str] = (),
-    show: Callable[[JobProgress], None] = lambda _: None,
+    progress: Progress = None,
 ) -> WarmOutcome:
     """Fetch shards into a cache; on Ray into that of each node of the cluster, once for each.
 
     Args:
         shards: each once.
         settings: into which cache.
-        options: what runs it; ``jobs`` are shards at a time, on each node.
+        engine: what runs it; ``jobs`` are shards at a time, on each node.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
-        show: called now and then.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         InputError: the directory is a URL.
@@ -109,21 +156,20 @@ def warm_cache(
         ClusterError: there is no cluster.
     """
     cache_directory(settings.directory or "")  # before a node is asked
+    options = run_options(engine)
     if options.is_ray:
-        return _warm_nodes(shards, settings, options, excluded, show)
+        return _warm_nodes(shards, settings, options, excluded, progress)
     if excluded:
         raise InputError("nodes to leave out are those of a Ray cluster")
     if options.engine == "processes":
         raise InputError("shards are fetched in threads, or on a Ray cluster")
-    return _warm_here(shards, settings, options.jobs or DEFAULT_JOBS, show)
+    return _warm_here(shards, settings, options.jobs or DEFAULT_JOBS, progress)
 
 
-def _warm_here(
-    shards: Sequence[Shard], settings: WarmSettings, jobs: int, show: Callable[[JobProgress], None]
-) -> WarmOutcome:
-    warming = _Warming(shards, settings)
-    warming.check_fits()
-    warming.run(jobs, show)
+def _warm_here(shards: Sequence[Shard], settings: WarmSettings, jobs: int, progress: Progress) -> WarmOutcome:
+    with _Warming(shards, settings, progress) as warming:
+        warming.check_fits()
+        warming.fetch(jobs)
     return warming.outcome
 
 
@@ -139,63 +185,87 @@ def _warm_nodes(
     settings: WarmSettings,
     options: RunOptions,
     excluded: Collection[str],
-    show: Callable[[JobProgress], None],
+    progress: Progress,
 ) -> WarmOutcome:
     from wids.jobs.ray_cluster import alive_nodes, connect
 
-    start = time.monotonic()
-    with connect(options.ray_address) as ray:
-        nodes = alive_nodes(ray, excluded)
-        outcome = WarmOutcome(directory=settings.directory or "", shards=len(shards))
-        found: dict[int, WarmOutcome] = {}
-        progress = dict.fromkeys(range(len(nodes)), JobProgress(shards=len(shards)))
-        results = run(
-            partial(_warm_node, shards, settings, options.jobs or DEFAULT_JOBS),
-            nodes,
-            msgspec.structs.replace(options, jobs=len(nodes)),
-            tick=lambda: show(sum_progress(progress.values())),
-            on_report=progress.__setitem__,
-            node_of=lambda node: node.node_id,
-        )
-        with contextlib.closing(results):
-            for result in results:
-                node, last = nodes[result.k], progress[result.k]
-                progress[result.k] = msgspec.structs.replace(last, ended=last.shards, total=last.done)
-                if result.error is None:
-                    found[result.k] = result.get()
-                else:
-                    outcome.fail(f"node {node.address} ({node.node_id[:8]})", result.error)
-    outcome.nodes = [one for _, one in sorted(found.items())]
+    with connect(options.ray_address) as ray, _WarmingNodes(shards, settings, progress) as warming:
+        nodes = [(node.node_id, node) for node in alive_nodes(ray, excluded)]
+        warming.nodes = dict(nodes)
+        warming.parts = {name: JobProgress(shards=len(shards)) for name in warming.nodes}
+        work = partial(_warm_node, shards, settings, options.jobs or DEFAULT_JOBS)
+        options = msgspec.structs.replace(options, jobs=len(nodes))
+        warming.run(work, nodes, options, node_of=lambda node: node.node_id)
+    outcome = warming.outcome
+    outcome.nodes = [warming.done[name] for name in warming.nodes if name in warming.done]
     for name in ("fetched", "fetched_bytes", "cached", "in_place", "retries"):
         setattr(outcome, name, sum(getattr(one, name) for one in outcome.nodes))
     for one in outcome.nodes:
         outcome.failed |= {f"{one.node} {url}": f"{one.node}: {why}" for url, why in one.failed.items()}
-    outcome.seconds = time.monotonic() - start
     return outcome
 
 
-class _Warming:
+class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
+    """Nodes of a cluster that fetch the same shards; each is named by its id.
+
+    Attributes:
+        nodes: all of them. parts: how far each is. done: those that have ended well.
+    """
+
+    def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:
+        outcome = WarmOutcome(directory=settings.directory or "", shards=len(shards))
+        super().__init__(outcome, progress, "fetching", unit="bytes")
+        self.nodes: dict[str, ClusterNode] = {}
+        self.parts: dict[str, JobProgress] = {}
+        self.done: dict[str, WarmOutcome] = {}
+
+    def show(self) -> None:
+        """Show how far all nodes are together."""
+        self.progress = sum_progress(self.parts.values())
+        super().show()
+
+    def report(self, name: str, *state: Any) -> None:
+        """How far one node is."""
+        (self.parts[name],) = state
+
+    def end(self, name: str, result: TaskResult[WarmOutcome]) -> None:
+        """A node is done with, well or not."""
+        last = self.parts[name]
+        self.parts[name] = msgspec.structs.replace(last, ended=last.shards, total=last.done)
+        super().end(name, result)
+
+    def take(self, name: str, found: WarmOutcome) -> None:
+        """Keep what became of the shards on a node."""
+        self.done[name] = found
+
+    def url_of(self, name: str) -> str:
+        """A node in words."""
+        return f"node {self.nodes[name].address} ({name[:8]})"
+
+
+class _Warming(ShardJob[str, None, WarmOutcome]):
     """Shards on their way into a cache of this machine.
 
     Attributes:
-        outcome: what became of them so far.
         missing: the shards that are not there, as far as their names tell.
     """
 
-    def __init__(self, shards: Sequence[Shard], settings: WarmSettings) -> None:
+    def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:
         self.directory = os.path.abspath(cache_directory(settings.directory or default_cache_dir()))
         self.provider = AutoProvider(
             cache_dir=self.directory,
             cache_size=settings.cache_size,
             session=settings.session.with_hooks([self._count]),
         )
-        self.outcome = WarmOutcome(directory=self.directory, shards=len(shards))
+        outcome = WarmOutcome(directory=self.directory, shards=len(shards))
+        super().__init__(outcome, progress, "fetching", unit="bytes")
         places = [(shard, *self.provider.cache.place(shard.url)) for shard in shards]
         self.cacheable = [(shard, path) for shard, path, is_in_place in places if not is_in_place]
         self.outcome.in_place = len(places) - len(self.cacheable)
         self.missing = [shard for shard, path in self.cacheable if not os.path.exists(path)]
         self._known = [shard.filesize for shard in self.missing if shard.filesize is not None]
         self._is_full = False
+        self._hint: usage_hints.PlanFile | None = None
         self._succeeded, self._hinted = time.monotonic(), -math.inf
         self._lock = threading.Lock()
 
@@ -235,44 +305,40 @@ class _Warming:
                 hint="disk",
             )
 
-    def run(self, jobs: int, show: Callable[[JobProgress], None]) -> None:
-        """Fetch them in threads.
-
-        Args:
-            jobs: shards at a time.
-            show: called now and then.
-        """
+    def fetch(self, jobs: int) -> None:
+        """Fetch them in threads, ``jobs`` at a time."""
         if not self.cacheable:
             return
-        start = time.monotonic()
         try:
             atomic.make_directory(self.directory, is_private=self.directory == atomic.private_dir())
         except OSError as error:
             raise _unusable(self.directory, "made", error) from error
         # Cached shards are checked first: they need no space, and a full cache ends the rest.
         waiting = sorted(self.cacheable, key=lambda item: not os.path.exists(item[1]))
-        hint = usage_hints.PlanFile(self.directory)
-
-        def tick() -> None:
-            self._write_hint(hint)
-            show(self._progress())
-
+        self._hint = usage_hints.PlanFile(self.directory)
         try:
-            tick()
-            options = RunOptions(engine="threads", jobs=jobs)
-            tasks = self._while_there_is_space(waiting)
-            with contextlib.closing(run(self._bring, tasks, options, tick=tick)) as results:
-                for result in results:
-                    url = waiting[result.k][0].url
-                    if result.error is None:
-                        self._succeeded = time.monotonic()
-                    else:
-                        self._is_full = self._is_full or isinstance(result.error, CacheFull)
-                        self.outcome.fail(url, result.error)
+            self.run(self._bring, self._while_there_is_space(waiting), RunOptions(engine="threads", jobs=jobs))
         finally:
-            hint.close()
-        self.outcome.seconds = time.monotonic() - start
+            self._hint.close()
         self.outcome.sort_failed(shard.url for shard, _ in self.cacheable)
+
+    def show(self) -> None:
+        """Show how far it is, and say that these shards are needed."""
+        if time.monotonic() - self._hinted > _HINT_SECONDS and self._hint is not None:
+            self._hinted = time.monotonic()
+            later = time.time() + _LATER_SECONDS
+            self._hint.write({os.path.basename(path): later for _, path in self.cacheable})
+        self.progress = self._progress()
+        super().show()
+
+    def take(self, name: str, found: None) -> None:  # noqa: ARG002 - events count them
+        """A shard is there."""
+        self._succeeded = time.monotonic()
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Note that a shard did not come."""
+        self._is_full = self._is_full or isinstance(error, CacheFull)
+        super().fail(name, error)
 
     def _progress(self) -> JobProgress:
         """How far it is; shards of which no index says how long they are count as much as the others."""
@@ -289,12 +355,6 @@ class _Warming:
             done=arrived,
         )
 
-    def _write_hint(self, hint: usage_hints.PlanFile) -> None:
-        if time.monotonic() - self._hinted > _HINT_SECONDS:
-            self._hinted = time.monotonic()
-            later = time.time() + _LATER_SECONDS
-            hint.write({os.path.basename(path): later for _, path in self.cacheable})
-
     def _count(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, Fetched):
@@ -305,16 +365,16 @@ class _Warming:
             elif isinstance(event, Retried):
                 self.outcome.retries += 1
 
-    def _while_there_is_space(self, waiting: Sequence[tuple[Shard, str]]) -> Iterator[tuple[Shard, str]]:
+    def _while_there_is_space(self, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, _Waiting]]:
         """The shards to fetch: in a full cache each one would ask its server, wait, and fail alike."""
         for shard, path in waiting:
             if self._is_full:
                 words = f"{shard.url}: not tried, for the cache is full"
                 self.outcome.failed[shard.url] = without_secrets(words, shard.url)
             else:
-                yield shard, path
+                yield shard.url, (shard, path)
 
-    def _bring(self, task: tuple[Shard, str], context: TaskContext) -> None:
+    def _bring(self, task: _Waiting, context: TaskContext) -> None:
         """Have one shard in the cache, whichever process fetches it."""
         shard, path = task
         while True:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
+from wids.collection.shard_collection import lists_shards
 from wids.errors import CacheError, ClusterError, OutputError, WorkerError, without_secrets
 from wids.events import logger
+from wids.index.checksums import promised
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.decode import crash_of
+from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.journal import JobJournal
-from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.outcome import JobOutcome
 from wids.jobs.problems import Finding, Problem, VerifySettings
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.runner import run_options
+from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
+    from wids.collection.shard_collection import Shards
     from wids.index.selection import Selection
     from wids.jobs.decode import Decode
-    from wids.jobs.runner import TaskResult
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine, TaskResult
 
-DEFAULT_JOBS, _MAX_PROCESSES, _RAY_JOBS = 8, 64, 64
+DEFAULT_JOBS, _MAX_PROCESSES = 8, 64
 _FORMAT = 3  # of findings; raised when the same shards give other ones
 # Faults that stay as long as a shard and its tables do; others (no connection, say) may be over in the next run.
 _LASTING = frozenset({"size", "digest", "tar", "empty", "count", "table", "decode"})
@@ -44,11 +49,13 @@ class VerifyOutcome(JobOutcome, kw_only=True):
     Attributes:
         findings: of each shard, by number.
         known: shards that an earlier run had checked, and that are as they were then.
+        unsaid: what the index does not say, so that it was not compared -> of how many shards.
         keys: which several samples have, if that was asked for.
     """
 
     findings: list[Finding] = msgspec.field(default_factory=list)
     known: int = 0
+    unsaid: dict[str, int] = msgspec.field(default_factory=dict)
     keys: KeyCensus | None = None
 
     @property
@@ -122,6 +129,77 @@ class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
     finding: Finding
 
 
+JOURNAL_SUFFIX = ".verifying"
+
+
+def verify(
+    index: Shards,
+    settings: VerifySettings = VerifySettings(),  # noqa: B008 - frozen
+    *,
+    shards: slice = slice(None),
+    decode: Decode | None = None,
+    max_keys: int = 0,
+    journal: str | None = None,
+    engine: Engine = "auto",
+    progress: Progress = None,
+) -> VerifyOutcome:
+    """Look for faults of shards; all of them are looked at, also after one that is at fault.
+
+    A run that is ended (KeyboardInterrupt, a kill) leaves its journal: the next one looks at the other shards only.
+
+    Args:
+        index: as the first argument of a dataset.
+        settings: how closely.
+        shards: which of the index.
+        decode: see `verify_shards`, as ``wids.SampleDecoder("PIL")``; None: members are not decoded.
+        max_keys: see `verify_shards`; 0: keys are not compared.
+        journal: its path or URL; None: see `find_journal`.
+        engine: what runs it: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. Of remote shards there are
+            never more on the disk than its ``jobs``.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+
+    Returns:
+        The finding of each shard; those at fault are in ``wrong`` and ``failed``.
+
+    Raises:
+        SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
+        OutputError: the journal that was asked for cannot be written. CacheError: no space for a remote shard.
+    """
+    chosen = load_selected(index, shards, settings.session)
+    settings = msgspec.structs.replace(settings, session=chosen.session)
+    kept: contextlib.AbstractContextManager[JobJournal[CheckedShard] | None] = contextlib.nullcontext()
+    if journal is not None:
+        kept = contextlib.closing(open_journal(journal, chosen.session))
+    elif (place := find_journal(index, settings)) is not None:
+        with contextlib.suppress(OutputError):  # another run has it
+            kept = contextlib.closing(open_journal(place))
+    with kept as opened:
+        return verify_shards(
+            chosen.shards,
+            settings,
+            decode=decode,
+            selection=chosen.selection,
+            max_keys=max_keys,
+            engine=engine,
+            journal=opened,
+            progress=progress,
+        )
+
+
+def find_journal(index: Shards, settings: VerifySettings) -> str | None:
+    """Where a journal goes: beside a local index whose directory can be written; None: nowhere.
+
+    A quick look asks for all shards each time, and has none.
+    """
+    if not isinstance(index, (str, os.PathLike)) or settings.is_quick:
+        return None
+    place = os.fspath(index)
+    if not Place(place).is_local or lists_shards(place):
+        return None
+    path = Place(place + JOURNAL_SUFFIX).absolute.path
+    return path if os.access(os.path.dirname(path), os.W_OK) else None
+
+
 def open_journal(place: str, session: Session = PLAIN) -> JobJournal[CheckedShard]:
     """The journal of a verify, to be closed.
 
@@ -142,9 +220,9 @@ def verify_shards(
     decode: Decode | None = None,
     selection: Selection | None = None,
     max_keys: int = 0,
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    engine: Engine = "auto",
     journal: JobJournal[CheckedShard] | None = None,
-    show: Callable[[JobProgress], None] = lambda _: None,
+    progress: Progress = None,
 ) -> VerifyOutcome:
     """Look at all shards.
 
@@ -155,39 +233,34 @@ def verify_shards(
             for a decoder may crash: that costs its shard a problem.
         selection: the samples of a view, which alone are decoded, and whose keys alone are compared; None: all.
         max_keys: the keys of so many samples are compared with each other, in 12 bytes of memory each; see `KeyCensus`.
-        options: what runs it. Of remote shards there are never more on the disk than ``jobs``.
+        engine: what runs it. Of remote shards there are never more on the disk than ``jobs``.
         journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
             Of decoders it knows the name alone. A quick look does without.
-        show: called now and then.
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
 
     Raises:
         CacheError: there is no space for a remote shard.
         JobError: no shard can be looked at.
     """
-    start = time.monotonic()
-    jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
-    options = options.resolve("threads" if decode is None else "processes", _RAY_JOBS if options.is_ray else jobs)
     journal = None if settings.is_quick else journal
     settings = msgspec.structs.replace(settings, has_keys=max_keys > 0 and not settings.is_quick)
-    verifying = _Verifying(shards, settings, decode, selection, max_keys, options, journal, show)
-    verifying.look(shards, decode)
-    if verifying.crashed:  # they may have other faults
-        verifying.look([task for task in shards if task[0] in verifying.crashed], None)
-    outcome = verifying.outcome
-    outcome.findings.sort(key=lambda finding: finding.number)
-    outcome.failed = {finding.url: finding.problems[0].what for finding in outcome.wrong}
-    outcome.seconds = time.monotonic() - start
-    if journal is not None:
-        with contextlib.suppress(OutputError):  # the findings are worth more
-            journal.remove()
+    with _Verifying(shards, settings, decode, selection, max_keys, journal, progress) as verifying:
+        verifying.look(shards, decode, engine)
+        if verifying.crashed:  # they may have other faults
+            verifying.look([task for task in shards if task[0] in verifying.crashed], None, engine)
+        outcome = verifying.outcome
+        outcome.findings.sort(key=lambda finding: finding.number)
+        outcome.failed = {finding.url: finding.problems[0].what for finding in outcome.wrong}
+        if journal is not None:
+            with contextlib.suppress(OutputError):  # the findings are worth more
+                journal.remove()
     return outcome
 
 
-class _Verifying:
+class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
     """Shards that are looked at.
 
     Attributes:
-        outcome: the findings so far.
         crashed: decoding these shards ended the process, so that no more is known of them.
     """
 
@@ -198,41 +271,45 @@ class _Verifying:
         decode: Decode | None,
         selection: Selection | None,
         max_keys: int,
-        options: RunOptions,
         journal: JobJournal[CheckedShard] | None,
-        show: Callable[[JobProgress], None],
+        progress: Progress,
     ) -> None:
-        self.outcome, self.crashed = VerifyOutcome(shards=len(shards)), dict[int, Problem]()
-        self._settings, self._options, self._journal, self._show = settings, options, journal, show
-        self.outcome.keys = KeyCensus(max_keys) if settings.has_keys else None
-        self._selection, self._chosen = None if decode is None else selection, selection
-        self._progress = JobProgress(shards=len(shards))
         # By what the index says: a shard that is missing is done with, too.
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
-        if sizes and None not in sizes:
-            self._progress.total = sum(filter(None, sizes))
+        has_sizes = bool(sizes) and None not in sizes
+        unit: Literal["bytes", "items"] = "bytes" if has_sizes else "items"
+        super().__init__(VerifyOutcome(shards=len(shards)), progress, "verifying", unit=unit)
+        self.progress.total = sum(filter(None, sizes)) if has_sizes else None
+        self.outcome.unsaid = _unsaid([shard for _, shard in shards], settings)
+        self.crashed = dict[int, Problem]()
+        self._settings, self._journal, self._decode = settings, journal, decode
+        self.outcome.keys = KeyCensus(max_keys) if settings.has_keys else None
+        self._selection, self._chosen = None if decode is None else selection, selection
         decoder = getattr(decode, "__qualname__", type(decode).__qualname__)
         rows = "" if self._selection is None else self._selection.digest
         self._how = repr((_FORMAT, settings.has_digest, settings.rule, settings.group, decoder, rows))
         before = [] if journal is None else journal.before
         self._before = {each.shard.url: each for each in before if each.how == self._how}
 
-    def look(self, shards: Sequence[tuple[int, Shard]], decode: Decode | None) -> None:
+    def look(self, shards: Sequence[tuple[int, Shard]], decode: Decode | None, engine: Engine) -> None:
         """Look at shards, all of which are there or crashed afterwards."""
+        self._decode = decode
         tasks = [self._task(number, shard) for number, shard in shards]
-        self._show(self._progress)
+        jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
+        options = run_options(engine).resolve("threads" if decode is None else "processes", jobs)
         check = partial(check_shard, settings=self._settings, decode=decode)
-        results = run(check, tasks, self._options, tick=lambda: self._show(self._progress))
-        with contextlib.closing(results):
-            for result in results:
-                task = tasks[result.k]
-                if isinstance(result.error, CacheError):  # of the disk: other shards would fail alike
-                    words = f"{result.error} (shards that are looked at go to $TMPDIR)"
-                    raise CacheError(words, **result.error.__dict__) from result.error
-                if decode is not None and isinstance(result.error, (WorkerError, ClusterError)):
-                    self.crashed[task.number] = crash_of(result.error)
-                else:
-                    self._take(task, _finding(task, result, self.crashed.get(task.number)))
+        self.run(check, ((task, task) for task in tasks), options)
+
+    def end(self, name: CheckTask, result: TaskResult[Finding]) -> None:
+        """Take what was found of a shard, or why it could not be looked at."""
+        if isinstance(result.error, CacheError):  # of the disk: other shards would fail alike
+            words = f"{result.error} (shards that are looked at go to $TMPDIR)"
+            raise CacheError(words, **result.error.__dict__) from result.error
+        if self._decode is not None and isinstance(result.error, (WorkerError, ClusterError)):
+            self.crashed[name.number] = crash_of(result.error)
+            self.progress.ended -= 1
+        else:
+            self.take(name, _finding(name, result, self.crashed.get(name.number)))
 
     def _task(self, number: int, shard: Shard) -> CheckTask:
         rows = None if self._selection is None else self._selection.rows_of(number)
@@ -243,16 +320,16 @@ class _Verifying:
         known = known and msgspec.structs.replace(known, number=number)
         return CheckTask(number=number, shard=shard, rows=rows, has_version=True, known=known)
 
-    def _take(self, task: CheckTask, finding: Finding) -> None:
-        progress = self._progress
-        finding = self._compare_keys(finding)
+    def take(self, name: CheckTask, found: Finding) -> None:
+        """Take what was found of a shard."""
+        task, progress = name, self.progress
+        finding = self._compare_keys(found)
         self.outcome.findings.append(finding)
         if finding == task.known:
             self.outcome.known += 1
         else:
             progress.bytes += finding.size_bytes or 0
             self._remember(task.shard, finding)
-        progress.ended += 1
         progress.failed += bool(finding.problems)
         progress.done += task.shard.filesize or 0
 
@@ -287,3 +364,13 @@ def _finding(task: CheckTask, result: TaskResult[Finding], known: Problem | None
         problem = Problem(kind="error", what=without_secrets(what, task.shard.url), detail=str(result.error))
         finding = Finding(number=task.number, url=task.shard.url, problems=(problem,))
     return finding if known is None else msgspec.structs.replace(finding, problems=(*finding.problems, known))
+
+
+def _unsaid(shards: Sequence[Shard], settings: VerifySettings) -> dict[str, int]:
+    """What the index does not say of how many shards."""
+    missing = {"size": sum(shard.filesize is None for shard in shards)}
+    if not settings.is_quick:
+        missing["number of samples"] = sum(shard.nsamples is None for shard in shards)
+        if settings.has_digest:
+            missing["checksum"] = sum(not promised(shard) for shard in shards)
+    return {what: count for what, count in missing.items() if count}

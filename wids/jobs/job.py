@@ -1,0 +1,206 @@
+"""The frame of a job on many shards: its tasks, what runs them, its failures, its progress, its end.
+
+A job is its work (a function of a module, which any process can run), and a `ShardJob` that takes what the work
+returns and publishes the output. What a run has finished is in a `wids.jobs.journal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+
+from wids.collection.shard_collection import load_shards
+from wids.errors import SelectionError
+from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
+from wids.jobs.progress import Progress, showing
+from wids.jobs.runner import Engine, RunOptions, run, run_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from wids.collection.shard_collection import Shards
+    from wids.index.selection import Selection
+    from wids.index.spec import Shard
+    from wids.jobs.runner import TaskContext, TaskResult
+    from wids.transport.session import Session
+
+K = TypeVar("K")
+T = TypeVar("T")
+R = TypeVar("R")
+Outcome = TypeVar("Outcome", bound=JobOutcome)
+
+_REMOTE_JOBS = 16
+
+
+class ShardJob(Generic[K, R, Outcome]):
+    """Shards on their way into one output, while a ``with`` block lasts.
+
+    Its types are: what names a shard to the job, what the work gives for one, the outcome.
+    However the block ends, no task is left running, and what was kept for the next run is closed.
+
+    Args:
+        outcome: of the job, its number of ``shards`` filled in if it is known.
+        verb: the work, as ``indexing``. unit: what the bar counts.
+        progress: as the job's caller gave it.
+        is_skipping: a shard that fails costs its own result; else the first one ends the job.
+
+    Attributes:
+        outcome: what became of the shards so far. progress: how far it is.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        progress: Progress,
+        verb: str,
+        *,
+        unit: Literal["bytes", "items"] = "items",
+        is_skipping: bool = True,
+    ) -> None:
+        self.outcome, self.progress = outcome, JobProgress(shards=outcome.shards)
+        self._is_skipping = is_skipping
+        self._bar = showing(progress, verb, unit)
+        self._stack = contextlib.ExitStack()
+        self._show: Callable[[JobProgress], None] = lambda _: None
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._show = self._stack.enter_context(self._bar)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        self.outcome.seconds = time.monotonic() - self._start
+
+    def close_at_end(self, close: Callable[[], None]) -> None:
+        """Have it called when the block ends, the last one first."""
+        self._stack.callback(close)
+
+    def run(
+        self,
+        work: Callable[[T, TaskContext], R],
+        tasks: Iterable[tuple[K, T]],
+        options: RunOptions,
+        *,
+        node_of: Callable[[T], str] | None = None,
+    ) -> None:
+        """Do the work on all tasks: `take` each result as it comes, and `fail` those without one.
+
+        Args:
+            work: see `wids.jobs.runner.run`.
+            tasks: (what names its shard, the task) of each; taken one by one, as others end.
+            options: what runs them.
+            node_of: see `wids.jobs.runner.run`.
+
+        Raises:
+            WidsError: a task failed, and none is to be skipped.
+        """
+        names: dict[int, K] = {}
+
+        def given() -> Iterator[T]:
+            for k, (name, task) in enumerate(tasks):
+                names[k] = name
+                yield task
+
+        def report(k: int, *state: Any) -> None:
+            if k in names:
+                self.report(names[k], *state)
+
+        self.show()
+        results = run(work, given(), options, tick=self.show, on_report=report, node_of=node_of)
+        with contextlib.closing(results):
+            for result in results:
+                name = names.pop(result.k)
+                self.progress.ended += 1
+                self.end(name, result)
+
+    def show(self) -> None:
+        """Show how far it is; called several times a second."""
+        self._show(self.progress)
+
+    def end(self, name: K, result: TaskResult[R]) -> None:
+        """A task has ended."""
+        if result.error is None:
+            self.take(name, result.get())
+        else:
+            self.fail(name, result.error)
+
+    def take(self, name: K, found: R) -> None:
+        """Take what the work returned for a shard."""
+        raise NotImplementedError
+
+    def report(self, name: K, *state: Any) -> None:
+        """Take what a task under way says of itself."""
+
+    def fail(self, name: K, error: BaseException) -> None:
+        """Note that a shard failed, or end the job by it."""
+        url = self.url_of(name)
+        self.progress.failed += 1
+        self.outcome.fail(url, error)
+        if not self._is_skipping:
+            raise_failure(url, error)
+
+    def url_of(self, name: K) -> str:
+        """What a shard is called in the outcome."""
+        return str(name)
+
+
+def choose_engine(engine: Engine, *, is_remote: bool, pays: bool = False) -> RunOptions:
+    """What runs a job whose caller left it open: threads, or processes of this machine where that is faster.
+
+    Args:
+        engine: as the caller gave it.
+        is_remote: some shards are, so that threads wait for a network, 16 at a time.
+        pays: the processor has so much to do that processes are worth their start.
+    """
+    options, cores = run_options(engine), os.cpu_count() or 1
+    if options.engine == "processes" or (options.is_automatic and pays and not is_remote and cores > 1):
+        return options.resolve("processes", cores)
+    return options.resolve("threads", _REMOTE_JOBS if is_remote else cores)
+
+
+def select_shards(count: int, selected: slice) -> range:
+    """The numbers of the selected ones of ``count`` shards.
+
+    Raises:
+        SelectionError: there are none.
+    """
+    numbers = range(count)[selected]
+    if count and not numbers:
+        first, end = ("" if bound is None else bound for bound in (selected.start, selected.stop))
+        raise SelectionError(f"shards {first}:{end}: there are no such shards; the index has {count}")
+    return numbers
+
+
+class SelectedShards(NamedTuple):
+    """Shards of an index.
+
+    Attributes:
+        shards: each with its number. numbers: their range.
+        session: what opens them.
+        selection: of a view, its samples; None: all.
+    """
+
+    shards: list[tuple[int, Shard]]
+    numbers: slice
+    session: Session
+    selection: Selection | None
+
+
+def load_selected(index: Shards, selected: slice, session: Session) -> SelectedShards:
+    """The selected shards of an index; of a view, those of which it has samples.
+
+    Raises:
+        SelectionError: no shards are selected. WidsError: the index cannot be read.
+    """
+    _, listed, session = load_shards(index, session=session)
+    numbers, chosen = select_shards(len(listed), selected), listed.selection
+    found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]
+    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen)

@@ -1,0 +1,64 @@
+"""How far a job is, as its caller wants to see it: a function is called, or a bar is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from wids.errors import InputError
+from wids.events import count_of, format_size
+from wids.files.terminal import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.files.terminal import Bar
+    from wids.jobs.outcome import JobProgress
+
+    ShowProgress: TypeAlias = Callable[[JobProgress], None]
+# Called now and then with how far a job is; "bar": a bar, where somebody looks; None: nothing.
+Progress: TypeAlias = "ShowProgress | Literal['bar'] | None"
+
+
+@contextlib.contextmanager
+def showing(asked: Progress, verb: str, unit: Literal["bytes", "items"] = "items") -> Iterator[ShowProgress]:
+    """What to call with how far a job is, while the block runs.
+
+    Args:
+        asked: as the caller of the job gave it.
+        verb: the work on the shards, as ``indexing``.
+        unit: see `wids.files.terminal.progress`.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if asked is None:
+        yield lambda _: None
+    elif callable(asked):
+        yield asked
+    elif asked == "bar":
+        with progress(unit) as bar:
+            yield _shown_by(bar, verb, unit)
+    else:
+        raise InputError(f'progress={asked!r}: give a function that takes a JobProgress, "bar", or None')
+
+
+def _shown_by(bar: Bar, verb: str, unit: Literal["bytes", "items"]) -> ShowProgress:
+    """What brings a bar up to date with a job; see `showing`."""
+    start = time.monotonic()
+
+    def show(job: JobProgress) -> None:
+        if not bar.is_shown:
+            return
+        words = f"{verb} {job.ended:,} of {count_of(job.shards, 'shard')}"
+        if unit == "items" and job.bytes:
+            words += f", {format_size(job.bytes / max(time.monotonic() - start, 1e-3))}/s"
+        words += f", failed: {job.failed:,}" if job.failed else ""
+        words += f", tried again: {job.retries:,}" if job.retries else ""
+        if unit == "bytes" or job.total is not None:
+            bar.update(job.done, total=job.total, words=words)
+        else:
+            bar.update(job.ended, total=job.shards, words=words)
+
+    return show

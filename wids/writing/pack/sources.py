@@ -1,0 +1,244 @@
+"""What `wids.jobs.pack` is given: sources by their names, which it finds, lists, and chooses samples of."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from wids.errors import InputError
+from wids.files.own_folder import default_cache_dir
+from wids.files.terminal import progress as bar_of
+from wids.index.repository import parse_name
+from wids.tables.fields import parse_fields
+from wids.transport.place import cache_directory
+from wids.writing.output import parse_pattern
+from wids.writing.pack import datasets, folders, labels, manifest
+from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
+from wids.writing.pack.run import pack_listing
+from wids.writing.pack.where import keep_matching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
+    from wids.transport.session import Session
+    from wids.writing.pack.listing import SourceListing
+    from wids.writing.pack.run import PackOutcome
+    from wids.writing.pack.shard import PackSettings
+
+NAMES = {
+    "folder": "images by class",
+    "files": "files key.ext",
+    "manifest": "a manifest",
+    "dataset": "a dataset",
+}
+# Options -> the kinds of sources that they are for.
+_FOR = {
+    "fields": ("manifest",),
+    "key": ("manifest",),
+    "base": ("manifest",),
+    "keep_fields": ("files", "dataset"),
+    "classes": ("folder", "manifest"),
+}
+
+
+class PackSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source is, and what of it is packed.
+
+    Attributes:
+        form: its kind: ``"folder"`` (class/x.jpg), ``"files"`` (key.ext), ``"manifest"``, ``"dataset"``; or ``"auto"``.
+        fields: of a manifest: ``".jpg=path"``, ``".cls=label"``, ``".json=a,b"``.
+        key, base: of a manifest: the column of keys (None: rows are numbered); what paths are relative to.
+        classes: a file of all classes by number, for labels and class folders.
+        keep_fields: only these fields of files and datasets (``".jpg;.png"``: the first of them that a sample has).
+        where: SQL that is true for the samples to pack.
+        cache_dir: for remote shards of a dataset; None: as for reading.
+    """
+
+    form: Literal["auto", "folder", "files", "manifest", "dataset"] = "auto"
+    fields: Sequence[str] = ()
+    key: str | None = None
+    base: str | None = None
+    classes: str | None = None
+    keep_fields: Sequence[str] | None = None
+    where: Sequence[str] = ()
+    cache_dir: str | None = None
+
+    def check(self, kind: str) -> None:
+        """See that nothing is asked for that this kind of source has not.
+
+        Raises:
+            InputError: it is.
+        """
+        for name, kinds in _FOR.items():
+            if getattr(self, name) and kind not in kinds:
+                raise InputError(f"{name} is for {' and '.join(kinds)}, and the source is taken as {kind}")
+        if kind == "manifest" and not self.fields:
+            raise InputError('say what samples of a manifest hold: fields=[".jpg=COLUMN", ".cls=COLUMN"]')
+
+
+def pack(
+    sources: str | Sequence[str],
+    settings: PackSettings,
+    *,
+    source: PackSource = PackSource(),  # noqa: B008 - frozen
+    engine: Engine = "auto",
+    progress: Progress = None,
+) -> PackOutcome:
+    """Pack a folder, manifests or a dataset into shards, with their index and member tables.
+
+    The shards' bytes depend on the sources and settings alone. A run that is ended (KeyboardInterrupt, a kill) leaves
+    finished shards and its journal, and the next one goes on; the index appears last.
+
+    Args:
+        sources: a folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.
+        settings: how, and where to. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
+        source: what they are.
+        engine: what runs it: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
+        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+
+    Raises:
+        InputError: there is no such source, or it is not what ``source`` says.
+        SpecError, SampleError, OutputError, WidsError: see `wids.writing.pack.run.pack_listing`.
+    """
+    parse_pattern(settings.output)  # before anything is looked at
+    given = [sources] if isinstance(sources, str) else list(sources)
+    found, kind = find_sources(given, source, settings.session)
+    source.check(kind)
+    listing = list_source(kind, found, source, settings, is_shown=progress == "bar")
+    return pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
+
+
+def find_sources(given: list[str], source: PackSource, session: Session) -> tuple[list[str], str]:
+    """(the sources, what they are).
+
+    Raises:
+        InputError: there are none, they are of several kinds, or they cannot be packed together.
+    """
+    is_name = len(given) == 1 and parse_name(given[0]) is not None
+    is_pattern = is_name or (len(given) == 1 and datasets.is_dataset(given[0]) and not glob.has_magic(given[0]))
+    if source.form in ("auto", "manifest", "dataset") and not is_pattern:
+        sources = expand_sources(given, session)
+    else:  # the reader of datasets takes brace patterns
+        sources = [os.path.expanduser(name) for name in given]
+    kinds = {name: _find_format(name) if source.form == "auto" else source.form for name in sources}
+    kind = kinds[sources[0]]
+    for name, other in kinds.items():
+        if other != kind:
+            raise InputError(f"{name}: is taken as {NAMES[other]}, and {sources[0]} as {NAMES[kind]}; pack one kind")
+    if len(sources) > 1 and (kind in ("folder", "files") or any(os.path.isdir(name) for name in sources)):
+        raise InputError(f"{sources[1]}: several folders are not packed at once; name the folder that they are in")
+    if len(sources) > 1 and kind == "dataset" and not all(name.endswith(".tar") for name in sources):
+        raise InputError(f"{sources[1]}: several indexes are one by `wids index merge`; then pack that")
+    return sources, kind
+
+
+def _find_format(source: str) -> str:
+    """What a source looks like.
+
+    Raises:
+        InputError: like nothing that can be packed.
+    """
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        return folders.guess_format(path)
+    if source.lower().endswith(SUFFIXES):
+        return "manifest"
+    if datasets.is_dataset(source):
+        return "dataset"
+    if not os.path.exists(path) and "://" not in source:
+        raise InputError(f"{source}: there is no such folder or file")
+    if source.lower().endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
+        raise InputError(f"{source}: is compressed; unpack it first")
+    if source.lower().endswith((".xlsx", ".xls", ".ods")):
+        raise InputError(f"{source}: is a spreadsheet; store it as CSV, in UTF-8")
+    raise InputError(
+        f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar; say what it is with --format"
+    )
+
+
+def list_source(
+    kind: str, sources: list[str], source: PackSource, settings: PackSettings, *, is_shown: bool
+) -> SourceListing:
+    """The samples of sources, those that are wanted.
+
+    Args:
+        kind: of all of them.
+        sources: as `find_sources` gives them.
+        source: what of them is packed.
+        settings: how.
+        is_shown: with a bar, where somebody looks.
+
+    Raises:
+        WidsError: one cannot be listed.
+    """
+    with bar_of(is_shown=is_shown) as bar:
+
+        def tell(count: int) -> None:
+            bar.update(count, words=f"listing {sources[0]}")
+
+        listing = _list(kind, sources, source, settings, tell)
+    if source.where:
+        with bar_of(is_shown=is_shown) as bar:
+            total = len(listing.items)
+
+            def advance(count: int) -> None:
+                bar.update(count, total=total, words="choosing")
+
+            advance(0)
+            keep_matching(listing, source.where, skips_errors=settings.skips_errors, tell=advance)
+    return listing
+
+
+def _list(
+    kind: str, sources: list[str], source: PackSource, settings: PackSettings, tell: Callable[[int], None]
+) -> SourceListing:
+    session, numbers_keys = settings.session, settings.numbers_keys
+    classes = None if source.classes is None else labels.read_classes(source.classes, session=session)
+    kept = None if source.keep_fields is None else parse_fields(source.keep_fields)
+    first = sources[0]
+    is_folder = os.path.isdir(first)
+    if kind in ("folder", "files") and not is_folder:
+        what = "is no folder" if os.path.exists(first) else "there is no such folder"
+        raise InputError(f"{first}: {what}", path=first)
+    if kind == "manifest":
+        return manifest.list_rows(
+            sources,
+            fields=parse_rules(source.fields),
+            key=source.key,
+            base=source.base,
+            numbers_keys=numbers_keys,
+            session=session,
+            tell=tell,
+            classes=classes,
+        )
+    if kind == "folder":
+        return folders.list_images(first, numbers_keys=numbers_keys, tell=tell, classes=classes)
+    if kind == "files":
+        return folders.list_files(first, numbers_keys=numbers_keys, keep_fields=kept, tell=tell)
+    shards: Any = sources if len(sources) > 1 else first
+    if is_folder:
+        shards = sorted(os.path.join(first, name) for name in os.listdir(first) if name.endswith(".tar"))
+    return datasets.list_dataset(
+        shards,
+        cache_dir=cache_directory(source.cache_dir or default_cache_dir()),
+        keep_fields=kept,
+        session=session,
+        tell=tell,
+    )
+
+
+def parse_rules(fields: Sequence[str]) -> list[Any]:
+    """What samples of a manifest hold.
+
+    Raises:
+        InputError: two fields have one extension. SpecError: one is malformed.
+    """
+    rules = [parse_field(text) for text in fields]
+    if len({rule.extension for rule in rules}) < len(rules):
+        raise InputError("two --field give the same extension; one would hide the other")
+    return rules
