@@ -106,25 +106,20 @@ class _SimulatedDownload(PlannedDownload):
         return self._shard not in cache.cached and self._shard not in cache.coming
 
 
-class _SimulatedShard(NamedTuple):
+class _SimulatedShard:
     """A shard as `wids.policy.access` sees it: nothing fails, and ranges cost nothing but their bytes."""
 
-    has_table: bool
-    is_cached: bool
-    is_downloading: bool
-    has_room: bool = False
+    __slots__ = ("has_room", "has_table", "is_cached", "is_downloading")
+
     mode: AccessMode = "fetch"
-    has_early_reads: bool = True
-    will_arrive: bool = True
-    has_ranges: bool = True
-    is_in_place: bool = False
-    has_failed: bool = False
-    is_spent: bool = False
-    retry_at: float = 0.0
-    # For `begins_download`, which is asked where nothing prefetches.
-    since: float = 0.0
-    is_own: bool = False
-    is_planned: bool = False
+    has_early_reads = will_arrive = has_ranges = True
+    is_in_place = has_failed = is_spent = is_own = is_planned = False  # plans: `begins_download` is asked without any
+    retry_at = since = 0.0
+
+    def __init__(self, node: Node, shard: int, *, has_room: bool = False) -> None:
+        self.has_table = node.has_table(shard)
+        self.is_cached, self.is_downloading = shard in node.cache.cached, shard in node.cache.coming
+        self.has_room = has_room
 
 
 class Node:
@@ -248,13 +243,9 @@ class Node:
         """Whether a shard's samples can be read by byte ranges."""
         return self._has_tables or shard in self._tables
 
-    def _facts(self, shard: int, *, has_room: bool = False) -> _SimulatedShard:
-        cache = self.cache
-        return _SimulatedShard(self.has_table(shard), shard in cache.cached, shard in cache.coming, has_room)
-
     def access(self, shard: int) -> Access:
         """How a shard is read now."""
-        return choose(self._facts(shard), self._clock.now)
+        return choose(_SimulatedShard(self, shard), self._clock.now)
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
         """A loader draws the first batch that a shard is needed for."""
@@ -421,7 +412,7 @@ class Node:
         """Download shards that are read by ranges, where nothing prefetches."""
         for rank, shard in found:
             has_room = sum(own == rank for own, _ in self._own) < prefetching.LIMITS.min_under_way
-            facts = self._facts(shard, has_room=has_room)
+            facts = _SimulatedShard(self, shard, has_room=has_room)
             if begins_download(facts, self._clock.now) and self._reserve(shard, use=self._progress.position):
                 self._own.add((rank, shard))
                 self._download(rank, shard, is_urgent=False)

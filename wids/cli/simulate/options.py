@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -27,6 +28,13 @@ _MAX_RANKS, _MAX_SHARDS = 50_000, 4_000_000
 _MAX, _MAX_OF_A_RANK, _MAX_SECONDS = 10**12, 10_000, 1e6
 
 
+def _option(panel: str, words: str, *names: str, **bounds: Any) -> Any:
+    return typer.Option(*names, help=words, rich_help_panel=panel, **bounds)
+
+
+_job, _machines, _result = (partial(_option, panel) for panel in (_JOB, _MACHINES, _RESULT))
+
+
 class Described(NamedTuple):
     """Shards that are simulated.
 
@@ -45,19 +53,12 @@ class Described(NamedTuple):
 class ShardOptions:
     """Shards that are simulated without an index, or whose sizes it does not say."""
 
-    shards: Annotated[
-        int | None, typer.Option(min=1, max=_MAX_SHARDS, help="Shards, without an index.", rich_help_panel=_JOB)
-    ] = None
-    samples: Annotated[
-        int | None, typer.Option(min=1, max=_MAX, help="Samples in each of them.", rich_help_panel=_JOB)
-    ] = None
+    shards: Annotated[int | None, _job("Shards, without an index.", min=1, max=_MAX_SHARDS)] = None
+    samples: Annotated[int | None, _job("Samples in each of them.", min=1, max=_MAX)] = None
     shard_size: Annotated[
         int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Bytes of each of them, or of those whose size the index does not say.",
-            rich_help_panel=_JOB,
+        _job(
+            "Bytes of each of them, or of those whose size the index does not say.", parser=parse_size, metavar="SIZE"
         ),
     ] = None
 
@@ -96,41 +97,16 @@ class ShardOptions:
 class TrainingOptions:
     """The job: its ranks, epochs, batches and loaders."""
 
-    world_size: Annotated[int, typer.Option(min=1, max=_MAX_RANKS, help="Ranks.", rich_help_panel=_JOB)] = 1
-    epochs: Annotated[int, typer.Option(min=1, max=_MAX_RANKS, help="Epochs.", rich_help_panel=_JOB)] = 1
-    nbatches: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=_MAX,
-            help="Batches of a rank in an epoch, pass after pass.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None
-    repeat: Annotated[
-        int,
-        typer.Option(min=1, max=_MAX, help="Passes in an epoch, without a seam (epochs=).", rich_help_panel=_JOB),
-    ] = 1
-    epoch_size: Annotated[
-        int | None,
-        typer.Option(min=1, max=_MAX, help="Samples of all ranks in an epoch (epoch_size=).", rich_help_panel=_JOB),
-    ] = None
+    world_size: Annotated[int, _job("Ranks.", min=1, max=_MAX_RANKS)] = 1
+    epochs: Annotated[int, _job("Epochs.", min=1, max=_MAX_RANKS)] = 1
+    nbatches: Annotated[int | None, _job("Batches of a rank in an epoch, pass after pass.", min=1, max=_MAX)] = None
+    repeat: Annotated[int, _job("Passes in an epoch, without a seam (epochs=).", min=1, max=_MAX)] = 1
+    epoch_size: Annotated[int | None, _job("Samples of all ranks in an epoch (epoch_size=).", min=1, max=_MAX)] = None
     batch_size: Annotated[Any, batch_size_option(DEFAULT_BATCH, panel=_JOB)] = None
-    workers: Annotated[
-        int, typer.Option(min=0, max=_MAX_OF_A_RANK, help="Loader workers of a rank.", rich_help_panel=_JOB)
-    ] = 0
-    step_seconds: Annotated[
-        float,
-        typer.Option(min=0, max=_MAX_SECONDS, help="Seconds of computing in a step.", rich_help_panel=_JOB),
-    ] = 0.1
+    workers: Annotated[int, _job("Loader workers of a rank.", min=0, max=_MAX_OF_A_RANK)] = 0
+    step_seconds: Annotated[float, _job("Seconds of computing in a step.", min=0, max=_MAX_SECONDS)] = 0.1
     decode_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=_MAX_SECONDS,
-            help="Seconds a worker needs for a batch, once its shards are there.",
-            rich_help_panel=_JOB,
-        ),
+        float, _job("Seconds a worker needs for a batch, once its shards are there.", min=0, max=_MAX_SECONDS)
     ] = 0.0
 
 
@@ -138,74 +114,36 @@ class TrainingOptions:
 class MachineOptions:
     """Nodes, their caches and links."""
 
-    nodes: Annotated[
-        int | None, typer.Option(min=1, max=_MAX_RANKS, help="Nodes that they are on.", rich_help_panel=_MACHINES)
-    ] = None
+    nodes: Annotated[int | None, _machines("Nodes that they are on.", min=1, max=_MAX_RANKS)] = None
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=_MAX_RANKS,
-            help="Ranks of a node; default 8, if --nodes does not say.",
-            rich_help_panel=_MACHINES,
-        ),
+        int | None, _machines("Ranks of a node; default 8, if --nodes does not say.", min=1, max=_MAX_RANKS)
     ] = None
     cache_size: Annotated[
         int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Bytes that a node's cache may hold; default: no bound.",
-            rich_help_panel=_MACHINES,
-        ),
+        _machines("Bytes that a node's cache may hold; default: no bound.", parser=parse_size, metavar="SIZE"),
     ] = None
-    bandwidth: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=1e9, metavar="MB/S", help="MB a second that a node gets.", rich_help_panel=_MACHINES
-        ),
-    ] = 1000.0
-    latency: Annotated[
-        float,
-        typer.Option(
-            min=0, max=_MAX_SECONDS, metavar="MS", help="Milliseconds to a first byte.", rich_help_panel=_MACHINES
-        ),
-    ] = 30.0
-    connections: Annotated[
-        int,
-        typer.Option(
-            min=1, max=_MAX_OF_A_RANK, help="Byte ranges of a rank under way at a time.", rich_help_panel=_MACHINES
-        ),
-    ] = 8
-    prefetch: Annotated[
-        bool, typer.Option("--prefetch/--no-prefetch", help="Fetch shards ahead.", rich_help_panel=_MACHINES)
-    ] = True
+    bandwidth: Annotated[float, _machines("MB a second that a node gets.", min=0.001, max=1e9, metavar="MB/S")] = 1000.0
+    latency: Annotated[float, _machines("Milliseconds to a first byte.", min=0, max=_MAX_SECONDS, metavar="MS")] = 30.0
+    connections: Annotated[int, _machines("Byte ranges of a rank under way at a time.", min=1, max=_MAX_OF_A_RANK)] = 8
+    prefetch: Annotated[bool, _machines("Fetch shards ahead.", "--prefetch/--no-prefetch")] = True
     tables: Annotated[
         bool,
-        typer.Option(
-            "--tables/--no-tables",
-            help="Member tables are published beside the shards; else a shard is read by byte ranges only once it was "
+        _machines(
+            "Member tables are published beside the shards; else a shard is read by byte ranges only once it was "
             "downloaded and evicted.",
-            rich_help_panel=_MACHINES,
+            "--tables/--no-tables",
         ),
     ] = True
     early_reads: Annotated[
         bool,
-        typer.Option(
-            "--early-reads/--no-early-reads",
-            help="Samples are read by byte ranges until their shard is cached (by workers only with --prefetch); else "
+        _machines(
+            "Samples are read by byte ranges until their shard is cached (by workers only with --prefetch); else "
             "shards are waited for.",
-            rich_help_panel=_MACHINES,
+            "--early-reads/--no-early-reads",
         ),
     ] = True
     ahead: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Bytes that a rank fetches ahead at most (prefetch=).",
-            rich_help_panel=_MACHINES,
-        ),
+        int | None, _machines("Bytes that a rank fetches ahead at most (prefetch=).", parser=parse_size, metavar="SIZE")
     ] = None
 
     def ranks_of_a_node(self, world_size: int) -> int:
@@ -230,10 +168,8 @@ class SamplerOptions(OrderOptions):
 
     by_shards: Annotated[
         bool,
-        typer.Option(
-            "--by-shards",
-            help="Give each rank every world-size-th shard instead of a lane (ShardListSampler).",
-            rich_help_panel=ORDER_PANEL,
+        _option(
+            ORDER_PANEL, "Give each rank every world-size-th shard instead of a lane (ShardListSampler).", "--by-shards"
         ),
     ] = False
 
@@ -242,23 +178,12 @@ class SamplerOptions(OrderOptions):
 class ResultOptions:
     """The output."""
 
-    show_splits: Annotated[
-        bool, typer.Option("--show-splits", help="List the shards that several ranks read.", rich_help_panel=_RESULT)
-    ] = False
-    show_open: Annotated[
-        bool, typer.Option("--show-open", help="Shards open at a time, by rank over steps.", rich_help_panel=_RESULT)
-    ] = False
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw curves to this picture.", rich_help_panel=_RESULT)
-    ] = None
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write all to this page.", rich_help_panel=_RESULT)
-    ] = None
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace files that this command did not write.", rich_help_panel=_RESULT),
-    ] = False
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_RESULT)] = False
+    show_splits: Annotated[bool, _result("List the shards that several ranks read.", "--show-splits")] = False
+    show_open: Annotated[bool, _result("Shards open at a time, by rank over steps.", "--show-open")] = False
+    plot: Annotated[str | None, _result("Draw curves to this picture.", metavar="FILE")] = None
+    html: Annotated[str | None, _result("Write all to this page.", metavar="FILE")] = None
+    overwrite: Annotated[bool, _result("Replace files that this command did not write.", "--overwrite")] = False
+    is_json: Annotated[bool, _result("Print JSON.", "--json")] = False
 
     def check(self, index: str | None) -> None:
         """Find out now, and not after a long simulation, whether files can be written.
@@ -277,14 +202,13 @@ class ResultOptions:
 
     def write(self, report: Report) -> None:
         """Write the files that were asked for."""
-        if self.plot is not None:
-            from wids.cli.simulate.picture import save
+        if self.plot is not None or self.html is not None:
+            from wids.cli.simulate.picture import save, write_page
 
-            save(report, self.plot)
-        if self.html is not None:
-            from wids.cli.simulate.page import write
-
-            write(report, self.html)
+            if self.plot is not None:
+                save(report, self.plot)
+            if self.html is not None:
+                write_page(report, self.html)
 
     def _check_target(self, path: str, what: str, index: str | None) -> None:
         from wids.transport.upload import check_replaceable

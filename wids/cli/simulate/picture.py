@@ -1,4 +1,7 @@
-"""The curves of a simulation, drawn by matplotlib: all in one picture file, or each as SVG for a page."""
+"""A simulation for people: its curves, drawn by matplotlib, as one picture; or all of it as one page.
+
+The page needs nothing else: tables, and curves as SVG; no scripts. Without matplotlib it has the tables alone.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from wids.cli.simulate.report import waited_for
+from wids.cli.simulate.report import traffic_table, waited_for
 from wids.errors import DependencyError, OutputError
 from wids.files.atomic import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from matplotlib.axes import Axes
 
     from wids.cli.simulate.report import Report
@@ -25,6 +30,30 @@ _TITLED = ("png", "svg", "pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b98000", "#3d9bd0", "#7a5195", "#555555")
 # A bound that is further above all lines would press them flat.
 _NEAR = 4
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --words: #222; --less: #5c5c5c; --grid: #ddd; }
+@media (prefers-color-scheme: dark) {
+:root { --page: #17191c; --words: #e4e4e4; --less: #a8a8a8; --grid: #3a3d42; }
+svg { filter: invert(1) hue-rotate(180deg); } }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em;
+background: var(--page); color: var(--words); overflow-wrap: anywhere; }
+h1 { font-size: 1.25em; } h2 { font-size: 1.05em; margin: 1.6em 0 .1em; }
+.wide { overflow-x: auto; overflow-wrap: normal; } table { border-collapse: collapse; }
+td, th { padding: .2em 1.2em .2em 0; text-align: left; vertical-align: top; }
+table.figures td, table.figures th { text-align: right; vertical-align: bottom; white-space: nowrap;
+border-bottom: 1px solid var(--grid); font-variant-numeric: tabular-nums; }
+svg { display: block; width: 100%; height: auto; }
+p { margin: .6em 0; } .wide { margin-bottom: 1em; } p.note { color: var(--less); font-size: .9em; margin: 0 0 .3em; }
+@media (max-width: 620px) {
+table.figures th, table.figures td { white-space: normal; padding-right: .7em; font-size: .88em; } }
+"""
+_NO_CURVES = "Curves are drawn by matplotlib, which is not installed: pip install 'wids[bench]'"
+
+_FETCHED = (
+    "again: had been fetched before, in this epoch or another; evicted: left the cache; waited for: a loader already "
+    "waited when the fetch began; by ranges: read before their shard was cached."
+)
 
 
 class Panel(NamedTuple):
@@ -171,3 +200,46 @@ def _draw(axis: Axes, panel: Panel, report: Report) -> None:
 
 def _ending(path: str) -> str:
     return os.path.splitext(path)[1].removeprefix(".").lower() or "png"
+
+
+# --- a page
+
+
+def write_page(report: Report, path: str) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        CacheError: the file cannot be written.
+    """
+    write_atomically(os.path.abspath(path), render_page(report).encode("utf-8", "backslashreplace"))
+
+
+def render_page(report: Report) -> str:
+    """The page."""
+    columns, rows = traffic_table(report)
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>wids simulate</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(report.title)}</h1>",
+        _table(report.lines),
+    ]
+    for panel in panels(report) if can_draw() else ():
+        parts += [
+            f"<h2>{escape(panel.name)}</h2>",
+            f'<p class="note">{escape(panel.note)}</p>',
+            draw_svg(report, panel),
+        ]
+    if not can_draw():
+        parts.append(f'<p class="note">{escape(_NO_CURVES)}</p>')
+    parts += ["<h2>fetched</h2>", f'<p class="note">{_FETCHED}</p>']
+    parts += [f'<div class="wide">{_table(rows, [name.removeprefix(">") for name in columns])}</div>']
+    parts += [f'<p class="note">Approximated: {escape("; ".join(report.notes))}.</p>', "</body></html>\n"]
+    return "\n".join(parts)
+
+
+def _table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> str:
+    kind = ' class="figures"' if columns else ""
+    head = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in columns)}</tr>" if columns else ""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table{kind}>{head}{body}</table>"
