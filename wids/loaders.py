@@ -72,7 +72,7 @@ class _BySamples:
     is_dropping: bool
 
     def begun(self) -> Any:
-        """What stands for the iteration that began last."""
+        """The identity of the iteration that began last."""
         return cursor.current_run(self.sampler._cursor, is_counted=True)
 
     def batches(self, samples: int) -> int:
@@ -109,7 +109,7 @@ class _ByBatches:
     has_runs: bool
 
     def begun(self) -> Any:
-        """What stands for the iteration that began last; nothing can be known of a stranger's, so each is a new one."""
+        """The identity of the iteration that began last; that of a foreign loader is unknown, so each is a new one."""
         return self.sampler._current_run(is_counted=True) if self.has_runs else object()
 
     def is_left(self, delivery: _LoaderRun) -> bool:

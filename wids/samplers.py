@@ -58,7 +58,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     Args:
         dataset: as given.
         samples: which of it are read.
-        settings: all else that was told.
+        settings: all other arguments.
         shufflefirst: as given.
 
     Attributes:
@@ -231,12 +231,12 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
         """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
         place, lanes, there = parse_state(state)
-        here, told = self._order(self._config()), self._settings
-        if not told.takes_lanes:
-            there, here = {**there, "lanes": lanes}, {**here, "lanes": told.lanes}
-        told = replace(told, lanes=lanes)
-        here = self._samples.adopt(there, here, place, told, is_reweighted=is_reweighted)
-        self._settings, self._origin = replace(told, epoch_size=here["epoch_size"]), place
+        here, settings = self._order(self._config()), self._settings
+        if not settings.takes_lanes:
+            there, here = {**there, "lanes": lanes}, {**here, "lanes": settings.lanes}
+        settings = replace(settings, lanes=lanes)
+        here = self._samples.adopt(there, here, place, settings, is_reweighted=is_reweighted)
+        self._settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
         return cursor.Loaded(place, {**here, "lanes": lanes})
 
     # --- iterations
@@ -244,21 +244,21 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _config(self) -> EpochConfig:
         """The config of an iteration that begins now."""
         self._samples.check_fits(self.dataset)
-        told = self._settings
-        plan, regrouping = self._samples.plan(told)
-        world, rank = (1, 0) if self._samples.is_own else (told.num_replicas, told.rank)
+        settings = self._settings
+        plan, regrouping = self._samples.plan(settings)
+        world, rank = (1, 0) if self._samples.is_own else (settings.num_replicas, settings.rank)
         return EpochConfig(
             plan=plan,
             regrouping=regrouping,
-            lanes=told.lanes,
+            lanes=settings.lanes,
             world=world,
             rank=rank,
-            tail=told.tail,
-            epochs=told.epochs,
-            epoch_size=told.epoch_size,
-            length=told.length,
+            tail=settings.tail,
+            epochs=settings.epochs,
+            epoch_size=settings.epoch_size,
+            length=settings.length,
             origin=self._origin,
-            has_seeds=told.sample_seeds,
+            has_seeds=settings.sample_seeds,
         )
 
     def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:

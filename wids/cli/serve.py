@@ -78,7 +78,7 @@ def run_serve(
 
 
 def _ssh_line(url: str) -> str:
-    """What brings an address to the machine that somebody has come from by ssh; "": nobody has."""
+    """The command that forwards an address over the user's ssh connection; "": without one."""
     far, place, user = os.environ.get("SSH_CONNECTION", "").split(), urlsplit(url), "USER"
     with contextlib.suppress(OSError, KeyError):  # a container may have no name for it
         user = getpass.getuser()

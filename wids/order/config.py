@@ -6,7 +6,7 @@ The order of an epoch is the `Plan`'s: one sequence, which all ranks read togeth
     positions     0 ......... place.position . +1 . +2 ......... end of the new ones ... stop
     rank r of W                  reads place.position + r, + W, + 2 W, ...    | repeated: tail="pad", "mask"
 
-What a sampler was told is a `SamplerSettings`, and each iteration makes its config of that.
+The arguments of a sampler are a `SamplerSettings`, from which each iteration makes its config.
 
 Pure. A config never changes: an iteration keeps the one it began with, also if the sampler's attributes change later.
 """
@@ -37,7 +37,7 @@ Reshuffle = Literal["fixed", "epoch"]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSettings:
-    """What a sampler was told, but for its dataset, by the names of `wids.DistributedChunkedSampler`'s parameters.
+    """The arguments of a sampler except its dataset, by the names of `wids.DistributedChunkedSampler`'s parameters.
 
     Attributes:
         length: indices of each rank in an epoch, if it was assigned; see `EpochConfig`.

@@ -644,9 +644,9 @@ def plan_order(
         ValueError: see `choose_samples`.
     """
     reshuffle: Any = "epoch" if is_dealt else "fixed"
-    told = SamplerSettings(num_replicas=world, shuffle=is_shuffled, reshuffle=reshuffle, **settings)
+    chosen = SamplerSettings(num_replicas=world, shuffle=is_shuffled, reshuffle=reshuffle, **settings)
     span = span if parts is None else None
-    return choose_samples(counts, parts, told, num_samples=span, weights=weights).plan(told)[0]
+    return choose_samples(counts, parts, chosen, num_samples=span, weights=weights).plan(chosen)[0]
 
 
 def _parse_facts(

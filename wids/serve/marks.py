@@ -191,7 +191,7 @@ class Marks:
         if version not in (None, self._version):  # of one that was deleted, nothing is lost
             raise OutputError(
                 f"{self.path}: another program has written it, maybe another wids serve; start this one again, and it "
-                "reads what is there now",
+                "reads the present file",
                 path=self.path,
             )
         indices = self._sorted(marked)

@@ -161,7 +161,7 @@ class Node:
         self._half_seen: set[tuple[int, Visit]] = set()
         self._downloaded: dict[int, int] = {}  # of each shard, the epoch in which it was downloaded last
         self._carried_bytes = 0
-        # Of what is read early.
+        # For early reads.
         self._has_tables = job.reads_early and job.has_tables
         self._tables: set[int] = set()  # shards whose tables are known, where none are published
         self._batches: dict[int, Callable[[int], dict[int, float]]] = {}

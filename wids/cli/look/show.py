@@ -87,7 +87,7 @@ def _is_range(text: str, *, is_key: bool) -> bool:
 
 
 def _indices(listed: Listed, samples: Sequence[str], *, is_key: bool) -> Iterator[int]:
-    """The indices of what was written, in that order.
+    """The indices of the written samples, in that order.
 
     Raises:
         SelectionError: there is no such sample or range.

@@ -55,7 +55,7 @@ class Report:
 
     Attributes:
         rows: the figures, in order.
-        notes: what is approximated.
+        notes: the approximations.
     """
 
     job: TrainingJob
@@ -129,7 +129,7 @@ def _bound_of(job: TrainingJob) -> str:
 def _order_rows(
     job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch], batching: figures.Batching | None
 ) -> Iterator[Row]:
-    """What follows from the order alone."""
+    """The figures that depend on the order alone."""
     counts, splits = figures.count_samples(job, courses, epochs), figures.find_splits(job, epochs)
     yield Row("shards", len(job.lengths))
     yield Row("samples", asdict(counts))
