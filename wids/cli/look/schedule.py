@@ -247,7 +247,7 @@ def _parse_samples(listed: Listed, text: str) -> tuple[int, int]:
 
 
 def _facts_of(table: Timetable | BatchTimetable, schedule: ScheduleOptions) -> dict[str, Any]:
-    """The batch size: a number, the most of each bucket, or None: only the budget bounds it; and the omitted samples."""
+    """The batch size: a number, the most of each bucket, or None: only the budget; and the omitted samples."""
     size = getattr(table, "batch_size", schedule.batch_size)
     too_long = getattr(table, "too_long", None)
     return {"batch_size": size, **({} if too_long is None else {"too_long": too_long})}
