@@ -148,10 +148,11 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
 
 class _KeptSplit(msgspec.Struct, frozen=True):
-    """Facts about a split: its shards with their counts (-1: no file has it) and sizes, by path."""
+    """Facts about a split: its shards with their counts (-1: no file has it) and sizes, by path; the other splits."""
 
     split: str
     shards: list[tuple[str, int, int]]
+    others: dict[str, int]
 
 
 def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
@@ -178,11 +179,10 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         with ThreadPoolExecutor(_READS_AT_A_TIME, "wids-hub") as pool:
             counts = repository.find_counts(sizes, split, read, name=name, each=pool.map)
         missing = len(split.shards) - len(counts.nsamples)
-        others = ", ".join(f"{other} ({count:,})" for other, count in split.others.items())
         logger.info(
             "%s: split %s: %d shards, of which %d are counted by %s; other splits: %s",
             *(name, split.name, len(found), len(counts.nsamples), discovery.shown_names(counts.sources) or "no file"),
-            others or "none",
+            _name_splits(split.others) or "none",
         )
         if missing:
             logger.warning(
@@ -191,7 +191,7 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
                 *(name, missing, len(found), split.name, named._replace(split=split.name).text),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
-        made[:] = [_KeptSplit(split.name, shards)]
+        made[:] = [_KeptSplit(split.name, shards, split.others)]
         return msgspec.json.encode(made[0])
 
     def take(file: SharedFile) -> _KeptSplit | None:
@@ -213,7 +213,14 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
     for path, nsamples, size in found.shards:
         url = f"{named.root}/{path}"
         builder.append(url, Row(url=url, nsamples=nsamples, filesize=size), {})
-    return builder.build({"name": f"{named.root.removeprefix('hf://datasets/')} {found.split}"})
+    words = [f"commit {listing.commit}"] if listing.commit else []
+    words += [f"other splits: {_name_splits(found.others)}"] if found.others else []
+    header = {"name": f"{named.root.removeprefix('hf://datasets/')} {found.split}"}
+    return builder.build({**header, "info": "; ".join(words)} if words else header)
+
+
+def _name_splits(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,} shards)" for name, count in counts.items())
 
 
 # --- JSON
