@@ -110,8 +110,10 @@ def test_journals_that_a_disk_made_something_of(tmp_path, line):
     assert (code, "1 sample in 1 shard" in out) == (0, True)
     for suffix in (".state", ".journal"):
         (tmp_path / f"i.json{suffix}").write_bytes(line + b"\n")
-    with contextlib.closing(KnownShards(str(tmp_path / "i.json"))) as known:
-        assert known.facts == {}
+    with contextlib.closing(
+        KnownShards(str(tmp_path / "i.json"), ShardFacts, writer="wids index", is_current=lambda _: True)
+    ) as known:
+        assert known.records == {}
 
 
 @pytest.mark.parametrize(

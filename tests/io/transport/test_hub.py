@@ -553,8 +553,9 @@ def test_a_thousand_shards_take_four_calls_of_a_machine(stand_in, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_random_samples_of_a_hundred_shards_ask_the_resolver_once_for_a_shard(stand_in, tmp_path):
+def test_random_samples_of_a_hundred_shards_ask_the_resolver_once_for_a_shard(stand_in, tmp_path, set_limits):
     """10,000 of them by ranges, though each of three processes reads of all shards."""
+    set_limits(hub, asking_seconds=PATIENCE_SECONDS)  # on a busy machine, too
     fill(stand_in, {f"{k:02d}": 100 for k in range(100)})
     dataset = open_named(tmp_path, access="range")
     order = [random.Random(7).sample(range(10_000), 10_000)[k : k + 500] for k in range(0, 10_000, 500)]
