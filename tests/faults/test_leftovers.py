@@ -17,8 +17,9 @@ from wids.columns.sql import SampleTable, find_rows
 from wids.errors import CacheError, QueryError, SpecError, WidsError
 from wids.files import tempdirs
 from wids.jobs import ray_cluster
-from wids.jobs.index_create import KnownShards
 from wids.jobs.index_edit import update_index
+from wids.jobs.journal import KnownShards
+from wids.jobs.scan import ShardFacts
 from wids.simulate.job import TrainingJob, read_epochs
 from wids.simulate.node_cache import NodeCache
 from wids.simulate.run import Simulation
