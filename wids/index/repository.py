@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from wids.errors import DependencyError, InputError, OutputExistsError, SpecError, WidsError, shown
 from wids.events import logger
@@ -65,6 +65,8 @@ _INDEX_NAMES = ("index", "wids", "shards", "shardlist", "dataset")
 _MAX_BYTES, _MAX_CARD_BYTES = 64 << 20, 4 << 20
 _SHOWN = 10
 _MANY = 500
+# Values in YAML, with those that aliases repeat.
+_MAX_NODES = 1 << 20
 _FRONT = re.compile(rb"(?s)(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)")
 
 
@@ -158,7 +160,7 @@ def with_split(given: Any, *, split: str | None, revision: str | None) -> Any:
     root, _, own = named.root.partition("@")
     pairs = (("split", split, named.split), ("revision", revision and quote(revision, safe=""), own or None))
     for what, value, before in pairs:
-        if value is not None and before not in (None, value):
+        if value is not None and before is not None and unquote(before) != unquote(value):
             raise InputError(f"{what} is {value!r:.100}, and {given} says {before!r:.100}; give one of them")
     at, which = (revision and quote(revision, safe="")) or own, split or named.split
     return f"{root}{f'@{at}' if at else ''}{f'?split={which}' if which else ''}"
@@ -239,13 +241,13 @@ def _splits_of(files: Mapping[str, int], archives: Sequence[str], read: Read, na
     if (config := _config_of(files, read, name)) is not None:
         if (named := _card_files(config, name)) is not None:
             return {split: _matching(patterns, archives) for split, patterns in named.items()}
-        home = str(config["data_dir"]).strip("/") + "/"
+        home = _home_of(config)
         archives = [path for path in archives if path.startswith(home)]
         return _by_names(archives, home) or {DEFAULT_SPLIT: []}
     timm = _timm_of(files, read)
     if timm:
         there = set(archives)
-        found = {split: [path for path, _ in pairs if path in there] for split, pairs in timm.items()}
+        found = {split: list(dict.fromkeys(p for p, _ in pairs if p in there)) for split, pairs in timm.items()}
         if any(found.values()):
             return found
     if _ENERGON_SPLITS in files:
@@ -282,12 +284,18 @@ def _config_of(files: Mapping[str, int], read: Read, name: str) -> dict[str, Any
     return found_config
 
 
+def _home_of(config: Mapping[str, Any]) -> str:
+    """The directory of a configuration's files, with a slash at its end; "" for the top of the repository."""
+    home = posixpath.normpath(str(config.get("data_dir") or "").strip("/") or ".")
+    return "" if home == "." else f"{home}/"
+
+
 def _card_files(config: Mapping[str, Any], name: str) -> dict[str, list[str]] | None:
     """Patterns by split; None: the card has none."""
     given = config.get("data_files")
-    if given is None:
+    if not given:
         return None
-    home = str(config.get("data_dir") or "").strip("/")
+    home = _home_of(config)
 
     def patterns(value: Any) -> list[str]:
         texts = value if isinstance(value, list) else [value]
@@ -301,16 +309,22 @@ def _card_files(config: Mapping[str, Any], name: str) -> dict[str, list[str]] | 
         if not all(isinstance(each, dict) and {"split", "path"} <= each.keys() for each in given):
             what = "an entry of data_files has no split or no path"
             raise SpecError(f"{name}: {CARD}: {what}", path="data_files", url=name)
-        return {str(each["split"]): patterns(each["path"]) for each in given}
+        found: dict[str, list[str]] = {}
+        for each in given:
+            found.setdefault(str(each["split"]), []).extend(patterns(each["path"]))
+        return found
     return {DEFAULT_SPLIT: patterns(given)}
 
 
 def _matching(patterns: Iterable[str], archives: Sequence[str]) -> list[str]:
     """The archives that patterns match, each once, pattern by pattern; a pattern may be a folder, too."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        own = re.compile(regex_of(posixpath.normpath(pattern)) + "(?:/.*)?")
-        found.update(dict.fromkeys(path for path in archives if own.fullmatch(path)))
+    found, names = dict[str, None](), frozenset(archives)
+    for pattern in map(posixpath.normpath, patterns):
+        if pattern in names:  # of a card that names each of thousands of files
+            found[pattern] = None
+        else:
+            own = re.compile(regex_of(pattern) + "(?:/.*)?")
+            found.update(dict.fromkeys(path for path in archives if own.fullmatch(path)))
     return list(found)
 
 
@@ -323,6 +337,10 @@ def regex_of(pattern: str) -> str:
             inner = text[1:-1]
             fixed = f"[^{re.escape(inner[1:])}]" if inner[0] in "!^" else f"[{re.escape(inner)}]"
             fixed = fixed.replace("\\-", "-")
+            with contextlib.suppress(re.error):
+                parts.append(re.compile(fixed).pattern)
+                continue
+            fixed = None  # no set, as [!] and [z-a]: letters
         parts.append(fixed or re.escape(text))
     return "".join(parts)
 
@@ -371,9 +389,24 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
         import yaml
     except ImportError as error:
         raise DependencyError(f"{name}: its {path} assigns files to splits: pip install 'wids[hub]'") from error
+    count, counts = 0, dict[int, int]()  # of all nodes; of those below each
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """A loader for which aliases of aliases count as often as they would be written out."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            nonlocal count
+            before, is_alias = count, self.check_event(yaml.AliasEvent)
+            node = super().compose_node(parent, index)
+            count += counts.get(id(node), 1) if is_alias else 1
+            counts.setdefault(id(node), count - before)
+            if count > _MAX_NODES:
+                raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES:,} values")
+            return node
+
     try:
-        found = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        found = yaml.load(data, Loader)  # noqa: S506 - it is a safe one
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise SpecError(f"{name}: {path}: not valid YAML ({str(error)[:200]})", path=path, url=name) from error
     return found if isinstance(found, dict) else {}
 

@@ -24,15 +24,24 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
 
-from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, UnreachableError
+from wids.errors import (
+    FetchDeniedError,
+    FetchError,
+    InputError,
+    ShardNotFoundError,
+    TooLongError,
+    UnreachableError,
+    shown,
+)
 from wids.files import forks, system
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFile, SharedFiles
 from wids.transport import filesystems, retrying
-from wids.transport.failures import PausedError, find_retry_after
+from wids.transport.failures import PausedError, find_retry_after, is_transient
 from wids.transport.http import HttpSource
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
@@ -55,6 +64,8 @@ _WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolv
 _NEXT = re.compile(r"<([^>]*)>\s*;[^,]*\brel=\"?next\"?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_HOPS = 5
+_MAX_PAUSE_SECONDS = 3600.0  # no budget is for longer
+_MAX_FILE_BYTES = 1 << 62
 _MAX_PAGE_BYTES = 64 << 20
 # Of storage options: what gives access to the Hub, and is nobody else's. The others hold for where it leads to, too.
 _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
@@ -103,12 +114,12 @@ class HubPlace(NamedTuple):
     @property
     def page(self) -> str:
         """The address of the repository, for people."""
-        return f"{self.endpoint}/{'' if self.kind == 'models' else self.kind + '/'}{self.repository}"
+        return f"{self.endpoint}/{'' if self.kind == 'models' else self.kind + '/'}{quote(self.repository)}"
 
     @property
     def api(self) -> str:
         """The address of the repository, for programs."""
-        return f"{self.endpoint}/api/{self.kind}/{self.repository}"
+        return f"{self.endpoint}/api/{self.kind}/{quote(self.repository)}"
 
 
 class File(NamedTuple):
@@ -147,7 +158,7 @@ def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
         for endpoint in {_endpoint(), _HUB}:
             text = place.without_query
             if text.startswith(endpoint + "/") and (found := _WEB.fullmatch(text[len(endpoint) :])):
-                kind, repository, rest = found[1] or "models", found[2], found[3]
+                kind, repository, rest = found[1] or "models", unquote(found[2]), found[3]
                 if kind == "buckets":
                     return HubPlace(endpoint, kind, repository, "", unquote(rest))
                 revision, path = _split_revision(rest)
@@ -265,8 +276,7 @@ def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
     where = locate(Place(place), session)
     if where is None:
         return
-    for revision in ("", "main") if where.revision in ("", "main") else (where.revision,):
-        _pins[(*where[:3], revision)] = commit
+    _pins[_pin_of(where)] = commit
     key, pin = _digest(*where[:3], where.revision or "main"), {"commit": commit, "at": time.time()}
     SharedFiles(_directory(session), ".pin").put(key, json.dumps(pin).encode())
 
@@ -406,7 +416,7 @@ class HubSource(HttpSource):
                         f"{self.url}: the Hub leads to {place.public}, and only http(s) URLs are followed", url=self.url
                     ) from None
                 if place.origin != Place(self._name).origin:
-                    return _Redirect(url, tag, _end_of(url))
+                    return _Redirect(url, tag, _end_of(url, headers.get("Date")))
             else:
                 return self._marked(answer, tag)
         raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
@@ -515,7 +525,7 @@ class _Hub:
                 if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
                     raise FetchError(f"{self.url}: {where.endpoint} names no commit for {revision}", url=self.url)
                 kept.put(key, json.dumps({"commit": commit, "at": time.time()}).encode())
-        _pins[(*where[:3], where.revision)] = commit
+        _pins[_pin_of(where)] = commit
         return commit
 
     def _find_listing(self, commit: str, key: tuple[str, ...]) -> HubListing:
@@ -531,14 +541,25 @@ class _Hub:
         """All pages of a listing; those that have come stay if one fails."""
         pages = _pages.setdefault(key, _Pages({}, url))
         while pages.next:
-            headers, body = self._ask(pages.next)
+            try:
+                headers, body = self._ask(pages.next)
+            except Exception as error:
+                if not is_transient(error, None):
+                    _pages.pop(key, None)  # another try begins anew: the page may be gone
+                raise
             entries = _parse_json(body, self.url)
             try:
                 pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
-            except (TypeError, KeyError, ValueError, AttributeError) as error:
+            except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
                 raise FetchError(f"{self.url}: a listing of {self.where.endpoint} is none", url=self.url) from error
             found = _NEXT.search(headers.get("Link", ""))
+            pages.seen.add(pages.next)
             pages.next = urljoin(pages.next, found[1]) if found else ""
+            if pages.next in pages.seen:
+                _pages.pop(key, None)
+                raise TooLongError(
+                    f"{self.url}: a listing of {self.where.endpoint} leads from page to page without end", url=self.url
+                )
         _pages.pop(key, None)
         return pages.files
 
@@ -600,7 +621,8 @@ class _Hub:
         headers = getattr(error, "headers", None) or {}
         if status == 429 and (seconds := find_retry_after(error)) is not None:
             key = (self.where.endpoint, part)
-            _pauses[key] = max(_pauses.get(key, 0.0), retrying.now() + seconds)
+            ends = retrying.now() + min(seconds, _MAX_PAUSE_SECONDS)
+            _pauses[key] = max(_pauses.get(key, 0.0), ends)
         code, where = headers.get("X-Error-Code", ""), self.where
         log_in = "check that its account may read it" if self._has_token else "log in (hf auth login), or set HF_TOKEN"
         if code == "GatedRepo":
@@ -646,10 +668,10 @@ class _Redirect(NamedTuple):
 
 
 class _Pages:
-    """A listing on its way: the files that have come, and the URL of the next page; "" at the end."""
+    """A listing on its way: the files and the pages that have come, and the URL of the next page; "" at the end."""
 
     def __init__(self, files: dict[str, File], url: str) -> None:
-        self.files, self.next = files, url
+        self.files, self.next, self.seen = files, url, set[str]()
 
 
 # What this process knows of the Hub. A forked child knows as much.
@@ -698,14 +720,16 @@ def _remember(url: str, target: _Redirect) -> _Redirect:
     return target
 
 
-def _end_of(url: str) -> float:
-    """Until when a signed URL is good: as it says, an hour at most."""
-    now = time.time()
+def _end_of(url: str, date: str | None = None) -> float:
+    """Until when a signed URL is good, by this machine's clock: as it says, an hour at most; ``date``: the server's."""
+    now, ahead = time.time(), 0.0
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        ahead = now - parsedate_to_datetime(date or "").timestamp()
     query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     ends = now + LIMITS.target_seconds
     with contextlib.suppress(ValueError):
         if "expires" in query:
-            ends = min(ends, int(query["expires"]) - LIMITS.early_seconds)
+            ends = min(ends, int(query["expires"]) + ahead - LIMITS.early_seconds)
         for name in ("x-amz-expires", "x-goog-expires"):  # from its signature on, which is new
             if name in query:
                 ends = min(ends, now + int(query[name]) - LIMITS.early_seconds)
@@ -735,6 +759,8 @@ def _parse(place: Place, endpoint: str) -> HubPlace:
         revision, path = _split_revision(rest)
     else:
         name, path = parts[1], "/".join(parts[2:])
+    if not endpoint.startswith(("http://", "https://")):
+        raise InputError(f"the endpoint of the Hub is {shown(endpoint)}; HF_ENDPOINT must be an http(s) URL")
     return HubPlace(endpoint, kind, f"{parts[0]}/{name}", revision, path)
 
 
@@ -748,7 +774,12 @@ def _split_revision(text: str) -> tuple[str, str]:
 
 
 def _known_commit(where: HubPlace) -> str | None:
-    return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get((*where[:3], where.revision))
+    return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get(_pin_of(where))
+
+
+def _pin_of(where: HubPlace) -> tuple[str, ...]:
+    """The name of a revision: the default one is main, so that both are one commit."""
+    return (*where[:3], where.revision or "main")
 
 
 def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
@@ -781,7 +812,11 @@ def _file_of(entry: dict[str, Any]) -> File:
     sha256 = lfs.get("oid") or lfs.get("sha256")
     sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
     tag = sha256 or entry.get("xetHash") or entry.get("oid")
-    return File(int(lfs.get("size", entry["size"])), sha256, str(tag))
+    size = int(lfs.get("size", entry["size"]))
+    entry["path"].encode()  # which a lone surrogate cannot be
+    if not 0 <= size <= _MAX_FILE_BYTES:
+        raise ValueError(f"{size} is no number of bytes")
+    return File(size, sha256, str(tag))
 
 
 def _take_pin(file: SharedFile) -> str | None:

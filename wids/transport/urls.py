@@ -91,4 +91,5 @@ def _count_range(text: str) -> int:
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts names as people do: ``s2.tar`` before ``s10.tar``."""
     parts = _INTEGER.split(name)
-    return [(0, int(part), part) if k % 2 else (1, 0, part) for k, part in enumerate(parts)]
+    # Python reads no number of more than 4,300 digits.
+    return [(0, int(part[-4000:]), part) if k % 2 else (1, 0, part) for k, part in enumerate(parts)]

@@ -16,6 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wids
+from notebooks import hub as hub_stand_in
 from tests.support import cache_shards
 from tests.support.children import PATIENCE_SECONDS, child, receive
 from tests.support.hub import begin_run
@@ -28,6 +29,7 @@ from wids.errors import (
     FetchDeniedError,
     FetchError,
     ShardNotFoundError,
+    TooLongError,
     UnreachableError,
 )
 from wids.files import locks
@@ -754,3 +756,85 @@ def test_offline_s_own_client_is_not_asked_again():
     """Its refusal is no failure of a server."""
     error = type("OfflineModeIsEnabled", (ConnectionError,), {"__module__": "huggingface_hub.errors"})("offline")
     assert not failures.is_transient(error, None)
+
+
+# --- a Hub, or something in its place, that answers wrongly
+
+
+@pytest.fixture
+def answering(stand_in, monkeypatch):
+    """Puts a function in front of the Hub: of a request's path, (status, body, headers), or None to let it pass."""
+    original = hub_stand_in._Handler._answer
+
+    def put(find):
+        def answer(handler, body):
+            found = find(handler.path)
+            if found is None:
+                return original(handler, body)
+            handler._first_byte_at = 0.0
+            return handler._send(*found)
+
+        monkeypatch.setattr(hub_stand_in._Handler, "_answer", answer)
+
+    return put
+
+
+@pytest.mark.parametrize("leads_to", ["{own}", "//", ""])
+def test_a_listing_without_end(stand_in, answering, no_waits, leads_to):
+    """A page that leads to itself is told, not asked for again and again."""
+    stand_in.put({"a.tar": b"x"})
+
+    def find(path):
+        link = leads_to.format(own=stand_in.url + path)
+        return (200, b"[]", {"Link": f'<{link}>; rel="next"'}) if "/tree/" in path else None
+
+    answering(find)
+    with pytest.raises(TooLongError, match="from page to page without end"):
+        hub.list_files(BASE)
+    assert no_waits == []
+
+
+def test_a_page_of_a_listing_that_is_gone(stand_in, answering, no_waits):
+    """The next try begins with the first one."""
+    stand_in.put({f"{k}.tar": b"x" for k in range(9)})
+    stand_in.page_size = 4
+    answering(lambda path: (400, b"{}", {}) if "cursor" in path else None)
+    with pytest.raises(FetchError, match="400"):
+        hub.list_files(BASE)
+    answering(lambda _: None)
+    stand_in.page_size = 5
+    assert len(hub.list_files(BASE).files) == 9
+
+
+@pytest.mark.parametrize(
+    "words",
+    ['"size": -5', '"size": 1e400', '"size": 1000000000000000000000000', '"path": 7', r'"path": "\ud800.tar"'],
+)
+def test_a_listing_of_files_that_cannot_be(answering, no_waits, words):
+    """It is told by a typed error, whoever reads it."""
+    entry = b'[{"type": "file", "path": "a.tar", "size": 7, "oid": "x", %s}]' % words.encode()
+    answering(lambda path: (200, entry, {}) if "/tree/" in path else (200, b'{"sha": "%s"}' % (b"a" * 40), {}))
+    with pytest.raises(FetchError, match=r"a listing of .* is none"):
+        wids.ShardListDataset(BASE)
+
+
+@pytest.mark.parametrize("seconds", ["9" * 30, "9" * 500, "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_pause_has_an_end(stand_in, answering, no_waits, seconds):
+    """However long the Hub, or a proxy, asks for: after an hour the process asks again."""
+    stand_in.put({"a.tar": body_of(1)})
+    answering(lambda path: (429, b"", {"Retry-After": seconds}) if "/resolve/" in path else None)
+    with pytest.raises(FetchError, match="asked to be left alone"):
+        download.read_bytes(f"{BASE}/a.tar")
+    answering(lambda _: None)
+    hub.retrying.pause(3600.0, lambda: False)
+    assert download.read_bytes(f"{BASE}/a.tar") == body_of(1)
+
+
+def test_the_default_revision_is_main(stand_in, monkeypatch):
+    """Both are one commit in a run, whenever each is asked for."""
+    commit = stand_in.put({"a.tar": b"old"})
+    assert hub.list_files(BASE).commit == commit
+    stand_in.put({"a.tar": b"newer"})
+    monkeypatch.setattr(hub, "LIMITS", hub.HubLimits(pin_seconds=0.0))
+    assert hub.list_files(f"{BASE}@main").commit == commit
+    assert hub.list_files(f"{stand_in.url}/datasets/org/set/resolve/main/a.tar").commit == commit

@@ -323,3 +323,81 @@ def test_a_name_with_its_split_and_revision():
             with_split(given, **options)
     with pytest.raises(TypeError, match="split is 3"):
         with_split(NAME, split=3, revision=None)
+
+
+# --- hostile files
+
+
+def card(text):
+    """A repository's card."""
+    return {"README.md": f"---\n{text}\n---\n"}
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 8)}]\n" for k in range(1, 9)
+)
+MERGES = "m0: &m0 {a: 1, b: 2}\n" + "".join(
+    f"m{k}: &m{k}\n  <<: [{', '.join([f'*m{k - 1}'] * 8)}]\n" for k in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{BOMB}configs:\n- {words}" for words in ("data_files: *a8", "data_dir: *a8", "{data_files: x, y: *a8}")),
+        f"{MERGES}configs:\n- data_files: x",
+        *(
+            f"configs:\n- data_files: {tag}"
+            for tag in ("!!bool x", "!!int ''", "!!timestamp x", "!!python/name:os.x y")
+        ),
+    ],
+)
+def test_a_card_that_is_a_bomb_or_no_values(text):
+    """Aliases of aliases are counted as if they were written out; a malformed value is an error as any other."""
+    with pytest.raises(SpecError, match=r"README.md: not valid YAML"):
+        find(repository("a.tar", **card(text)))
+
+
+def test_a_card_may_repeat_itself():
+    """By aliases, as whoever writes YAML by a program does."""
+    text = "f: &f [int, str]\nconfigs:\n" + "".join(
+        f"- {{config_name: c{k}, features: *f, data_files: 't{k}/*', default: {str(k == 7).lower()}}}\n"
+        for k in range(50)
+    )
+    assert find(repository("t7/a.tar", "t8/a.tar", **card(text)))[0].shards == ["t7/a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("config", "shards"),
+    [
+        *((f"data_files: {nothing}", ["train-0.tar", "train-1.tar"]) for nothing in ("{}", "[]", "null")),
+        *((f"data_dir: {top}", ["train-0.tar", "train-1.tar"]) for top in ("null", "''", ".", "./")),
+        (
+            "data_files: [{split: train, path: train-1.tar}, {split: train, path: 'train-*'}]",
+            ["train-1.tar", "train-0.tar"],
+        ),
+        ("data_files: ['[z-a].tar', '[!]', 'train-[!1].tar']", ["train-0.tar"]),
+    ],
+)
+def test_odd_configurations(config, shards):
+    """Nothing is as if nothing was said; what a split is given twice for are its files; a set that is none, letters."""
+    given = repository("train-0.tar", "train-1.tar", "val-0.tar", **card(f"configs:\n- {config}"))
+    assert find(given)[0].shards == shards
+
+
+def test_a_shard_that_timm_names_twice():
+    """It comes once."""
+    lengths = {"train": {"filenames": ["0.tar", "0.tar", "./0.tar", "1.tar"], "shard_lengths": [1, 1, 1, 2]}}
+    assert find(repository("0.tar", "1.tar", **{"_info.json": {"splits": lengths}}))[0].shards == ["0.tar", "1.tar"]
+
+
+def test_a_name_of_five_thousand_digits():
+    """It can be sorted."""
+    names = ["1.tar", f"{'9' * 5000}.tar"]
+    assert find(repository(*reversed(names)))[0].shards == names
+
+
+def test_a_revision_that_is_said_twice():
+    """With its slash as it is, and quoted."""
+    for at in ("refs/pr/1", "refs%2Fpr%2F1"):
+        assert parse_name(with_split(f"{NAME}@{at}", split=None, revision="refs/pr/1")).root == f"{NAME}@refs%2Fpr%2F1"

@@ -1,7 +1,10 @@
 """What is a place on the Hugging Face Hub, and whose token goes there."""
 
+from email.utils import formatdate
+
 import pytest
 
+from wids.errors import InputError
 from wids.transport import hub
 from wids.transport.place import Place
 from wids.transport.session import Session
@@ -96,3 +99,27 @@ def test_how_long_a_redirect_is_followed(monkeypatch, query, seconds):
     """As its signature says, an hour at most, and not to its last second."""
     monkeypatch.setattr(hub.time, "time", lambda: 1_000_000.0)
     assert hub._end_of(f"https://cdn.example/a?{query}") == 1_000_000 + seconds
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_clock_that_is_wrong(monkeypatch, hours):
+    """A signature ends by the clock of the server that made it, which says what time it is there."""
+    monkeypatch.setattr(hub.time, "time", lambda: 1_000_000.0 + 3600 * hours)
+    url, date = "https://cdn.example/a?Expires=1001000", formatdate(1_000_000, usegmt=True)
+    assert hub._end_of(url, date) == 1_000_000 + 3600 * hours + 1000 - 30
+
+
+@pytest.mark.parametrize("endpoint", ["hf-mirror.example", "file:///tmp", "/tmp", "huggingface.co:443/x"])
+def test_an_endpoint_that_is_no_url(monkeypatch, endpoint):
+    """A scheme was forgotten; it is no path of this machine."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(InputError, match=r"HF_ENDPOINT must be an http\(s\) URL"):
+        hub.locate(Place("hf://datasets/org/set/a.tar"))
+
+
+def test_names_of_repositories_are_quoted():
+    """What follows # or ? is a part of the name, not of another repository's page."""
+    where = hub.locate(Place("hf://datasets/org/a#b?c/a.tar"))
+    assert where.api == f"{HUB}/api/datasets/org/a%23b%3Fc"
+    assert where.page == f"{HUB}/datasets/org/a%23b%3Fc"
+    assert hub.locate(Place(f"{where.page}/resolve/main/a.tar")).repository == "org/a#b?c"
