@@ -24,35 +24,22 @@ if TYPE_CHECKING:
     from wids.writing.pack.shard import PackSettings
     from wids.writing.pack.sources import PackSource, pack
 
-# Name -> the module that defines it. Those of columns and writing are above this folder.
-_MODULES = {
-    "ColumnSpec": "wids.columns.spec",
-    "ColumnsOutcome": "wids.columns.create",
-    "Finding": "wids.jobs.problems",
-    "IndexOutcome": "wids.jobs.index_create",
-    "IndexSettings": "wids.jobs.index_create",
-    "JobOutcome": "wids.jobs.outcome",
-    "JobProgress": "wids.jobs.outcome",
-    "PackOutcome": "wids.writing.pack.run",
-    "PackSettings": "wids.writing.pack.shard",
-    "PackSource": "wids.writing.pack.sources",
-    "Problem": "wids.jobs.problems",
-    "RunOptions": "wids.jobs.runner",
-    "Session": "wids.transport.session",
-    "TablesOutcome": "wids.jobs.index_tables",
-    "TablesSettings": "wids.jobs.index_tables",
-    "VerifyOutcome": "wids.jobs.index_verify",
-    "VerifySettings": "wids.jobs.problems",
-    "WarmOutcome": "wids.jobs.cache_warm",
-    "WarmSettings": "wids.jobs.cache_warm",
-    "create_columns": "wids.columns.create",
-    "create_index": "wids.jobs.index_create",
-    "create_tables": "wids.jobs.index_tables",
-    "pack": "wids.writing.pack.sources",
-    "parse_spec": "wids.columns.spec",
-    "update_index": "wids.jobs.index_edit",
-    "verify": "wids.jobs.index_verify",
-    "warm": "wids.jobs.cache_warm",
+# Module -> the names that it defines. Those of columns and writing are above this folder.
+_NAMES = {
+    "wids.columns.create": "ColumnsOutcome create_columns",
+    "wids.columns.spec": "ColumnSpec parse_spec",
+    "wids.jobs.cache_warm": "WarmOutcome WarmSettings warm",
+    "wids.jobs.index_create": "IndexOutcome IndexSettings create_index",
+    "wids.jobs.index_edit": "update_index",
+    "wids.jobs.index_tables": "TablesOutcome TablesSettings create_tables",
+    "wids.jobs.index_verify": "VerifyOutcome verify",
+    "wids.jobs.outcome": "JobOutcome JobProgress",
+    "wids.jobs.problems": "Finding Problem VerifySettings",
+    "wids.jobs.runner": "RunOptions",
+    "wids.transport.session": "Session",
+    "wids.writing.pack.run": "PackOutcome",
+    "wids.writing.pack.shard": "PackSettings",
+    "wids.writing.pack.sources": "PackSource pack",
 }
 __all__ = [
     "ColumnSpec",
@@ -86,12 +73,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'wids.jobs' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+    for module, names in _NAMES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(import_module(module), name)
+            return value
+    raise AttributeError(f"module 'wids.jobs' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -256,3 +256,12 @@ def test_reports_after_the_end_of_a_task_are_passed_over():
     with Reporting(JobOutcome(shards=2), None, "adding") as job:
         job.run(work, [("a", 1), ("b", 2)], ONE)
     assert (job.progress.bytes, job.progress.ended, sorted(seen)) == (3, 2, [("a", 1), ("b", 2)])
+
+
+def test_the_face_of_jobs():
+    """Its names are found where they are defined, in its list and in `dir`; another one is an attribute error."""
+    assert all(getattr(jobs, name).__name__ == name for name in jobs.__all__)
+    assert set(jobs.__all__) <= set(dir(jobs))
+    assert sorted(name for names in jobs._NAMES.values() for name in names.split()) == sorted(jobs.__all__)
+    with pytest.raises(AttributeError, match=r"'wids\.jobs' has no attribute 'create_indexes'"):
+        _ = jobs.create_indexes
