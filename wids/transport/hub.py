@@ -317,7 +317,7 @@ class HubSource(HttpSource):
         self._failure: Exception | None = None
         # Of a bucket, which has no commits, a process that starts asks where a file is now.
         self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
-        self._key = _digest(self._name, str(system.user_id()))
+        self._key = _digest(self._name, hub.access, str(system.user_id()))
         if self._known() is None:
             hub.check_pause("resolvers")
 
@@ -334,7 +334,7 @@ class HubSource(HttpSource):
         while True:
             target, is_new = self._known(refused), False
             if target is None:
-                async with _lock_of(self._name), self._asking():
+                async with _lock_of(self._key), self._asking():
                     target = self._known(refused)  # another read, or process, has asked meanwhile
                     if target is None:
                         found = await self._resolve(span, is_raw=is_raw)
@@ -355,12 +355,12 @@ class HubSource(HttpSource):
 
     def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
         now = time.time()
-        target = _targets.get(self._name)
+        target = _targets.get(self._key)
         if self._shared is not None and (target is None or target == refused or target.ends < now):
             target = self._shared.find(self._key, self._take)
         if target is None or target == refused or not now <= target.ends <= now + LIMITS.target_seconds:
             return None
-        return target if target is _targets.get(self._name) else _remember(self._name, target)
+        return target if target is _targets.get(self._key) else _remember(self._key, target)
 
     def _take(self, file: SharedFile) -> _Redirect | None:
         """What a process with the same rights was told of this file; in a shared directory, files may be renamed."""
@@ -376,7 +376,7 @@ class HubSource(HttpSource):
         if self._shared is not None:
             words = [self._name, self._hub.access, *target]
             self._shared.put(self._key, json.dumps(words).encode(), is_brief=True)
-        return _remember(self._name, target)
+        return _remember(self._key, target)
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
@@ -706,17 +706,17 @@ def _alone(go_on: Callable[[], None]) -> Iterator[None]:
         held.release()
 
 
-def _lock_of(url: str) -> asyncio.Lock:
+def _lock_of(key: str) -> asyncio.Lock:
     """Who asks where a URL leads to; on the event loop."""
     locks = _locks.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-    return locks.setdefault(url, asyncio.Lock())
+    return locks.setdefault(key, asyncio.Lock())
 
 
-def _remember(url: str, target: _Redirect) -> _Redirect:
-    _targets.pop(url, None)
+def _remember(key: str, target: _Redirect) -> _Redirect:
+    _targets.pop(key, None)
     while len(_targets) >= _MAX_TARGETS:
         _targets.pop(next(iter(_targets)))
-    _targets[url] = target
+    _targets[key] = target
     return target
 
 
@@ -787,6 +787,8 @@ def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | 
 
     The latter is for the endpoint that is in force, or that the caller names, and for no other.
     """
+    if given not in (None, True, False) and not isinstance(given, str):
+        raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
     if given is False or (isinstance(given, str) and given):
         return given or None
     is_implicit = given is not True and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _YES

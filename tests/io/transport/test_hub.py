@@ -758,6 +758,19 @@ def test_offline_s_own_client_is_not_asked_again():
     assert not failures.is_transient(error, None)
 
 
+@pytest.mark.parametrize("kind", ["datasets", "buckets"])
+def test_a_redirect_is_for_the_token_that_it_was_given_for(stand_in, kind):
+    """Also within a process: it is what gives access."""
+    name = f"{kind}/org/private"
+    stand_in.put({"a.tar": body_of(1)}, name)
+    stand_in.repositories[name].token = "s3cret"
+    assert ShardBytes(f"hf://{name}/a.tar", session=Session({"token": "s3cret"})).read(0, 10) == body_of(1)[:10]
+    for token in ("other", False):
+        with pytest.raises(ShardNotFoundError, match="or it is private"):
+            ShardBytes(f"hf://{name}/a.tar", session=Session({"token": token})).read(0, 10)
+    assert stand_in.requests["resolvers"] == 3
+
+
 # --- a Hub, or something in its place, that answers wrongly
 
 

@@ -101,6 +101,14 @@ def test_how_long_a_redirect_is_followed(monkeypatch, query, seconds):
     assert hub._end_of(f"https://cdn.example/a?{query}") == 1_000_000 + seconds
 
 
+@pytest.mark.parametrize("token", [b"s3cret", 7])
+def test_a_token_that_is_no_text(token):
+    """It is not left out as if none was given."""
+    with pytest.raises(InputError, match="it must be a text") as caught:
+        hub.find_token("hf://datasets/o/n", Session({"token": token}))
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("hours", [-3, 3])
 def test_a_clock_that_is_wrong(monkeypatch, hours):
     """A signature ends by the clock of the server that made it, which says what time it is there."""
