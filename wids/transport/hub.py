@@ -277,8 +277,9 @@ def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
     if where is None:
         return
     _pins[_pin_of(where)] = commit
-    key, pin = _digest(*where[:3], where.revision or "main"), {"commit": commit, "at": time.time()}
-    SharedFiles(_directory(session), ".pin").put(key, json.dumps(pin).encode())
+    kept, key = SharedFiles(_directory(session), ".pin"), _digest(*where[:3], where.revision or "main")
+    pin = {"commit": commit, "at": time.time(), "read": kept.find(key, _take_last)}
+    kept.put(key, json.dumps(pin).encode())
 
 
 def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
@@ -821,14 +822,22 @@ def _file_of(entry: dict[str, Any]) -> File:
     return File(size, sha256, str(tag))
 
 
+def _take_last(file: SharedFile) -> str | None:
+    """The commit whose files are kept: not one that was made here, and not read since."""
+    found = json.loads(bytes(file.data))
+    commit = found.get("read") or found.get("commit") if isinstance(found, dict) else None
+    return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
+
+
 def _take_pin(file: SharedFile) -> str | None:
+    if is_offline():
+        return _take_last(file)
     found = json.loads(bytes(file.data))
     try:
         commit, age = str(found["commit"]), time.time() - float(found["at"])
     except (TypeError, KeyError) as error:
         raise ValueError("it is no pin") from error
-    is_of_use = is_offline() or 0 <= age < LIMITS.pin_seconds
-    return commit if is_of_use and _COMMIT.fullmatch(commit) else None
+    return commit if 0 <= age < LIMITS.pin_seconds and _COMMIT.fullmatch(commit) else None
 
 
 def _take_files(file: SharedFile) -> dict[str, File]:

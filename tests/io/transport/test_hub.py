@@ -758,6 +758,21 @@ def test_offline_s_own_client_is_not_asked_again():
     assert not failures.is_transient(error, None)
 
 
+def test_a_commit_that_was_made_here_is_not_read_yet(stand_in, monkeypatch):
+    """Offline, that which was read last is there."""
+    commit = stand_in.put({"a.tar": b"old"})
+    assert hub.list_files(BASE).commit == commit
+    for name in ("b.tar", "c.tar"):
+        made = stand_in.put({name: b"newer"})
+        hub.note_commit(BASE, made)
+    hub.forget()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.list_files(BASE).commit == commit
+    hub.forget()
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert hub.list_files(BASE).commit == made
+
+
 @pytest.mark.parametrize("kind", ["datasets", "buckets"])
 def test_a_redirect_is_for_the_token_that_it_was_given_for(stand_in, kind):
     """Also within a process: it is what gives access."""
