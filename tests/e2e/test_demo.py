@@ -27,9 +27,7 @@ from tests.support import paths
 from tests.support.cli import complaint, run_ok
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from wids.cli import demo as command
-from wids.cli.demo import ranks
 from wids.cli.demo.shapes import SHAPES, draw, pack
-from wids.cli.demo.train import DemoJob
 from wids.cli.signals import Signals
 from wids.errors import WidsError
 
@@ -69,11 +67,6 @@ class Demo:
     def pids(self):
         """Every process that descends from the command, dead ones left out."""
         return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and self._is_ours(pid)]
-
-    def ranks(self):
-        """The ranks: children of the command that lead a process group."""
-        mine = self.process.pid
-        return [pid for pid in self.pids() if pid != mine and os.getpgid(pid) == pid]
 
     def wait_for(self, beginning):
         """Read stdout up to a line that begins so."""
@@ -181,34 +174,26 @@ def test_output_that_cannot_be_written():
 # --- its processes, with other programs in place of the training
 
 
-@pytest.fixture
-def job(tmp_path):
-    """A job for two ranks."""
-    return DemoJob(url="http://x", ranks=2, workers=0, epochs=2, batch_size=10, seed=0, directory=str(tmp_path))
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A function that has the ranks run this code, which finds ``job`` (a dict), ``rank``, ``tell`` and ``worker``."""
-    package = tmp_path / "path" / "wids" / "cli" / "demo"
-    package.mkdir(parents=True)
-    for parent in (package, *package.parents[:2]):
-        (parent / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path / "path"))  # the ranks have the sys.path of their parent
-
-    def write(code):
-        (package / "train.py").write_text(
-            "import json, os, signal, subprocess, sys, time\n"
-            "job, rank = json.loads(sys.argv[1]), int(sys.argv[2])\n"
-            "def tell(**facts):\n"
-            "    with open(f\"{job['directory']}/rank-{rank}.jsonl\", 'a') as file:\n"
-            "        file.write(json.dumps(facts) + chr(10))\n"
-            "def worker():\n"
-            "    tell(worker=subprocess.Popen(['sleep', '1000']).pid)\n"
-            "def main():\n" + "".join(f"    {line}\n" for line in code.splitlines())
-        )
-
-    return write
+@contextlib.contextmanager
+def started(tmp_path, code, ranks=2):
+    """What the ranks print that run this code, which finds ``rank``, ``job`` (a dict) and ``worker``: it starts one."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, signal, subprocess, sys, threading, time\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "from wids.cli.demo import train\n"
+        "threading.Thread(target=train._end_with_stdin, daemon=True).start()\n"
+        "rank, job = int(os.environ['RANK']), json.loads(sys.argv[1])\n"
+        "def worker():\n"
+        "    print(subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "@record\n"
+        "def main():\n" + "".join(f"    {line}\n" for line in code.splitlines()) + "main()\n"
+    )
+    with (
+        Signals() as signals,
+        command.torchrun(str(program), {"x": 1}, ranks=ranks, directory=str(tmp_path), signals=signals) as lines,
+    ):
+        yield lines
 
 
 def is_gone(pid):
@@ -220,62 +205,48 @@ def is_gone(pid):
         return True
 
 
-def test_ranks_are_watched_to_their_end(program, job):
-    """What each rank told last is there, and once more when all have ended; half a line does not count."""
-    program(
-        "tell(steps=1)\n"
-        "tell(steps=2)\n"
-        "open(f\"{job['directory']}/rank-{rank}.jsonl\", 'a').write('{')\n"
-        "assert os.environ['TMPDIR'] == job['directory']\n"
-        "print('said')"
-    )
-    with Signals() as signals, ranks.started(job, signals) as processes:
-        *_, told = ranks.watch(job, processes)
-    assert told == [{"steps": 2}] * 2
-    with open(job.log_path(1)) as file:
-        assert file.read() == "said\n"
+def test_ranks_are_read_to_their_end(tmp_path):
+    """What they print is passed on until all have ended; they get the job, and a directory for their files."""
+    with started(tmp_path, "assert os.environ['TMPDIR'] in job['cache_dir']\nprint(job['x'], flush=True)") as lines:
+        assert [*lines] == ["1\n"] * 2
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_a_killed_rank_ends_all(program, job, is_deaf):
-    """When a rank is killed, that is said, and the other rank and all workers are ended, even if SIGTERM is ignored."""
-    program(
+def test_a_killed_rank_ends_all(tmp_path, is_deaf):
+    """When a rank is killed, that is said, and the other rank and its worker are ended, even if SIGTERM is ignored."""
+    code = (
         f"signal.signal(signal.SIGTERM, signal.{'SIG_IGN' if is_deaf else 'SIG_DFL'})\n"
-        "worker()\n"
-        "other = f\"{job['directory']}/rank-0.jsonl\"\n"
-        "while rank and not os.path.exists(other): time.sleep(0.01)\n"
+        "(worker(), open(f'{__file__}.begun', 'w')) if not rank else None\n"
+        "while not os.path.exists(f'{__file__}.begun'): time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(1000)"
     )
+    lines = []
     with (
         pytest.raises(WidsError, match=r"^rank 1 was killed by SIGKILL in mid-run; the others were ended$"),
-        Signals() as signals,
-        ranks.started(job, signals) as processes,
+        started(tmp_path, code) as reports,
     ):
-        for _ in ranks.watch(job, processes):
-            pass
-    workers = []
-    for rank in range(2):
-        with open(job.progress_path(rank)) as file:
-            workers.append(json.loads(file.read())["worker"])
-    assert all(process.poll() is not None for process in processes)
-    wait_until(lambda: all(map(is_gone, workers)))
+        lines += reports
+    wait_until(lambda: is_gone(int(lines[0])))
 
 
-def test_a_rank_that_cannot_be_started_ends_the_others(program, job, monkeypatch):
-    """If a rank cannot be started, those before it are ended."""
-    program("time.sleep(1000)")
-    begun = []
+def test_a_rank_that_fails_is_named_with_its_error(tmp_path):
+    """The message of the first exception is the error, whatever the other rank says."""
+    code = "if rank: raise ValueError('what went wrong')\ntime.sleep(1000)"
+    with (
+        pytest.raises(WidsError, match=r"^rank 1 failed: ValueError: what went wrong$"),
+        started(tmp_path, code) as told,
+    ):
+        assert [*told] == []
 
-    def start(*args, real=subprocess.Popen, **options):
-        if begun:
-            raise BlockingIOError("no more processes")
-        begun.append(real(*args, **options))
-        return begun[0]
 
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(BlockingIOError), Signals() as signals, ranks.started(job, signals):
+def test_a_program_that_cannot_be_started_is_said(tmp_path, monkeypatch):
+    """Where torchrun itself fails, its last line is the error."""
+    monkeypatch.setattr(sys, "path", [])
+    with (
+        pytest.raises(WidsError, match=r"^the ranks could not be started: ModuleNotFoundError: "),
+        started(tmp_path, ""),
+    ):
         pass
-    assert begun[0].returncode == -signal.SIGTERM
 
 
 def test_a_rank_ends_with_its_parent():
@@ -283,7 +254,7 @@ def test_a_rank_ends_with_its_parent():
     code = (
         "import subprocess, threading\n"
         "from wids.cli.demo import train\n"
-        "threading.Thread(target=train._end_with_parent, daemon=True).start()\n"
+        "threading.Thread(target=train._end_with_stdin, daemon=True).start()\n"
         "print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
         "threading.Event().wait()"
     )
@@ -297,27 +268,37 @@ def test_a_rank_ends_with_its_parent():
     wait_until(lambda: is_gone(worker))
 
 
+def report(*failures):
+    """What torchrun says of failures: (rank, exit code, text) of each, the first last."""
+    texts = [
+        f"  time      : 2026-01-01_00:00:00\n  host      : h\n  rank      : {rank} (local_rank: {rank})\n"
+        f"  exitcode  : {code} (pid: 7)\n  error_file: /x/error.json\n  traceback : {text}\n"
+        for rank, code, text in failures
+    ]
+    rest = "".join(f"[{k}]:\n{text}" for k, text in enumerate(texts[:-1], 1)) or "  <NO_OTHER_FAILURES>\n"
+    line = "-" * 60
+    root = f"Root Cause (first observed failure):\n[0]:\n{texts[-1]}{'=' * 60}\n"
+    return f"x FAILED\n{line}\nFailures:\n{rest}{line}\n{root}"
+
+
+LOST = "Traceback (most recent call last):\n    x = [\n  RuntimeError: Connection closed by peer"
+
+
 @pytest.mark.parametrize(
-    ("codes", "last_lines", "expected"),
+    ("failures", "expected"),
     [
         (
-            [1, 1],
-            ["RuntimeError: Connection closed by peer", "RuntimeError: worker is killed"],
-            "rank 1 failed: Runtime",
+            [(1, 1, "Traceback:\n  ...\n  RuntimeError: worker is killed"), (0, 1, LOST)],
+            "rank 1 failed: RuntimeError: w",
         ),
-        (
-            [1, -9],
-            ["RuntimeError: Connection closed by peer", ""],
-            "rank 1 was killed by SIGKILL in mid-run; the others",
-        ),
-        ([1, 0], ["RuntimeError: Connection closed by peer", ""], "rank 0 failed: RuntimeError: Connection closed"),
-        ([None, 1], ["", "wids.errors.DecodeError: cannot decode"], "rank 1 failed: wids.errors.DecodeError: cannot"),
-        ([3, None], ["", ""], "rank 0 failed: exit code 3$"),
+        ([(1, -9, "Signal 9 (SIGKILL) received"), (0, 1, LOST)], "rank 1 was killed by SIGKILL in mid-run; the others"),
+        ([(0, -15, "Signal 15 (SIGTERM) received"), (1, 1, "ValueError: x")], "rank 1 failed: ValueError: x$"),
+        ([(0, 1, LOST)], "rank 0 failed: RuntimeError: Connection closed"),
     ],
 )
-def test_the_rank_that_failed_first_is_named(codes, last_lines, expected):
-    """Of exit codes and last words, the cause is named, not the loss of a partner that follows from it."""
-    assert re.match(expected, ranks.explain(codes, last_lines))
+def test_the_rank_that_failed_first_is_named(failures, expected):
+    """Of torchrun's report, the cause is named, not the loss of a partner that follows from it."""
+    assert re.match(expected, command.explain(report(*failures)))
 
 
 @pytest.mark.parametrize("length", [1, 100])
@@ -338,7 +319,7 @@ def test_work_is_done_where_sockets_have_short_names(length, tmp_path, monkeypat
 
 def terminate_at_work(directories):
     """Send SIGTERM to this process when it has a work directory, which is added to the list, with a file in it."""
-    with Signals() as signals, command._temporary_directory(signals) as directory:
+    with Signals() as signals, command.temporary_directory(signals) as directory:
         directories.append(directory)
         with open(f"{directory}/file", "w"):
             signal.raise_signal(signal.SIGTERM)
@@ -445,10 +426,10 @@ def test_packing_twice_gives_the_same_bytes(tmp_path):
 # --- what it shows
 
 
-def make_results(samples=(3002, 3002), tested=601, correct=600):
-    """What two ranks told last, after two epochs."""
-    facts = {"epoch": 1, "batch": 6, "batches": 6, "steps": 12, "seconds": 2.0, "loss": 0.5}
-    return [{**facts, "samples": count, "tested": tested, "correct": correct} for count in samples]
+def make_report(samples=(3002, 3002), tested=601, correct=600):
+    """The last report of two ranks, after two epochs."""
+    shares = [{"samples": count, "steps": 12, "seconds": 2.0} for count in samples]
+    return {"batches": 6, "steps": 12, "loss": 0.5, "ranks": shares, "tested": tested, "correct": correct}
 
 
 @pytest.mark.parametrize(
@@ -460,18 +441,17 @@ def make_results(samples=(3002, 3002), tested=601, correct=600):
         ({"correct": 540}, "too little was learned: .* 89.9%, and 95% is expected"),
     ],
 )
-def test_a_run_that_fails(changed, expected, job):
+def test_a_run_that_fails(changed, expected):
     """Unequal ranks, samples left out, and shapes that were not learned are failures."""
     with pytest.raises(WidsError, match=expected):
-        command.check(make_results(**changed), job)
+        command.check(make_report(**changed), 2)
 
 
-def test_a_run_that_is_good(job):
+def test_a_run_that_is_good():
     """Equal and complete shares, and shapes told apart, are in the table."""
-    results = make_results()
-    command.check(results, job)
+    command.check(make_report(), 2)
     console = Console(file=io.StringIO(), width=100)
-    console.print(command.make_table(results, Counter({"/a.tar": 1, "/b.tar": 1})))
+    console.print(command.make_table(make_report(), Counter({"/a.tar": 1, "/b.tar": 1})))
     assert read_table(console.file.getvalue()) == {
         "rank 0": (3002, 12, 1501, None, None),
         "rank 1": (3002, 12, 1501, None, None),
@@ -480,13 +460,13 @@ def test_a_run_that_is_good(job):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_shown(is_terminal, job, monkeypatch):
+def test_progress_is_shown(is_terminal):
     """Each epoch is a line with the loss and the rate of all ranks together; on a terminal there is a bar as well."""
-    seen = [[{}, {}], make_results(), make_results()]
-    monkeypatch.setattr(ranks, "started", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(ranks, "watch", lambda *_: iter(seen))
+    whole = make_report()
+    told = [{name: whole[name] for name in names} for names in (("batches", "steps", "loss"), ("ranks",), ("tested",))]
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=is_terminal, width=100, highlight=False)
-    assert command._train(job, Signals(), console) == seen[-1]
+    lines = ["[Gloo] Rank 0 is connected\n", *(json.dumps(report) + "\n" for report in told)]
+    assert command.show_progress(lines, 2, console) == {name: whole[name] for name in whole if name != "correct"}
     assert screen.getvalue().count("epoch 2/2: loss 0.500, 3,002 samples/s") == 1
     assert ("starting the ranks" in screen.getvalue()) == is_terminal

@@ -1,33 +1,39 @@
 """``wids demo``: distributed training from end to end on one machine, on images of shapes that it draws.
 
-Heavy modules are imported when the command runs. All files are in one temporary directory, which is removed at the end,
-after an error or a signal too: see `wids.cli.signals` and `wids.cli.demo.ranks`. Shards that are to be kept are copied.
+Heavy modules are imported when the command runs. torchrun starts the ranks and watches them. All files are in one
+temporary directory, which is removed at the end, after an error or a signal too. Shards to be kept are copied.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
+import re
 import shlex
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from wids.errors import JobError, OutputError, OutputExistsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console
     from rich.table import Table
 
-    from wids.cli.demo.train import DemoJob
     from wids.cli.signals import Signals
 
+_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py")
 # An odd number, so that equal shares for two ranks take some care.
 TRAIN, TRAIN_SHARDS = 3001, 9
 TEST, TEST_SHARDS = 601, 2
@@ -35,6 +41,8 @@ TEST, TEST_SHARDS = 601, 2
 MIN_ACCURACY = 0.95
 # A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
 _MAX_TEMPORARY_LENGTH = 50
+# A rank in torchrun's report of a failure: its number, its exit code, and what it said.
+_FAILURE = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback +: ((?s:.*?))\n(?=\[|-{9}|={9})")
 
 
 def run_demo(
@@ -57,18 +65,16 @@ def run_demo(
     from rich.console import Console
 
     from wids.cli.demo import shapes
-    from wids.cli.demo.train import DemoJob
     from wids.cli.signals import Signals
     from wids.testing import Server
 
     if kept is not None:
         _make_empty(kept)
     console = Console(highlight=False)
-    with Signals() as signals, contextlib.ExitStack() as stack:
-        directory = stack.enter_context(_temporary_directory(signals))
-        shards, run = (os.path.join(directory, name) for name in ("shards", "run"))
+    with Signals() as signals, ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory(signals))
+        shards = os.path.join(directory, "shards")
         os.mkdir(shards)
-        os.mkdir(run)
         begin = time.monotonic()
         with console.status("drawing shapes"):
             sizes = shapes.pack(shards, split="train", count=TRAIN, nshards=TRAIN_SHARDS, seed=seed)
@@ -80,19 +86,12 @@ def run_demo(
         with signals.held():
             server = stack.enter_context(Server(shards))
         _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
-        job = DemoJob(
-            url=server.url,
-            directory=run,
-            ranks=ranks,
-            workers=workers,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=seed,
-        )
-        results = _train(job, signals, console)
+        job = {"url": server.url, "workers": workers, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+        with torchrun(_PROGRAM, job, ranks=ranks, directory=directory, signals=signals) as reports:
+            facts = show_progress(reports, epochs, console)
         fetches = Counter(path for path in server.requests if path.endswith(".tar"))
-        console.print(make_table(results, fetches))
-        check(results, job)
+        console.print(make_table(facts, fetches))
+        check(facts, epochs)
         times = "once" if set(fetches.values()) == {1} else f"{fetches.total()} times in all"
         _say(console, f"{len(fetches)} shards went over HTTP {times} ({server.sent_bytes.total() / 1e6:.1f} MB)")
     print("\nWhere next:")
@@ -103,7 +102,6 @@ def run_demo(
 def _steps(kept: str | None) -> list[tuple[str, str]]:
     """What to do after the demo: (words, a command or a file)."""
     import wids
-    from wids.cli.demo import train
 
     index = None if kept is None else shlex.quote(os.path.join(kept, "shapes-train.json"))
     look = ("run it again and keep its shards, to look into them", "wids demo --keep shapes")
@@ -112,7 +110,7 @@ def _steps(kept: str | None) -> list[tuple[str, str]]:
         look if index is None else ("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}"),
         ("make shards of your own images", "wids pack photos -o 'out/train-%06d.tar'"),
         ("or take shards that you have, as they are", "wids index create 's3://bucket/train-*.tar' -o train.json"),
-        ("read the training loop that ran here", os.path.abspath(train.__file__)),
+        ("read the training loop that ran here", _PROGRAM),
         *([("read the guides", guides)] if os.path.isdir(guides) else []),
     ]
 
@@ -132,11 +130,98 @@ def _make_empty(directory: str) -> None:
         raise OutputExistsError(f"{directory}: is not empty; name another directory", url=directory)
 
 
-def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
+@contextmanager
+def torchrun(
+    program: str, job: dict[str, Any], *, ranks: int, directory: str, signals: Signals
+) -> Iterator[Iterator[str]]:
+    """Start the ranks; at the end of the block they are ended, with their workers.
+
+    Args:
+        program: what each rank runs.
+        job: its argument, as JSON, which the directory of a cache is added to.
+        ranks: how many.
+        directory: for the files of all of them.
+        signals: held back while they start and end.
+
+    Yields:
+        The lines that they print, until all have ended.
+
+    Raises:
+        JobError: a rank failed or was killed.
+    """
+    # With this process's sys.path: python -m would put the current directory first.
+    start = f"import sys; sys.path[:] = {sys.path!r}; from torch.distributed.run import main; main()"
+    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    argument = json.dumps({**job, "cache_dir": os.path.join(directory, "cache")})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": directory, "OMP_NUM_THREADS": "1"}
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "2"
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # else gloo looks up the host's name, which fails on a machine without network
+            environment |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    with open(os.path.join(directory, "log"), "w+", encoding="utf-8", errors="replace") as log, ExitStack() as stack:
+        with signals.held():
+            process = subprocess.Popen(  # noqa: S603 - a fixed program, without a shell
+                [sys.executable, "-c", start, *flags, program, argument],
+                stdin=subprocess.PIPE,  # the ranks end when it is closed
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
+            )
+            stack.callback(_end, process, signals)
+        yield cast("IO[str]", process.stdout)
+        if process.wait():
+            log.seek(0)
+            raise JobError(explain(log.read()))
+
+
+def _end(process: subprocess.Popen[str], signals: Signals) -> None:
+    signals.hold()  # the rest must not be interrupted, and takes a few seconds at most
+    process.terminate()
+    process.communicate()  # closes stdin, and reads until every process has ended
+
+
+def explain(log: str) -> str:
+    """Say which rank failed first and why, by torchrun's report; the loss of a partner is not the cause."""
+    found = [(int(rank), int(code), text.rstrip().rpartition("\n")[2]) for rank, code, text in _FAILURE.findall(log)]
+    if not found:
+        return f"the ranks could not be started: {log.rstrip().rpartition(chr(10))[2]}"
+    # The last in the report is the first that torchrun saw; it ends the other ranks by SIGTERM, then SIGKILL.
+    rank, code, text = min(
+        reversed(found), key=lambda one: (one[1] >= 0 or one[1] == -signal.SIGTERM, "by peer" in one[2])
+    )
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name} in mid-run; the others were ended"
+    return f"rank {rank} failed: {text.strip()}"
+
+
+def show_progress(reports: Iterable[str], epochs: int, console: Console) -> dict[str, Any]:
+    """Show the progress of the ranks to their end; returns their last report, see `wids.cli.demo.train.train`."""
+    from rich.progress import Progress
+
+    facts: dict[str, Any] = {}
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("starting the ranks", total=None)
+        for line in reports:
+            if not line.startswith("{"):  # gloo's
+                continue
+            report = json.loads(line)
+            facts |= report
+            epoch, loss = -(-facts["steps"] // facts["batches"]), facts["loss"]
+            text, total = f"epoch {epoch}/{epochs}: loss {loss:.3f}", epochs * facts["batches"]
+            bar.update(task, description=text, total=total, completed=facts["steps"])
+            if "ranks" in report:
+                speed = sum(share["samples"] / share["seconds"] for share in facts["ranks"])
+                _say(console, f"{text}, {speed:,.0f} samples/s")
+    return facts
+
+
+def make_table(facts: dict[str, Any], fetches: Counter[str]) -> Table:
     """Make the closing table: a row for each rank, and one for all.
 
     Args:
-        results: the last report of each rank; see `wids.cli.demo.train.train`.
+        facts: the last report.
         fetches: path of a shard -> number of requests for it.
     """
     from rich import box
@@ -145,65 +230,35 @@ def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("", "samples", "batches", "samples\nper s", "shards\nfetched", "accuracy"):
         table.add_column(name, justify="right" if name else "left", overflow="fold")
-    for rank, result in enumerate(results):
-        speed = result["samples"] / result["seconds"]
-        table.add_row(f"rank {rank}", f"{result['samples']:,}", f"{result['steps']:,}", f"{speed:,.0f}")
-    samples = sum(result["samples"] for result in results)
-    table.add_row(
-        "all",
-        f"{samples:,}",
-        f"{sum(result['steps'] for result in results):,}",
-        f"{samples / max(result['seconds'] for result in results):,.0f}",
-        f"{fetches.total():,}",
-        f"{results[0]['correct'] / results[0]['tested']:.1%}",
-        style="bold",
-    )
+    shares = [(share["samples"], share["steps"], share["seconds"]) for share in facts["ranks"]]
+    for rank, (samples, steps, seconds) in enumerate(shares):
+        table.add_row(f"rank {rank}", f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}")
+    samples, steps = (sum(share[name] for share in facts["ranks"]) for name in ("samples", "steps"))
+    seconds = max(share["seconds"] for share in facts["ranks"])
+    whole = f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}", f"{fetches.total():,}"
+    table.add_row("all", *whole, f"{facts['correct'] / facts['tested']:.1%}", style="bold")
     return table
 
 
-def check(results: list[dict[str, Any]], job: DemoJob) -> None:
-    """Compare the ranks' reports with the job.
+def check(facts: dict[str, Any], epochs: int) -> None:
+    """Compare the ranks' last report with what was asked of them.
 
     Raises:
         JobError: the ranks' counts differ, samples were left out, or the accuracy is too low.
     """
-    shares = [(result["samples"], result["steps"]) for result in results]
+    shares, tested = [(share["samples"], share["steps"]) for share in facts["ranks"]], facts["tested"]
     if len(set(shares)) > 1:
         raise JobError(f"the ranks' shares differ: (samples, batches) are {shares}")
-    trained, tested = sum(samples for samples, _ in shares), results[0]["tested"]
-    if trained < TRAIN * job.epochs or tested != TEST:
-        counts = f"{trained} of {TRAIN} x {job.epochs} epochs to train on, {tested} of {TEST} to test on"
+    trained = sum(samples for samples, _ in shares)
+    if trained < TRAIN * epochs or tested != TEST:
+        counts = f"{trained} of {TRAIN} x {epochs} epochs to train on, {tested} of {TEST} to test on"
         raise JobError(f"samples were left out: {counts}")
-    accuracy = results[0]["correct"] / tested
+    accuracy = facts["correct"] / tested
     if accuracy < MIN_ACCURACY:
         raise JobError(
             f"too little was learned: the accuracy on held-out shapes is {accuracy:.1%}, and {MIN_ACCURACY:.0%} is "
-            f"expected; take more --epochs than {job.epochs}"
+            f"expected; take more --epochs than {epochs}"
         )
-
-
-def _train(job: DemoJob, signals: Signals, console: Console) -> list[dict[str, Any]]:
-    """Run the ranks to their end and show their progress; returns the last report of each."""
-    from rich.progress import Progress
-
-    from wids.cli.demo.ranks import started, watch
-
-    reports: list[dict[str, Any]] = []
-    ended = 0
-    with Progress(console=console, transient=True) as bar, started(job, signals) as processes:
-        task = bar.add_task("starting the ranks", total=None)
-        for reports in watch(job, processes):
-            if not all(reports):
-                continue
-            slowest = min(reports, key=lambda report: report["steps"])
-            total = job.epochs * slowest["batches"]
-            text = f"epoch {slowest['epoch'] + 1}/{job.epochs}: loss {slowest['loss']:.3f}"
-            bar.update(task, description=text, total=total, completed=slowest["steps"])
-            if ended < slowest["steps"] // slowest["batches"]:
-                ended = slowest["steps"] // slowest["batches"]
-                speed = sum(report["samples"] / report["seconds"] for report in reports)
-                _say(console, f"epoch {ended}/{job.epochs}: loss {slowest['loss']:.3f}, {speed:,.0f} samples/s")
-    return reports
 
 
 def _say(console: Console, text: str) -> None:
@@ -211,16 +266,14 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
-@contextlib.contextmanager
-def _temporary_directory(signals: Signals) -> Iterator[str]:
+@contextmanager
+def temporary_directory(signals: Signals) -> Iterator[str]:
     """A directory for the block, in /tmp if the path of $TMPDIR is too long for the sockets in it."""
     usual = tempfile.gettempdir()
     parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _MAX_TEMPORARY_LENGTH), usual)  # noqa: S108
-    directory = ""
-    try:
+    with ExitStack() as stack:
         with signals.held():
-            directory = tempfile.mkdtemp(prefix="wids-demo-", dir=parent)
+            made = tempfile.TemporaryDirectory(prefix="wids-demo-", dir=parent, ignore_cleanup_errors=True)
+            directory = stack.enter_context(made)
+            stack.callback(signals.hold)
         yield directory
-    finally:
-        signals.hold()
-        shutil.rmtree(directory, ignore_errors=True)
