@@ -9,15 +9,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from PIL import Image
 
+from tests.support.cli import whole_command
 from tests.support.columns import write_dataset
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
 from tests.support.shards import write_index, write_shard, write_tar
 from wids import testing
-from wids.cli import app, main
+from wids.cli import main
 
 # Command -> the test that runs it, and what is to be found there.
 ELSEWHERE = {
@@ -297,7 +297,7 @@ def test_commands_that_run_elsewhere():
 
 def find_command(words):
     """The command that words name, and what is left of them."""
-    command = typer.main.get_command(app)
+    command = whole_command()
     while words and hasattr(command, "commands") and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     return command, words
@@ -314,7 +314,7 @@ def test_each_command_is_run():
     """By some block, but for whole programs, which have tests of their own."""
     words = [arguments(each, "")[1:] for block in BLOCKS for each in block.commands() if each not in ELSEWHERE]
     run_here = {tuple(each[: len(each) - len(find_command(each)[1])]) for each in words}
-    assert names_of(typer.main.get_command(app)) - run_here == set(PROGRAMS)
+    assert names_of(whole_command()) - run_here == set(PROGRAMS)
     assert all((ROOT / path).is_file() for path in PROGRAMS.values())
 
 

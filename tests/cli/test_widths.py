@@ -4,10 +4,8 @@ import re
 import shlex
 
 import pytest
-import typer.main
 
-from tests.support.cli import run_ok, run_on_terminal
-from wids.cli import app
+from tests.support.cli import run_ok, run_on_terminal, whole_command
 from wids.cli.format import _fit
 
 WIDTHS = (60, 80, 120)
@@ -21,7 +19,7 @@ def commands(command, words=()):
         yield from commands(each, (*words, name))
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(whole_command()))
 
 
 def plain(shown):

@@ -25,6 +25,7 @@ import typer.main
 
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.paths import ROOT
+from wids import cli
 from wids.cli import main
 
 # To make all commands from their functions, for each that runs, took half of the time of the tests that use `run`. They
@@ -42,6 +43,13 @@ if __name__ == "__main__":  # not in the processes that it spawns
     main()
 """
 _SURROUNDINGS = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "WIDS_DEBUG": "0"}
+
+
+def whole_command():
+    """The command ``wids`` with all commands in it, none of them as its group has them before they are asked for."""
+    command = typer.main.get_command(cli.app)
+    command.commands = {name: cli.load(name) for name in cli.COMMANDS}
+    return command
 
 
 class Done(NamedTuple):

@@ -2,7 +2,7 @@
 
 Rules: no command's module imports torch, numpy or PIL at the top, so that ``wids --help`` answers at once; a command
 imports them when it runs. A command fails by raising a `WidsError`, which is printed as one line on stderr, with exit
-code 1. To add a command: ``app.command(...)`` or ``app.add_typer(...)`` below.
+code 1. To add a command: a module with an ``app``, and a line of `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -10,40 +10,88 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
+import importlib
 import io
 import os
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.main
 
 from wids.cli.advice import with_advice
-from wids.cli.cache import cache_app
-from wids.cli.columns import columns_app
-from wids.cli.demo import run_demo
 from wids.cli.format import print_error
-from wids.cli.index import index_app
-from wids.cli.look import add_commands as add_look_commands
-from wids.cli.pack import run_pack
-from wids.cli.plain_help import App, CommandGroup
-from wids.cli.query import run_query
-from wids.cli.serve import run_serve
+from wids.cli.plain_help import App, CommandGroup, PlainCommand
 from wids.cli.signals import EndedBySignal
-from wids.cli.simulate import run_simulate
-from wids.cli.verify import add_command as add_verify_command
-from wids.cli.view import run_view
 from wids.errors import WidsError
 
-# The order of the help: making data, looking at it, choosing from it, running a job.
-_MAKING, _LOOKING = ("demo", "pack", "index"), ("info", "ls", "show", "cat", "locate", "at", "when", "serve", "verify")
-_ORDER = (*_MAKING, *_LOOKING, "columns", "query", "view", "simulate", "cache")
+# Name -> (module with its ``app``, first paragraph of its help), in the order of the help: making data, looking at it,
+# choosing from it, running a job. The modules are imported when a command is run, or its own help is shown.
+COMMANDS = {
+    "demo": (
+        "demo",
+        "Show distributed training on this machine: shards over HTTP, a cache, DDP ranks with equal shares.",
+    ),
+    "pack": ("pack", "Pack a folder, a manifest or a dataset into shards, with their index and member tables."),
+    "index": (
+        "index",
+        "Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
+    ),
+    "info": (
+        "look",
+        "Summarize a dataset: name, shards, samples, bytes, sub-datasets, the fields of its first sample.",
+    ),
+    "ls": ("look", "List the samples: index, shard, row in the shard, key, and the size in bytes of each field."),
+    "show": (
+        "look",
+        "Show samples: each field's type and size, image sizes, array shapes, the beginning of texts, small images.",
+    ),
+    "cat": ("look", "Write the bytes of one field to stdout, as they are in the shard."),
+    "locate": ("look", "Find samples by key: the index, the shard and the row of each sample that has the key."),
+    "at": ("look.schedule", "Which samples made up a batch: of which rank, at which step of which epoch."),
+    "when": (
+        "look.schedule",
+        "When samples are read: by which rank, at which step of an epoch, at which place in the batch.",
+    ),
+    "serve": (
+        "serve",
+        "Look at a dataset in the browser: samples, SQL, the batches of an epoch, the cache while jobs run.",
+    ),
+    "verify": ("verify", "Look for faults of shards: missing, cut short, damaged, not what the index says."),
+    "columns": ("columns", "Columns of a dataset's samples, as a table beside its index."),
+    "query": (
+        "query",
+        "Ask the columns of a dataset's samples by SQL, as `wids columns create` wrote them beside the index.",
+    ),
+    "view": ("view", "Save a part of a dataset as an index: which samples of which shards, and no data."),
+    "simulate": (
+        "simulate",
+        "Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.",
+    ),
+    "cache": ("cache", "List, clean, fill and limit cache directories."),
+}
+
+
+@functools.cache
+def load(name: str) -> Any:
+    """The command or group of commands of this name, from its module."""
+    group = typer.main.get_group(importlib.import_module(f"wids.cli.{COMMANDS[name][0]}").app)
+    return group.commands.get(name, group)
 
 
 class _Commands(CommandGroup):
     """The group of all commands; turns exceptions of a command into a line on stderr and an exit code."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        listed = {name: PlainCommand(name, help=words) for name, (_, words) in COMMANDS.items()}
+        self.commands = {**listed, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        is_listed = command is not None and command.callback is None
+        return name, load(name) if is_listed else command, rest
 
     def invoke(self, ctx: Any) -> Any:
         # Not in main(): older releases of typer turn Ctrl-C into exit code 1 before it gets there.
@@ -79,17 +127,6 @@ app = App(
     pretty_exceptions_enable=False,
     help="Random access to training samples in plain tar shards, for PyTorch.",
 )
-app.command("demo")(run_demo)
-app.command("pack")(run_pack)
-app.command("query")(run_query)
-app.command("serve")(run_serve)
-app.command("simulate")(run_simulate)
-app.command("view")(run_view)
-add_look_commands(app)
-add_verify_command(app)
-app.add_typer(cache_app, name="cache")
-app.add_typer(index_app, name="index")
-app.add_typer(columns_app, name="columns")
 
 
 def _show_version(ctx: typer.Context, is_wanted: bool) -> None:

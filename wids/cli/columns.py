@@ -18,7 +18,7 @@ from wids.transport.session import PLAIN
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
 
-columns_app = App(help="Columns of a dataset's samples, as a table beside its index.")
+app = App(help="Columns of a dataset's samples, as a table beside its index.")
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,7 @@ class ColumnFlags:
     session: SessionFlag = PLAIN
 
 
-@columns_app.callback()
-def _show_help(ctx: typer.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help(), end="")
-
-
-@columns_app.command("create")
+@app.command("create")
 @with_option_groups
 def create_columns(
     index: Index,

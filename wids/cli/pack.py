@@ -21,6 +21,7 @@ from wids.cli.format import (
     shown_url,
 )
 from wids.cli.options import Json, RunFlags, SessionFlag, with_option_groups
+from wids.cli.plain_help import App
 from wids.errors import SpecError, WidsError
 from wids.transport.session import PLAIN, Session
 
@@ -204,6 +205,10 @@ class PackRunFlags(RunFlags):
     ] = 0
 
 
+app = App()
+
+
+@app.command("pack")
 @with_option_groups
 def run_pack(
     sources: Annotated[

@@ -61,16 +61,29 @@ class CommandGroup(TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands, to which functions are added, with plain help for all."""
+    """A group of commands, to which functions are added, with plain help for all; alone, its name shows its help."""
 
     def __init__(self, **options: Any) -> None:
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
         defaults = {"cls": CommandGroup, "rich_markup_mode": None, "context_settings": settings}
         super().__init__(**{**defaults, **options}, invoke_without_command=True)
+        self.callback()(show_help)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
         """As typer's."""
         return super().command(name, **{"cls": PlainCommand, **options})
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    lines = "\n\n".join(f"`{command}`" for command in commands)
+    return f"Example{'s' * (len(commands) > 1)}:\n\n{lines}"
+
+
+def show_help(ctx: typer.Context) -> None:
+    """Show the help of a group whose name stands alone."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), end="")
 
 
 def _write_paragraphs(text: str | None, formatter: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from wids.cli.options import Columns, Index, JsonLines, Overwrite, SessionFlag, with_option_groups
+from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
 # So many rows are printed as a table.
@@ -36,6 +37,10 @@ class QueryFlags:
     session: SessionFlag = PLAIN
 
 
+app = App()
+
+
+@app.command("query")
 @with_option_groups
 def run_query(
     index: Index,

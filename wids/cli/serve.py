@@ -12,9 +12,13 @@ from urllib.parse import urlsplit
 import typer
 
 from wids.cli.options import Index, SessionFlag  # noqa: TC001 - typer reads them
+from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
+app = App()
 
+
+@app.command("serve")
 def run_serve(
     index: Index,
     host: Annotated[

@@ -22,6 +22,7 @@ from wids.cli.options import (
     Shards,
     with_option_groups,
 )
+from wids.cli.plain_help import App, examples
 from wids.transport.place import Place
 from wids.transport.session import PLAIN
 
@@ -100,13 +101,13 @@ class VerifyFlags:
     session: SessionFlag = PLAIN
 
 
-def add_command(app: typer.Typer) -> None:
-    """Give the command to the command line."""
-    examples = ("wids verify train.json", "wids verify https://host/data/train.json --shards 0:100 --decode")
-    lines = "\n\n".join(f"`{example}`" for example in examples)
-    app.command("verify", epilog=f"Examples:\n\n{lines}")(run_verify)
+app = App()
 
 
+@app.command(
+    "verify",
+    epilog=examples("wids verify train.json", "wids verify https://host/data/train.json --shards 0:100 --decode"),
+)
 @with_option_groups
 def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = False) -> None:
     """Look for faults of shards: missing, cut short, damaged, not what the index says.

@@ -9,9 +9,13 @@ import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
 from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag  # noqa: TC001 - typer reads them
+from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
+app = App()
 
+
+@app.command("view")
 def run_view(
     index: Index,
     output: Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The index to write.")],

@@ -16,7 +16,7 @@ from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shard
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
-cache_app = App(help="List, clean, fill and limit cache directories.")
+app = App(help="List, clean, fill and limit cache directories.")
 
 _Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
@@ -32,13 +32,7 @@ _MaxFiles = Annotated[
 ]
 
 
-@cache_app.callback()
-def _show_help(ctx: typer.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help(), end="")
-
-
-@cache_app.command("ls")
+@app.command("ls")
 def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
     """List the shards in a cache directory: size, last use, and state.
 
@@ -51,7 +45,7 @@ def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
     show_listing(_directory(directory), is_json=is_json)
 
 
-@cache_app.command("clean")
+@app.command("clean")
 def clean_cache(
     directory: _Directory = "",
     max_size: _MaxSize = None,
@@ -90,7 +84,7 @@ def clean_cache(
     )
 
 
-@cache_app.command("warm")
+@app.command("warm")
 @with_option_groups
 def warm_cache(
     index: Index,
@@ -129,7 +123,7 @@ def warm_cache(
     )
 
 
-@cache_app.command("daemon")
+@app.command("daemon")
 def run_daemon(
     pattern: Annotated[
         str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob pattern of files to delete.")

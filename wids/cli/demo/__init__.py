@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from wids.cli.plain_help import App
 from wids.errors import JobError, OutputError, OutputExistsError
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ _MAX_TEMPORARY_LENGTH = 50
 _FAILURE = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback +: ((?s:.*?))\n(?=\[|-{9}|={9})")
 
 
+app = App()
+
+
+@app.command("demo")
 def run_demo(
     ranks: Annotated[int, typer.Option(help="Training processes.", min=1)] = 2,
     workers: Annotated[int, typer.Option(help="DataLoader workers of each rank.", min=0)] = 2,

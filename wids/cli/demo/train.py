@@ -133,8 +133,13 @@ def _end_with_stdin() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+def main() -> None:
+    """Train, by the arguments in ``sys.argv[1]``; an error gets into torchrun's report."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    record(train)(**json.loads(sys.argv[1]))  # an error is in torchrun's report
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    record(train)(**json.loads(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

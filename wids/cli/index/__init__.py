@@ -15,7 +15,7 @@ from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag, with_option
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
-index_app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
+app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
@@ -79,13 +79,7 @@ class TablesFlags:
 _Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]
 
 
-@index_app.callback()
-def _show_help(ctx: typer.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help(), end="")
-
-
-@index_app.command("create")
+@app.command("create")
 @with_option_groups
 def create_index(
     sources: Annotated[
@@ -153,7 +147,7 @@ def create_index(
     )
 
 
-@index_app.command("update")
+@app.command("update")
 @with_option_groups
 def update_index(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local file.")],
@@ -190,7 +184,7 @@ def update_index(
     )
 
 
-@index_app.command("merge")
+@app.command("merge")
 def merge_indexes(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help="Indexes: paths or URLs.")],
     output: _Output,
@@ -210,7 +204,7 @@ def merge_indexes(
     merge(indexes, output, name=name, overwrite=overwrite, is_json=is_json)
 
 
-@index_app.command("split")
+@app.command("split")
 def split_index(
     index: _Index,
     every: Annotated[
@@ -244,7 +238,7 @@ def split_index(
     split(index, every=every, fractions=numbers, outputs=outputs or [], overwrite=overwrite, is_json=is_json)
 
 
-@index_app.command("rebase")
+@app.command("rebase")
 def rebase_index(
     index: _Index,
     base: Annotated[str, typer.Option("--base", "-b", metavar="URL", help="Where the shards are now; '': beside it.")],
@@ -265,7 +259,7 @@ def rebase_index(
     rebase(index, base, output=output, overwrite=overwrite, is_json=is_json)
 
 
-@index_app.command("convert")
+@app.command("convert")
 def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, is_json: Json = False) -> None:
     """Compile an index: it then opens at once, however many shards it has, and takes no memory.
 
@@ -279,7 +273,7 @@ def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, 
     convert(index, output, overwrite=overwrite, is_json=is_json)
 
 
-@index_app.command("tables")
+@app.command("tables")
 @with_option_groups
 def pack_tables(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local JSON file.")],

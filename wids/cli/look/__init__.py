@@ -12,26 +12,27 @@ from typing import Annotated, Any
 
 import typer
 
-from wids.cli.look import schedule
 from wids.cli.options import INDEX_HELP, Index, Json, JsonLines, ReadFlags, with_option_groups
-from wids.cli.plain_help import PlainCommand
+from wids.cli.plain_help import App, PlainCommand, examples
 from wids.cli.progress import quiet
 
 _NUMBER = re.compile(r"-[0-9]+(:.*)?")
 
 
-class _LookCommand(PlainCommand):
+class LookCommand(PlainCommand):
     """A command whose arguments may be negative numbers: ``wids show train.json -1``.
 
     Keys that come again and the like are what it looks for, and need no warning.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what looks like a negative number for an argument."""
         if any(map(_NUMBER.fullmatch, args)):
             ctx.ignore_unknown_options = True
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run it without log lines."""
         with quiet():
             return super().invoke(ctx)
 
@@ -53,22 +54,10 @@ _Sample = Annotated[
 _IsKey = Annotated[bool, typer.Option("--key", help="SAMPLE is a key, even if it looks like a number.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for name, run, examples in (
-        ("info", show_info, ("wids info train.json", "wids info train.json val.json --json")),
-        ("ls", list_samples, ("wids ls train.json --range 1000:1020", "wids ls train.json --shards | head")),
-        ("show", show_samples, ("wids show train.json 7", "wids show train.json 3 17:20 n01440764_10026")),
-        ("cat", print_field, ("wids cat train.json 7 .jpg > 7.jpg", "wids cat train.json 7 json | jq .label")),
-        ("locate", locate_keys, ("wids locate train.json n01440764_10026 n01440764_10027",)),
-        ("at", schedule.show_batch, ("wids at train.json --rank 3 --world-size 8 --step 120 --batch-size 32",)),
-        ("when", schedule.show_readings, ("wids when train.json 4711 --world-size 8 --batch-size 32 --epoch 2",)),
-    ):
-        lines = "\n\n".join(f"`{example}`" for example in examples)
-        epilog = f"Example{'s' * (len(examples) > 1)}:\n\n{lines}"
-        app.command(name, cls=_LookCommand, epilog=epilog)(run)
+app = App()
 
 
+@app.command("info", cls=LookCommand, epilog=examples("wids info train.json", "wids info train.json val.json --json"))
 @with_option_groups
 def show_info(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help=INDEX_HELP)],
@@ -84,6 +73,9 @@ def show_info(
     show(indexes, flags, is_json=is_json)
 
 
+@app.command(
+    "ls", cls=LookCommand, epilog=examples("wids ls train.json --range 1000:1020", "wids ls train.json --shards | head")
+)
 @with_option_groups
 def list_samples(
     index: Index,
@@ -115,6 +107,9 @@ def list_samples(
         list_rows(listed, shard=shard, span=span, is_json=is_json)
 
 
+@app.command(
+    "show", cls=LookCommand, epilog=examples("wids show train.json 7", "wids show train.json 3 17:20 n01440764_10026")
+)
 @with_option_groups
 def show_samples(
     index: Index,
@@ -147,6 +142,11 @@ def show_samples(
     show(listed, samples, is_key=is_key, is_preview=is_preview, is_json=is_json)
 
 
+@app.command(
+    "cat",
+    cls=LookCommand,
+    epilog=examples("wids cat train.json 7 .jpg > 7.jpg", "wids cat train.json 7 json | jq .label"),
+)
 @with_option_groups
 def print_field(
     index: Index,
@@ -164,6 +164,7 @@ def print_field(
     write_field(listed, sample, field, is_key=is_key, is_forced=is_forced)
 
 
+@app.command("locate", cls=LookCommand, epilog=examples("wids locate train.json n01440764_10026 n01440764_10027"))
 @with_option_groups
 def locate_keys(
     index: Index,

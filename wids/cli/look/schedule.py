@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wids.cli.format import count_of, print_json, print_table, printable, shown_url
+from wids.cli.look import LookCommand
 from wids.cli.options import (
     ORDER_PANEL,
     BatchOptions,
@@ -23,6 +24,7 @@ from wids.cli.options import (
     read_values,
     with_option_groups,
 )
+from wids.cli.plain_help import App, examples
 from wids.errors import SelectionError
 from wids.files.terminal import progress
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 # They are visited one by one.
 _MAX_RANKS = 1_000_000
+
+
+app = App()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,9 @@ class ScheduleOptions(OrderOptions):
         return step % self.workers if self.workers else None
 
 
+@app.command(
+    "at", cls=LookCommand, epilog=examples("wids at train.json --rank 3 --world-size 8 --step 120 --batch-size 32")
+)
 @with_option_groups
 def show_batch(
     index: Index,
@@ -180,6 +188,9 @@ def show_batch(
     print_table(columns, (_cells(row) for row in rows))
 
 
+@app.command(
+    "when", cls=LookCommand, epilog=examples("wids when train.json 4711 --world-size 8 --batch-size 32 --epoch 2")
+)
 @with_option_groups
 def show_readings(
     index: Index,

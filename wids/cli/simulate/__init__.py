@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wids.cli.options import BatchOptions, with_option_groups
+from wids.cli.plain_help import App
 from wids.cli.simulate import options
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from wids.simulate.job import TrainingJob
 
 
+app = App()
+
+
+@app.command("simulate")
 @with_option_groups
 def run_simulate(
     index: Annotated[
