@@ -53,7 +53,7 @@ class Signals:
     def __enter__(self) -> Self:
         for number in _ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                self._before[number] = signal.signal(number, self._take)
+                self._before[number] = signal.signal(number, self.take)
         return self
 
     def __exit__(
@@ -62,7 +62,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._raised is not None and kind is not None and not issubclass(kind, (KeyboardInterrupt, EndedBySignal)):
-            self._raise(self._raised)  # Ray, for one, makes another exception of it
+            self.end(self._raised)  # Ray, for one, makes another exception of it
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -71,20 +71,22 @@ class Signals:
         yield
         self._is_held = False
         if self._pending is not None:
-            self._raise(self._pending)
+            self.end(self._pending)
 
     def hold(self) -> None:
         """Hold signals back for good: only cleaning up is left to do."""
         self._is_held = True
 
-    def _take(self, number: int, _: Any) -> None:
-        if self._is_held:
-            self._pending = number
-        else:
-            self._raise(number)
-
-    def _raise(self, number: int) -> NoReturn:
+    def end(self, number: int) -> NoReturn:
+        """Raise what a signal raises, and hold later ones back."""
         self._is_held, self._raised = True, number
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise EndedBySignal(number)
+
+    def take(self, number: int, _: Any) -> None:
+        """Handle a signal, in the main thread."""
+        if self._is_held:
+            self._pending = number
+        else:
+            self.end(number)

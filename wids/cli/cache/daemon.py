@@ -19,12 +19,13 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from wids.cache.cleanup import clean_repeatedly, list_matches
 from wids.cache.listing import take_listing
 from wids.cli.cache.clean import reasons_of
 from wids.cli.format import count_of, format_size, printable, to_json
+from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
 from wids.files import locks
@@ -145,10 +146,6 @@ def is_journal() -> bool:
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
 
-class _EndSignal(BaseException):
-    """A signal that ends the daemon arrived; the message is its name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DaemonLog:
     """What the daemon writes to stderr.
@@ -203,9 +200,10 @@ def clean_until_signal(
                     wait=signals.wait,
                     report=rounds.report,
                 )
-        except _EndSignal as end:
-            supervisor.tell(STOPPING="1", STATUS=f"ended by {end}")
-            logger.info("cleanup: ended by %s", end)
+        except (KeyboardInterrupt, EndedBySignal) as end:
+            name = getattr(end, "name", "SIGINT")
+            supervisor.tell(STOPPING="1", STATUS=f"ended by {name}")
+            logger.info("cleanup: ended by %s", name)
 
 
 class _Rounds:
@@ -363,10 +361,11 @@ class _LogToStderr:
         logger.setLevel(self._before)
 
 
-class _DaemonSignals:
-    """Within the ``with`` block, SIGTERM and SIGINT raise `_EndSignal`, and SIGHUP ends a wait."""
+class _DaemonSignals(Signals):
+    """As `Signals`; but SIGHUP ends a wait, unless the terminal was closed, which ends its processes."""
 
     def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__()
         self._supervisor = supervisor
 
     def __enter__(self) -> Self:
@@ -374,23 +373,23 @@ class _DaemonSignals:
         for end in (self._reader, self._writer):
             end.setblocking(False)
         self._has_terminal = sys.stderr.isatty()
-        self._before: dict[int, Any] = {}
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
-                self._before[number] = signal.signal(number, _end)
-        if hasattr(signal, "SIGHUP"):
-            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
+        super().__enter__()
+        self._before.setdefault(signal.SIGHUP, signal.signal(signal.SIGHUP, self.take))  # also where it was ignored
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        super().__exit__(kind, error, trace)
         signal.set_wakeup_fd(self._wakeup)
         self._reader.close()
         self._writer.close()
+
+    def take(self, number: int, frame: Any) -> None:
+        """Handle a signal, in the main thread."""
+        if number != signal.SIGHUP or (self._has_terminal and not sys.stderr.isatty()):
+            super().take(number, frame)
 
     def wait(self, end: float) -> bool:
         """Wait until ``end`` (of the monotonic clock) or for SIGHUP; a SIGHUP since the last wait ends it at once."""
@@ -403,21 +402,10 @@ class _DaemonSignals:
                     break
                 continue
             numbers = self._reader.recv(4096)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                if number in numbers:  # the handler's exception was lost, for example in a finalizer
-                    _end(number, None)
-            if hasattr(signal, "SIGHUP") and signal.SIGHUP in numbers:
+            for number in self._before:
+                if number in numbers and number != signal.SIGHUP:  # its exception was lost, for example in a finalizer
+                    self.end(number)
+            if signal.SIGHUP in numbers:
                 logger.info("cleanup: SIGHUP, looking now")
                 break
         return True
-
-    def _hang_up(self, number: int, _: Any) -> None:
-        if self._has_terminal and not sys.stderr.isatty():  # the terminal was closed, which ends its processes
-            _end(number, None)
-
-
-def _end(number: int, _: Any) -> NoReturn:
-    # A second signal must not interrupt the log line about the first.
-    for other in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(other, signal.SIG_IGN)
-    raise _EndSignal(signal.Signals(number).name)
