@@ -15,7 +15,7 @@ from wids.events import parse_size
 
 WIDS = Path(wids.__file__).parent
 # Folders of commands: the README of cli/ has their transcripts.
-WITHOUT = {"cli/cache", "cli/demo", "cli/index", "cli/look", "cli/simulate"}
+WITHOUT = {"cli/cache", "cli/demo", "cli/look", "cli/simulate"}
 MAX_LINES = 230
 
 

@@ -110,25 +110,18 @@ def _print_failures(error: Exception) -> None:
 
 
 def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
-    import msgspec
-
-    from wids.cli.format import count_of, format_size, print_errors, print_json, print_table, printable, shown_path
+    from wids.cli.format import count_of, print_counts, print_errors, print_json, print_table, printable, shown_path
 
     print_errors([f"null: {why}" for why in outcome.troubles.values()])
     print_errors([f"no sample has a value for the column {name!r}: all of it is null" for name in outcome.empty])
     if is_json:
-        print_json(msgspec.to_builtins(outcome))
+        print_json(outcome)
         return
     print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
     print(
         f"{shown_path(outcome.output)}: {count_of(outcome.samples, 'row')}, {count_of(len(outcome.columns), 'column')}"
     )
-    counts = {"read": outcome.surveyed, "unchanged": outcome.unchanged}
-    words = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count) or "no shards"
-    words += f" in {outcome.seconds:.3g} s"
-    if outcome.requests:
-        words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
-    print(words)
+    print_counts(outcome, ("read", outcome.surveyed), ("unchanged", outcome.unchanged), otherwise="no shards")
     _report_counts("no value (null)", outcome.nulls, outcome.samples)
     for is_text, what in (
         (False, "which SQL takes for more than any number"),

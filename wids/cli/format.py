@@ -15,6 +15,7 @@ import textwrap
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from wids import errors, events
@@ -92,9 +93,10 @@ def shown_path(path: str) -> str:
     return printable(path if relative.startswith("..") else relative)
 
 
-def print_json(value: Any) -> None:
-    """Print a value as indented JSON, see `to_json`."""
-    print(to_json(value, indent=2))
+def print_json(value: Any, **more: Any) -> None:
+    """Print a value, a structure of the library too, as indented JSON, see `to_json`; ``more`` adds members to it."""
+    plain = msgspec.to_builtins(value)
+    print(to_json({**plain, **msgspec.to_builtins(more)} if more else plain, indent=2))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -111,6 +113,21 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_counts(outcome: Any, *counts: tuple[str, int], otherwise: str = "") -> None:
+    """Print what became of the shards of a job, how long it took, and what it read over the network.
+
+    Args:
+        outcome: of the job, with its seconds, requests and read_bytes.
+        counts: words, and how many shards they are true of; those of none are not printed.
+        otherwise: words where all are of none.
+    """
+    words = ", ".join(f"{count:,} {word}" for word, count in counts if count) or otherwise
+    words += f" in {outcome.seconds:.3g} s"
+    if outcome.requests:
+        words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
+    print(words)
 
 
 def print_text(text: str) -> None:

@@ -266,9 +266,7 @@ def run_pack(
 
 def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
     if is_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins({**msgspec.structs.asdict(outcome), "skipped": _plain(outcome)}))
+        print_json(outcome, skipped=_plain(outcome))
         return
     rate = format_rate(outcome.bytes, outcome.seconds)
     done = f"{count_of(outcome.samples, 'sample')} in {count_of(outcome.shards, 'shard')}, {format_size(outcome.bytes)}"

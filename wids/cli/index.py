@@ -6,14 +6,37 @@ This module is light; heavy ones are imported when a command runs, and torch nev
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wids.cli.format import (
+    count_of,
+    format_size,
+    print_counts,
+    print_errors,
+    print_json,
+    printable,
+    shown_path,
+    shown_url,
+)
 from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag, with_option_groups
 from wids.cli.plain_help import App
+from wids.cli.progress import job_signals
+from wids.errors import OutputExistsError
+from wids.transport.place import Place
 from wids.transport.session import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wids.jobs.index_create import IndexOutcome, IndexSettings
+    from wids.jobs.index_edit import Merged
+    from wids.jobs.index_upload import IndexUpload, Published
 
 app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
@@ -61,6 +84,20 @@ class ScanFlags:
         ),
     ] = None
     session: SessionFlag = PLAIN
+
+    def settings(self, *, is_dropping_missing: bool = False) -> IndexSettings:
+        """What the library takes."""
+        from wids.jobs.index_create import IndexSettings
+
+        return IndexSettings(
+            has_md5=self.has_md5,
+            checksums=self.checksums,
+            has_tables=self.has_tables,
+            is_skipping=self.is_skipping,
+            is_dropping_missing=is_dropping_missing,
+            counts=tuple(self.counts or ()),
+            session=self.session,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,20 +168,28 @@ def create_index(
     """
     if should_upload and base:
         raise typer.BadParameter("--upload writes URLs relative to the repository; leave --base out")
-    from wids.cli.index.create import create
+    from wids.index.writing import stem_of
+    from wids.jobs import index_create
 
-    create(
-        sources,
-        output,
-        name=name,
-        info=info,
-        base=base,
-        overwrite=overwrite,
-        should_upload=should_upload,
-        flags=flags,
-        options=run.options(),
-        is_json=is_json,
-    )
+    engine, found, upload = run.options(), list(_with_stdin(sources)), None
+    if should_upload:
+        from wids.jobs.index_upload import IndexUpload
+
+        upload = IndexUpload(found, session=flags.session)
+        name = upload.name if name is None else name
+    with job_signals():
+        outcome = index_create.create_index(
+            found,
+            output,
+            name=stem_of(output) if name is None else name or None,
+            info=_text_of(info, output),
+            base=base or None,
+            overwrite=overwrite,
+            settings=flags.settings(),
+            engine=engine,
+            progress=None if is_json else "bar",
+        )
+    _report(outcome, is_json=is_json, upload=upload)
 
 
 @app.command("update")
@@ -171,17 +216,19 @@ def update_index(
 
     `wids index update train.json --add data/new/ --drop 'bad-*.tar'`
     """
-    from wids.cli.index.create import update
+    from wids.jobs import index_edit
 
-    update(
-        index,
-        add=add or [],
-        drop=drop or [],
-        is_dropping_missing=is_dropping_missing,
-        flags=flags,
-        options=run.options(),
-        is_json=is_json,
-    )
+    engine = run.options()
+    with job_signals():
+        outcome = index_edit.update_index(
+            index,
+            add=list(_with_stdin(add or [])),
+            drop=drop or [],
+            settings=flags.settings(is_dropping_missing=is_dropping_missing),
+            engine=engine,
+            progress=None if is_json else "bar",
+        )
+    _report(outcome, is_json=is_json)
 
 
 @app.command("merge")
@@ -199,9 +246,9 @@ def merge_indexes(
 
     `wids index merge cats.json gs://bucket/dogs.json -o pets.json`
     """
-    from wids.cli.index.arrange import merge
+    from wids.jobs import index_edit
 
-    merge(indexes, output, name=name, overwrite=overwrite, is_json=is_json)
+    _report_written([index_edit.merge_indexes(indexes, output, name=name, overwrite=overwrite)], is_json=is_json)
 
 
 @app.command("split")
@@ -232,10 +279,16 @@ def split_index(
     """
     if (every is None) == (fractions is None):
         raise typer.BadParameter("say how: --by 100 (shards in each part), or --fractions 0.9,0.1 (of the samples)")
-    from wids.cli.index.arrange import parse_fractions, split
+    from wids.index.writing import split_by_fractions, split_every, stem_of
+    from wids.jobs import index_edit
 
-    numbers = None if fractions is None else parse_fractions(fractions)
-    split(index, every=every, fractions=numbers, outputs=outputs or [], overwrite=overwrite, is_json=is_json)
+    numbers = None if fractions is None else _parse_fractions(fractions)
+
+    def parts(nsamples: list[int]) -> list[range]:
+        return split_every(len(nsamples), every or 1) if numbers is None else split_by_fractions(nsamples, numbers)
+
+    names = outputs or [f"{stem_of(index)}-{{}}.json"]
+    _report_written(index_edit.split_index(index, names, parts=parts, overwrite=overwrite), is_json=is_json)
 
 
 @app.command("rebase")
@@ -254,9 +307,9 @@ def rebase_index(
 
     `wids index rebase train.json --base https://host/data`
     """
-    from wids.cli.index.arrange import rebase
+    from wids.jobs import index_edit
 
-    rebase(index, base, output=output, overwrite=overwrite, is_json=is_json)
+    _report_written([index_edit.rebase_index(index, base, output=output, overwrite=overwrite)], is_json=is_json)
 
 
 @app.command("convert")
@@ -268,9 +321,9 @@ def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, 
 
     `wids index convert train.json -o train.widsx`
     """
-    from wids.cli.index.arrange import convert
+    from wids.jobs import index_edit
 
-    convert(index, output, overwrite=overwrite, is_json=is_json)
+    _report_written([index_edit.convert_index(index, output, overwrite=overwrite)], is_json=is_json)
 
 
 @app.command("tables")
@@ -295,6 +348,135 @@ def pack_tables(
 
     `wids index tables train.json`
     """
-    from wids.cli.index.arrange import pack
+    from wids.jobs.index_tables import TablesSettings, create_tables
 
-    pack(index, output, flags=flags, options=run.options(), is_json=is_json)
+    engine = run.options()
+    settings = TablesSettings(is_skipping=flags.is_skipping, overwrite=flags.overwrite, session=flags.session)
+    with job_signals():
+        outcome = create_tables(index, output, settings=settings, engine=engine, progress=None if is_json else "bar")
+    print_errors([f"left out: {why}" for why in outcome.failed.values()])
+    if is_json:
+        print_json(outcome)
+        return
+    tables = f"{count_of(outcome.tables, 'member table')} of {count_of(outcome.shards, 'shard')}"
+    print(f"{shown_path(outcome.output)}: {tables}, {format_size(outcome.bytes)}; {shown_path(outcome.index)} names it")
+    print_counts(
+        outcome,
+        ("from beside the shards", outcome.beside),
+        ("from the shards", outcome.scanned),
+        ("from a run that was ended", outcome.known),
+        ("left out", len(outcome.failed)),
+    )
+
+
+def _parse_fractions(text: str) -> list[float]:
+    """``0.9,0.1``.
+
+    Raises:
+        typer.BadParameter: it is no list of numbers.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--fractions {text!r} are no numbers; write them like 0.9,0.1") from None
+
+
+def _with_stdin(sources: Sequence[str]) -> Iterator[str]:
+    """The sources, the lines of stdin in the place of ``-``."""
+    for source in sources:
+        if source != "-":
+            yield source
+            continue
+        if sys.stdin is None or sys.stdin.isatty():
+            raise typer.BadParameter("- reads the list of shards from stdin, and that is a terminal")
+        with contextlib.suppress(AttributeError):
+            sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        yield from (line.strip("\r\n") for line in sys.stdin if line.strip())
+
+
+def _text_of(info: str | None, output: str) -> str | None:
+    """A text as it is; a file's name stands for the text in it.
+
+    Raises:
+        OutputExistsError: it is the file that is to be written.
+    """
+    if info and os.path.isfile(info):
+        path = Place(output).path
+        if os.path.exists(path) and os.path.samefile(info, path):
+            raise OutputExistsError(
+                f"{output}: is the text of the dataset (--info); give the output another name", path=output
+            )
+        with open(info, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    return info
+
+
+def _warnings(outcome: IndexOutcome) -> Iterator[str]:
+    """Files that were left out, or look wrong, though nothing failed."""
+    for url, at in outcome.behind.items():
+        yield (
+            f"{shown_url(url)}: goes on behind its end marker, at byte {at:,}; nothing reads that (two archives in one "
+            "file? `tar -i` extracts both: pack them again)"
+        )
+    for url, count in outcome.empty.items():
+        files = f"; its {count_of(count, 'file')}: names without an extension, or with a dot first" if count else ""
+        yield f"{shown_url(url)}: has no sample{files}"
+    for url, first in outcome.repeated.items():
+        yield f"{shown_url(url)}: is the same file as {shown_url(first)}, and comes once"
+    if outcome.unused_counts:
+        names = ", ".join(map(printable, outcome.unused_counts[:3])) + ", ..." * (len(outcome.unused_counts) > 3)
+        yield f"{count_of(len(outcome.unused_counts), 'count')} of shards that are not in the index: {names}"
+
+
+def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:
+    print_errors([f"left out: {why}" for why in outcome.failed.values()])
+    print_errors([f"warning: {what}" for what in _warnings(outcome)])
+    if is_json:
+        print_json(outcome, **({} if upload is None else {"upload": upload.publish(outcome.output)}))
+        return
+    sums = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
+    print(f"{shown_path(outcome.output)}: {', '.join(sums)}")
+    print_counts(
+        outcome,
+        ("read", outcome.surveyed),
+        ("unchanged", outcome.unchanged),
+        ("not read, by their counts", outcome.counted),
+        ("added", outcome.added),
+        ("dropped", outcome.dropped),
+        ("left out", len(outcome.failed)),
+    )
+    for source, count in outcome.counts.items():
+        print(f"{count_of(count, 'count')} from {shown_url(source)}")
+    if outcome.repeated_keys:
+        print(f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same shard")
+    if outcome.left_files:
+        print(
+            f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an extension, or with "
+            "a dot first"
+        )
+    if outcome.tables:
+        place = shown_path(os.path.dirname(outcome.output))
+        print(f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be written")
+    if upload is not None:
+        _report_upload(upload.publish(outcome.output))
+
+
+def _report_upload(published: Published) -> None:
+    root, split = published.root, published.split
+    if published.change == "unchanged":
+        print(f"{root}: {published.path} is there already, as it is (commit {published.commit[:12]})")
+    else:
+        print(f"{root}: {published.path} {published.change} by commit {published.commit[:12]}: {published.page}")
+    print(f'wids.ShardListDataset("{root}", split="{split}") opens it without reading a shard')
+
+
+def _report_written(written: Sequence[Merged], *, is_json: bool) -> None:
+    if is_json:
+        print_json(list(written))
+        return
+    for each in written:
+        words = f"{count_of(each.shards, 'shard')}, {count_of(each.samples, 'sample')}"
+        if each.repeated or each.repeated_samples:
+            again = each.repeated or count_of(each.repeated_samples, "sample")
+            words += f" ({again} that came twice left out)"
+        print(f"{shown_path(each.output)}: {words}")
