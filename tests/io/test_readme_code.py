@@ -356,7 +356,7 @@ def test_jobs(tmp_path, capsys):
         }
         names = execute(only("wids/jobs/README.md#in-a-program"), replaced)
     assert "2 30 {}" in capsys.readouterr().out
-    assert names["found"].wrong == []
+    assert names["report"].wrong == []
     assert {"train.tables", "train.columns.parquet", "cache", "packed"} <= set(os.listdir(tmp_path))
     packed = wids.ShardListDataset("packed/train.json", transformations=[])
     assert {int(sample[".cls"].getvalue()) for sample in packed} <= {0, 1, 2}
