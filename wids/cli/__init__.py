@@ -39,16 +39,19 @@ COMMANDS = {
         "Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
     ),
     "info": (
-        "look",
+        "look.info",
         "Summarize a dataset: name, shards, samples, bytes, sub-datasets, the fields of its first sample.",
     ),
-    "ls": ("look", "List the samples: index, shard, row in the shard, key, and the size in bytes of each field."),
+    "ls": (
+        "look.listing",
+        "List the samples: index, shard, row in the shard, key, and the size in bytes of each field.",
+    ),
     "show": (
-        "look",
+        "look.show",
         "Show samples: each field's type and size, image sizes, array shapes, the beginning of texts, small images.",
     ),
-    "cat": ("look", "Write the bytes of one field to stdout, as they are in the shard."),
-    "locate": ("look", "Find samples by key: the index, the shard and the row of each sample that has the key."),
+    "cat": ("look.show", "Write the bytes of one field to stdout, as they are in the shard."),
+    "locate": ("look.show", "Find samples by key: the index, the shard and the row of each sample that has the key."),
     "at": ("look.schedule", "Which samples made up a batch: of which rank, at which step of which epoch."),
     "when": (
         "look.schedule",

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
-from wids.cli.look.listed import Listed
-from wids.collection import facts
+from wids.cli.look import LookCommand
+from wids.cli.options import INDEX_HELP, Json, ReadFlags, with_option_groups
+from wids.cli.plain_help import App, examples
 from wids.errors import JobError, ShardError, SpecError, WidsError
 from wids.index.repository import parse_name
 
 if TYPE_CHECKING:
-    from wids.cli.options import ReadFlags
+    from wids.cli.look.listed import Listed
 
 _MAX_DATASETS = 20
 
 
-def show(indexes: list[str], flags: ReadFlags, *, is_json: bool) -> None:
-    """Print a summary of one dataset, or a table of several.
+@dataclass(frozen=True)
+class _InfoFlags(ReadFlags):
+    may_fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download the first shard if the fields of its first sample need it.")
+    ] = False
 
-    Raises:
-        WidsError: an index cannot be read, or the first shard contradicts the index.
+
+app = App()
+
+
+@app.command("info", cls=LookCommand, epilog=examples("wids info train.json", "wids info train.json val.json --json"))
+@with_option_groups
+def show_info(
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help=INDEX_HELP)],
+    flags: _InfoFlags,
+    is_json: Json = False,
+) -> None:
+    """Summarize a dataset: name, shards, samples, bytes, sub-datasets, the fields of its first sample.
+
+    Reads only the index and one member table. Several indexes are shown as a table, one line for each.
     """
+    from wids.cli.look.listed import Listed
+
     found, failed = [], 0
     for index in indexes:
         try:
@@ -52,6 +73,8 @@ def _error(described: dict[str, Any]) -> Any:
 
 def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     """Return the summary of a dataset, as ``--json`` prints it."""
+    from wids.collection import facts
+
     uncounted = len(listed.shards.unknown_counts())
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
@@ -85,6 +108,8 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
 
 def _classes(listed: Listed) -> dict[str, Any] | None:
     """Return how classes are spread over the shards, by some of the labels (``.cls``); None: too few are here."""
+    from wids.collection import facts
+
     found = facts.find_classes(listed.collection, lambda k: None if listed.is_absent(k) else listed.open(k))
     if found is None:
         return None

@@ -9,9 +9,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from wids.cli.format import format_size, parse_range, printable, shown_url, to_json
+from wids.cli.look import LookCommand
+from wids.cli.options import Index, JsonLines, ReadFlags, with_option_groups
+from wids.cli.plain_help import App, examples
 from wids.codecs.html import name_label
 from wids.errors import SelectionError
 
@@ -25,7 +30,43 @@ LABEL = ".cls"
 _WIDEST_CLASS = 24  # longer names stand out
 
 
-def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
+app = App()
+
+
+@app.command(
+    "ls", cls=LookCommand, epilog=examples("wids ls train.json --range 1000:1020", "wids ls train.json --shards | head")
+)
+@with_option_groups
+def list_samples(
+    index: Index,
+    flags: ReadFlags,
+    shard: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Only shard K, counted from 0; -1 is the last one.", show_default=False),
+    ] = None,
+    span: Annotated[
+        str, typer.Option("--range", metavar="A:B", help="Only samples A to B - 1. Also A:, :B and -10:.")
+    ] = "",
+    is_shards: Annotated[bool, typer.Option("--shards", help="List the shards instead of the samples.")] = False,
+    is_json: JsonLines = False,
+) -> None:
+    """List the samples: index, shard, row in the shard, key, and the size in bytes of each field.
+
+    Reads only member tables: of local shards, of cached shards, or from SHARD.widx beside a remote shard. Where the
+    index has the names of classes, as `wids pack` gives them, labels of shards that are here are read and named, too.
+    """
+    if shard is not None and span:
+        raise typer.BadParameter("--shard and --range both choose samples; give one of them")
+    from wids.cli.look.listed import Listed
+
+    listed = Listed(index, flags)
+    if is_shards:
+        _list_shards(listed, shard=shard, span=span, is_json=is_json)
+    else:
+        _list_rows(listed, shard=shard, span=span, is_json=is_json)
+
+
+def _list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
     """Print the samples of an index, of one of its shards, or in a range.
 
     Raises:
@@ -95,7 +136,7 @@ def _classes(listed: Listed, k: int, rows: Sequence[int], classes: Sequence[str]
                 yield name_label(label, classes)
 
 
-def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
+def _list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
     """Print the shards of an index, one of them, or those that hold a range of samples.
 
     Raises:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url, to_json
+from wids.cli.look import LookCommand
 from wids.cli.look.keys import Search
 from wids.cli.look.listing import LABEL, parse_span
+from wids.cli.options import Index, Json, ReadFlags, with_option_groups
+from wids.cli.plain_help import App, examples
 from wids.codecs.html import name_label
 from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionError
 
@@ -22,16 +26,133 @@ if TYPE_CHECKING:
     from wids.codecs.describe import Field
     from wids.readers.base import Sample
 
+_RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
+_MAX_NAMED = 10  # damaged samples in a message
+_Sample = Annotated[
+    str,
+    typer.Argument(
+        metavar="SAMPLE",
+        help="An index (7; -1 is the last sample) or a key. A number without leading zeros is an index.",
+    ),
+]
+_IsKey = Annotated[bool, typer.Option("--key", help="SAMPLE is a key, even if it looks like a number.")]
 
-def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
-    """Print all samples that have one of the keys.
+app = App()
 
-    Raises:
-        WidsError: a key was not found (the found ones are printed), or a member table cannot be read.
+
+@app.command(
+    "show", cls=LookCommand, epilog=examples("wids show train.json 7", "wids show train.json 3 17:20 n01440764_10026")
+)
+@with_option_groups
+def show_samples(
+    index: Index,
+    samples: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SAMPLE",
+            help="Indices (7; -1 is the last sample), ranges of them (3:10 is 3 to 9) or keys, in any order. A number "
+            "without leading zeros is an index.",
+        ),
+    ],
+    flags: ReadFlags,
+    is_key: _IsKey = False,
+    is_preview: Annotated[
+        bool, typer.Option("--preview/--no-preview", help="Draw images, on a terminal with colours.")
+    ] = True,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for programs; of several samples an object on each line.")
+    ] = False,
+) -> None:
+    """Show samples: each field's type and size, image sizes, array shapes, the beginning of texts, small images.
+
+    Where the index has the names of classes, as `wids pack` gives them, a label has its own. No code from a sample
+    runs: a pickle is listed and not opened. With a damaged field the exit code is 1.
     """
-    search = Search(listed, list(keys), is_first=False)
+    from wids.cli.look.listed import Listed
+    from wids.codecs.describe import describe
+
+    listed = Listed(index, flags)
+    is_several = len(samples) > 1 or _is_range(samples[0], is_key=is_key)
+    damaged, classes = list[str](), listed.shards.class_names
+    for number, (position, members) in enumerate(_read(listed, _indices(listed, samples, is_key=is_key))):
+        k, _ = listed.locate(position)
+        key, url = members.pop("__key__"), listed.shards.urls[k]
+        found = [describe(name, stream.getvalue(), key=key, shard=url) for name, stream in members.items()]
+        fields = [_with_class(field, classes) for field in found]
+        place = {**listed.place(position), "key": key, "dataset": listed.shards.dataset_of(k)}
+        if is_json:
+            (_print_line if is_several else print_json)({**place, "fields": [field.as_json() for field in fields]})
+        else:
+            if number:
+                print()
+            _print(place, fields, is_preview=is_preview)
+        if bad := [field.name for field in fields if field.kind == "damaged"]:
+            damaged.append(f"sample {position} ({printable(key)!r}) in {url}: {', '.join(bad)} cannot be decoded")
+    if damaged:
+        more = f"; and {len(damaged) - _MAX_NAMED:,} more" if len(damaged) > _MAX_NAMED else ""
+        raise DecodeError("; ".join(damaged[:_MAX_NAMED]) + more)
+
+
+@app.command(
+    "cat",
+    cls=LookCommand,
+    epilog=examples("wids cat train.json 7 .jpg > 7.jpg", "wids cat train.json 7 json | jq .label"),
+)
+@with_option_groups
+def print_field(
+    index: Index,
+    sample: _Sample,
+    field: Annotated[str, typer.Argument(metavar="FIELD", help="The field: .jpg, or jpg.")],
+    flags: ReadFlags,
+    is_key: _IsKey = False,
+    is_forced: Annotated[bool, typer.Option("--force", help="Write binary data even to a terminal.")] = False,
+) -> None:
+    """Write the bytes of one field to stdout, as they are in the shard."""
+    from wids.cli.look.listed import Listed
+
+    listed = Listed(index, flags)
+    position = listed.resolve([sample], is_key=is_key, is_first=True)[0][0]
+    k, row = listed.locate(position)
+    name = field if field.startswith(".") else f".{field}"
+    with contextlib.closing(listed.open(k)) as reader:
+        names = [known for known, _, _ in reader.table.members(row)]
+        if name not in names:
+            raise SelectionError(
+                f"sample {position} ({printable(reader.table.key(row))!r}) has no field {printable(name)}; it has "
+                f"{', '.join(map(printable, names))}"
+            )
+        data: bytes = reader.read(row, (name,))[name].getvalue()
+    is_shown = sys.stdout.isatty()
+    if is_shown and not is_forced and not _is_text(data):
+        raise OutputError(
+            f"{name} of sample {position} is binary ({format_size(len(data))}), and stdout is a terminal; write it to "
+            f"a file (> x{name}), or add --force"
+        )
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    if is_shown and data and not data.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")  # so that the prompt begins on a line of its own
+    sys.stdout.buffer.flush()
+
+
+@app.command("locate", cls=LookCommand, epilog=examples("wids locate train.json n01440764_10026 n01440764_10027"))
+@with_option_groups
+def locate_keys(
+    index: Index,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of samples; a number is a key here.")],
+    flags: ReadFlags,
+    is_json: Json = False,
+) -> None:
+    """Find samples by key: the index, the shard and the row of each sample that has the key.
+
+    For a key that no sample has, similar keys are shown, and the exit code is 1.
+    """
+    from wids.cli.look.listed import Listed
+
+    listed = Listed(index, flags)
+    search = Search(listed, keys, is_first=False)
     search.run()
-    found = {key: [listed.place(index) for index in indices] for key, indices in search.found.items()}
+    found = {key: [listed.place(position) for position in positions] for key, positions in search.found.items()}
     if is_json:
         print_json(
             [
@@ -47,39 +168,6 @@ def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
         ]
         print_table(("key", ">index", ">shard", ">row", "url"), rows)
     search.check()
-
-
-_RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
-_MAX_NAMED = 10  # damaged samples in a message
-
-
-def show(listed: Listed, samples: Sequence[str], *, is_key: bool, is_preview: bool, is_json: bool) -> None:
-    """Print the fields of samples, one sample after the other.
-
-    Raises:
-        WidsError: there is no such sample, its shard cannot be downloaded or read, or a field is damaged.
-    """
-    from wids.codecs.describe import describe
-
-    is_several = len(samples) > 1 or _is_range(samples[0], is_key=is_key)
-    damaged, classes = list[str](), listed.shards.class_names
-    for number, (index, members) in enumerate(_read(listed, _indices(listed, samples, is_key=is_key))):
-        k, _ = listed.locate(index)
-        key, url = members.pop("__key__"), listed.shards.urls[k]
-        found = [describe(name, stream.getvalue(), key=key, shard=url) for name, stream in members.items()]
-        fields = [_with_class(field, classes) for field in found]
-        place = {**listed.place(index), "key": key, "dataset": listed.shards.dataset_of(k)}
-        if is_json:
-            (_print_line if is_several else print_json)({**place, "fields": [field.as_json() for field in fields]})
-        else:
-            if number:
-                print()
-            _print(place, fields, is_preview=is_preview)
-        if bad := [field.name for field in fields if field.kind == "damaged"]:
-            damaged.append(f"sample {index} ({printable(key)!r}) in {url}: {', '.join(bad)} cannot be decoded")
-    if damaged:
-        more = f"; and {len(damaged) - _MAX_NAMED:,} more" if len(damaged) > _MAX_NAMED else ""
-        raise DecodeError("; ".join(damaged[:_MAX_NAMED]) + more)
 
 
 def _is_range(text: str, *, is_key: bool) -> bool:
@@ -134,37 +222,6 @@ def _with_class(field: Field, classes: Sequence[str]) -> Field:
 
 def _print_line(found: dict[str, Any]) -> None:
     print(to_json(found))
-
-
-def write_field(listed: Listed, sample: str, field: str, *, is_key: bool, is_forced: bool) -> None:
-    """Write the bytes of a field to stdout.
-
-    Raises:
-        WidsError: there is no such sample or field, the shard cannot be downloaded or read, or stdout is a terminal and
-            the bytes are not text.
-    """
-    index = listed.resolve([sample], is_key=is_key, is_first=True)[0][0]
-    k, row = listed.locate(index)
-    name = field if field.startswith(".") else f".{field}"
-    with contextlib.closing(listed.open(k)) as reader:
-        names = [known for known, _, _ in reader.table.members(row)]
-        if name not in names:
-            raise SelectionError(
-                f"sample {index} ({printable(reader.table.key(row))!r}) has no field {printable(name)}; it has "
-                f"{', '.join(map(printable, names))}"
-            )
-        data: bytes = reader.read(row, (name,))[name].getvalue()
-    is_shown = sys.stdout.isatty()
-    if is_shown and not is_forced and not _is_text(data):
-        raise OutputError(
-            f"{name} of sample {index} is binary ({format_size(len(data))}), and stdout is a terminal; write it to a "
-            f"file (> x{name}), or add --force"
-        )
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    if is_shown and data and not data.endswith(b"\n"):
-        sys.stdout.buffer.write(b"\n")  # so that the prompt begins on a line of its own
-    sys.stdout.buffer.flush()
 
 
 def _is_text(data: bytes) -> bool:
