@@ -5,16 +5,33 @@ Heavy modules are imported when a command runs, and torch never. Cleaning evicts
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wids.cli.format import parse_range, parse_size
+from wids.cli.cache.show import holder_lines, short_name, show_listing
+from wids.cli.format import (
+    count_of,
+    format_rate,
+    format_size,
+    parse_range,
+    parse_size,
+    print_errors,
+    print_json,
+    printable,
+)
 from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shards, with_option_groups
 from wids.cli.plain_help import App
+from wids.cli.progress import job_signals
+from wids.errors import CacheError, JobError
 from wids.transport.session import PLAIN
+
+if TYPE_CHECKING:
+    from wids.cache.listing import ListedShard, Listing
+    from wids.jobs.cache_warm import WarmOutcome
 
 app = App(help="List, clean, fill and limit cache directories.")
 
@@ -40,8 +57,6 @@ def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
     running job needs it then. Below the table: totals, downloads under way, files left behind by killed processes,
     files that are not the cache's, and the free space of the disk.
     """
-    from wids.cli.cache.show import show_listing
-
     show_listing(_directory(directory), is_json=is_json)
 
 
@@ -71,17 +86,47 @@ def clean_cache(
         raise typer.BadParameter("--all keeps nothing; give either --all, or --max-size and --max-files")
     if unkeep and is_dry:
         raise typer.BadParameter("--unkeep changes the directory, and --dry-run does not; give one of them")
-    from wids.cli.cache.clean import clean_once
+    from wids.cache.cleanup import clean
+    from wids.cache.listing import take_listing
 
     default = 0 if is_all else sys.maxsize
-    clean_once(
-        _directory(directory),
-        max_size=default if max_size is None else max_size,
-        max_files=default if max_files is None else max_files,
-        unkeep=unkeep,
-        is_dry=is_dry,
-        is_json=is_json,
-    )
+    size = default if max_size is None else max_size
+    files = default if max_files is None else max_files
+    before = take_listing(_directory(directory))
+    directory = before.directory
+    has_any = before.shards or before.under_way.files or before.left_behind.files
+    unkept = _unkeep(before) if unkeep else 0
+    paths: list[str] = []
+    if has_any:  # else the directory is not a cache, and not even a lock file is made in it
+        paths = [path for path, _ in clean(directory, size, files, is_dry=is_dry).deleted]
+    shards = {os.path.join(directory, shard.name): shard for shard in before.shards}
+    deleted = [shards[path] for path in paths if path in shards]
+    after = before if is_dry else take_listing(directory)
+    names = {shard.name for shard in deleted} if is_dry else set()
+    remaining = [shard for shard in after.shards if shard.name not in names]
+    used = after.used_bytes - (sum(shard.size_bytes for shard in deleted) + before.left_behind.bytes if is_dry else 0)
+    is_reached = used <= size and len(remaining) <= files
+    why = [] if is_reached else reasons_of(remaining, after)
+    if is_json:
+        print_json(
+            {
+                "directory": directory,
+                "is_dry_run": is_dry,
+                "deleted": [{"name": shard.name, "size_bytes": shard.size_bytes} for shard in deleted],
+                "swept": {"files": before.left_behind.files, "bytes": before.left_behind.bytes},
+                "unkept": unkept,
+                "stays": {"shards": len(remaining), "used_bytes": used},
+                "is_reached": is_reached,
+                "why": why,
+            }
+        )
+    else:
+        _print_cleaning(before, deleted, remaining, unkept=unkept, is_dry=is_dry)
+    if not is_reached:
+        excess = "something" if size == files == 0 else f"more than {_limits(size, files)}"
+        raise CacheError(
+            f"{directory}: {excess} {'would stay' if is_dry else 'stays'}: {'; '.join(why)}", path=directory
+        )
 
 
 @app.command("warm")
@@ -108,19 +153,36 @@ def warm_cache(
     Shards in the cache are checked and not downloaded again; by default 8 are downloaded at a time. Ctrl-C ends it at
     once; complete shards stay. With --engine ray each node of the cluster downloads them into its own cache.
     """
-    from wids.cli.cache.warm import warm
+    from wids import jobs
+    from wids.jobs.cache_warm import WarmSettings
 
-    selected = parse_range(shards, "--shards", "shards")
-    warm(
-        index,
-        directory=cache_dir or None,
-        cache_size=cache_size,
-        selected=selected,
-        options=run.options(),
-        excluded=excluded or (),
-        session=session,
-        is_json=is_json,
-    )
+    selected, options = parse_range(shards, "--shards", "shards"), run.options()
+    settings = WarmSettings(directory=cache_dir or None, cache_size=cache_size, session=session)
+    try:
+        with job_signals():
+            outcome = jobs.warm(
+                index,
+                settings,
+                shards=selected,
+                excluded=excluded or (),
+                engine=options,
+                progress=None if is_json else "bar",
+            )
+    except CacheError as error:
+        if error.hint == "fewer_shards":  # those that fit, as --shards names them
+            error.__dict__["fitting"] = f" (--shards {error.found.start}:{error.found.stop} fit)"
+        raise
+    if is_json:
+        print_json(outcome)
+    else:
+        for one in outcome.nodes if options.is_ray else [outcome]:
+            _print_warming(one)
+    if outcome.failed:
+        print_errors([*outcome.failed.values()])
+        lost = len(outcome.failed) - sum(len(one.failed) for one in outcome.nodes) if options.is_ray else 0
+        if lost:
+            raise JobError(f"{count_of(lost, 'node')} of the Ray cluster did not fetch all shards; run it again")
+        raise JobError(f"{len(outcome.failed)} of {count_of(outcome.shards, 'shard')} could not be fetched")
 
 
 @app.command("daemon")
@@ -173,3 +235,92 @@ def _directory(given: str) -> str:
     from wids.files.own_folder import default_cache_dir
 
     return given or default_cache_dir()
+
+
+def _unkeep(listing: Listing) -> int:
+    """Remove the marks by which datasets keep their shards; returns their number."""
+    from wids.cache.directory import CacheDirectory
+
+    count = 0
+    for shard in listing.shards:
+        if shard.is_kept:
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    os.unlink(CacheDirectory(listing.directory).keep_mark(shard.name))
+                except PermissionError as error:
+                    raise CacheError(
+                        f"{listing.directory}: a mark cannot be removed ({error})", path=listing.directory
+                    ) from error
+                count += 1
+    return count
+
+
+def _print_cleaning(
+    before: Listing, deleted: list[ListedShard], remaining: list[ListedShard], *, unkept: int, is_dry: bool
+) -> None:
+    verb = "would delete" if is_dry else "deleted"
+    for shard in deleted:
+        note = ", open: stays as long as it is read" if is_dry and shard.is_open else ""
+        print(f"{verb} {short_name(shard.name)} ({format_size(shard.size_bytes)}{note})")
+    if unkept:
+        print(f"{count_of(unkept, 'shard')} no longer marked as kept")
+    left = before.left_behind
+    if left.files:
+        print(
+            f"{verb} {count_of(left.files, 'file')} left behind by processes that are gone ({format_size(left.bytes)})"
+        )
+    freed, rest = (format_size(sum(shard.size_bytes for shard in shards)) for shards in (deleted, remaining))
+    print(
+        f"{printable(before.directory)}: {verb} {count_of(len(deleted), 'shard')} ({freed}); "
+        f"{count_of(len(remaining), 'shard')} ({rest}) {'would stay' if is_dry else 'stay'}"
+    )
+
+
+def _limits(max_size: int, max_files: int) -> str:
+    sizes = [format_size(max_size)] if max_size < sys.maxsize else []
+    counts = [count_of(max_files, "shard")] if max_files < sys.maxsize else []
+    return " or ".join([*sizes, *counts])
+
+
+def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
+    """Say why each remaining shard was not deleted."""
+    from wids.cache.directory import CacheDirectory
+
+    kept = [shard for shard in remaining if shard.is_kept]
+    is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
+    rest = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
+    may_delete = CacheDirectory(listing.directory).deletable()
+    foreign = [shard for shard in rest if not may_delete(shard.name)]
+    others = [shard for shard in rest if may_delete(shard.name)]
+    reasons = []
+    for shards, why in (
+        (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
+        (is_open, "open in some process" + f": {'; '.join(holder_lines(listing))}" * bool(is_open)),
+        (foreign, "of other users, which the directory's sticky bit keeps you from deleting"),
+        (others, "could not be deleted, or were added meanwhile"),
+    ):
+        if shards:
+            size = format_size(sum(shard.size_bytes for shard in shards))
+            reasons.append(f"{count_of(len(shards), 'shard')} ({size}) {why}")
+    if listing.under_way.files:
+        size = format_size(listing.under_way.bytes)
+        reasons.append(f"{count_of(listing.under_way.files, 'part file')} ({size}) under way")
+    return reasons
+
+
+def _print_warming(outcome: WarmOutcome) -> None:
+    parts = []
+    if outcome.fetched:
+        rate = format_rate(outcome.fetched_bytes, outcome.seconds)
+        size = format_size(outcome.fetched_bytes)
+        parts.append(f"{outcome.fetched:,} fetched ({size} in {outcome.seconds:,.3g} s, {rate})")
+    if outcome.cached:
+        parts.append(f"{outcome.cached:,} found there")
+    if outcome.in_place:
+        parts.append(f"{outcome.in_place:,} local, read in place")
+    if outcome.failed:
+        parts.append(f"{len(outcome.failed):,} failed")
+    if outcome.retries:
+        parts.append(f"tried again: {outcome.retries:,}")
+    place = f"{outcome.node} {outcome.directory}".strip()
+    print(f"{printable(place)}: {count_of(outcome.shards, 'shard')}: {', '.join(parts) or 'nothing to do'}")

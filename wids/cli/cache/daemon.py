@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wids.cache.cleanup import clean_repeatedly, list_matches
 from wids.cache.listing import take_listing
-from wids.cli.cache.clean import reasons_of
+from wids.cli.cache import reasons_of
 from wids.cli.format import count_of, format_size, printable, to_json
 from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import CacheError, DependencyError, OutputError

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache.listing import take_listing
 from wids.cli.format import count_of, format_seconds, format_size, print_json, print_table, printable
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ def show_listing(directory: str, *, is_json: bool) -> None:
     Raises:
         CacheError: there is no such directory, or it cannot be listed.
     """
+    from wids.cache.listing import take_listing
+
     listing = take_listing(directory)
     if is_json:
         print_json(_as_json(listing))
