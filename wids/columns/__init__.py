@@ -1,1 +1,1 @@
-"""Columns of a dataset's samples: read once into a table, joined with others, asked by SQL. See README.md."""
+"""Columns of a dataset's samples: read once into a table, joined with other tables, queried by SQL. See README.md."""

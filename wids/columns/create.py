@@ -1,8 +1,8 @@
-"""Making the table of columns of an index: each shard is read once, and unchanged ones not again.
+"""Makes the table of columns of an index: each shard is read once, and again only if it has changed.
 
-One function for each shard (`wids.columns.extract`), run by `wids.jobs.runner`. The rows depend on the shards and the
-index alone, not on the engine nor on what finishes first. The parts are merged in the index's order, a row group at a
-time, so that memory does not grow with the data; the table appears in one step, whole.
+One function for each shard (`wids.columns.extract`), run by `wids.jobs.runner`. The rows depend only on the
+shards and the index, not on the engine or the order of completion. The parts are merged in the index's order, one row
+group at a time, so that memory does not grow with the data. The complete table is published in one step.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _TABLE = "table that `wids columns create` made"
 
 
 class ColumnsOutcome(JobOutcome, kw_only=True):
-    """What became of the shards.
+    """The results for the shards.
 
     Attributes:
         output: the table's path. samples: its rows.
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
-        empty: names of those for which no sample has a value; their fields or keys may be misspelt.
-        surveyed: shards that were read. unchanged: shards that were known from before.
+        empty: columns for which no sample has a value; their fields or keys may be misspelt.
+        surveyed: shards that were read. unchanged: shards known from an earlier run.
         nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN,
             also within JSON.
-        doubled: samples that have a field twice, in upper and in lower case; its sizes are added.
+        doubled: samples that have a field twice, in upper and in lower case; the sizes are added.
         unparsed: members that could not be parsed, and are null.
-        troubles: URL of a shard -> why the first of them could not.
-        requests, read_bytes: to servers, and from them.
+        troubles: URL of a shard -> the reason for its first unparsed member.
+        requests, read_bytes: sent to servers, and received from them.
     """
 
     output: str
@@ -92,21 +92,21 @@ def create_columns(
 ) -> ColumnsOutcome:
     """Write the table of columns of an index, one row for each sample in the index's order.
 
-    A run that is ended (KeyboardInterrupt, a kill) leaves its journal and parts: the next one reads the other shards.
+    A run that ends early (KeyboardInterrupt, a kill) leaves its journal and parts: the next run reads the other shards.
 
     Args:
         index: as the first argument of a dataset.
         output: path of the Parquet file; None: beside a local index, ``train.columns.parquet`` of ``train.json``.
-            Beside it stands its ``.state``, and until it is done ``.journal`` and ``.parts``.
+            Beside it is its ``.state``, and until the end of the job ``.journal`` and ``.parts``.
         spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
-        overwrite: a file that is no such table is replaced, too, unless it is a shard or the index.
-        session: what opens URLs.
-        engine: what runs it; by default threads, and processes where many local samples are parsed.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        overwrite: also replace a file that is no such table, unless it is a shard or the index.
+        session: opens URLs.
+        engine: runs the tasks; by default threads, and processes where many local samples are parsed.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
-        JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
-            read are not read again by the next run. The table that was there before stays.
+        JobError: some shards could not be read; ``found`` names them (URL -> reason). The next run does not read the
+            other shards again. An earlier table stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
             this one. DependencyError: pyarrow is not installed.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
@@ -128,7 +128,7 @@ def create_columns(
 
 
 def place_of_table(index: Shards) -> str:
-    """Where the table of an index goes.
+    """The path of the table of an index.
 
     Raises:
         InputError: only a local index has a place for it.
@@ -144,7 +144,7 @@ def place_of_table(index: Shards) -> str:
 
 
 def check_output(output: str) -> str:
-    """The absolute path of a table that is to be written.
+    """The absolute path of an output table.
 
     Raises:
         OutputError: it is a URL, a directory or device, not called .parquet, no UTF-8, or in a directory that does not
@@ -162,7 +162,7 @@ def check_output(output: str) -> str:
 
 
 class _Creating(ShardJob[int, Part, ColumnsOutcome]):
-    """Shards on their way into one table; those that were read stay known for the next run, if it is not there."""
+    """Collects shards into one table. Until the table exists, shards that were read stay known for the next run."""
 
     def __init__(self, shards: ShardList, output: str, spec: ColumnSpec, progress: Progress) -> None:
         super().__init__(ColumnsOutcome(output=output, shards=len(shards)), progress, "reading")
@@ -259,7 +259,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
                 writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
 
     def _tables(self, layout: _ColumnLayout, parts: Sequence[PartFacts]) -> Iterator[Any]:
-        """The rows of each shard that has some."""
+        """The rows of each shard that is not empty."""
         first = 0
         for k, part in enumerate(parts):
             if part.nsamples:
@@ -307,7 +307,7 @@ class _ColumnLayout:
     """The columns of a whole table.
 
     Attributes:
-        kinds: what occurs in each column of a rule. sizes: extension -> name of the column of its sizes.
+        kinds: the kinds of values in each column of a rule. sizes: extension -> name of the column of its sizes.
     """
 
     def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:

@@ -1,8 +1,8 @@
-"""The columns of one shard, from its member table and the members that are asked for.
+"""The columns of one shard, from its member table and the requested members.
 
-A function of the shard and of the rules, which any process on any machine can run. A local shard is read in
-place. Of a remote one the members are read by byte ranges, unless downloading it is cheaper (small members, no member
-table beside it): then it is copied into a directory of its own, which is gone afterwards.
+The result is a function of the shard and the rules; any process on any machine can compute it. A local shard is read in
+place. The members of a remote shard are read by byte ranges, unless a download is cheaper (small members, no member
+table beside the shard): then the shard is copied to a temporary directory, which is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         size, mark: its version; see `wids.index.discovery.Found`.
         spec: digest of the rules.
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
-        extensions: of the members, in lower case; empty where they are more than there are columns for.
+        extensions: of the members, in lower case; empty if there are more than the limit of size columns.
         unparsed: members that could not be parsed, and are null.
-        nulls, nans: of each column of a rule, how many samples have no value, and how many NaN, also within JSON.
+        nulls, nans: for each column of a rule, the number of samples without a value, and with NaN, also within JSON.
         doubled: samples that have a field twice, in upper and in lower case.
-        first: in the table that was written last, the row of its first sample.
+        first: the row of its first sample in the last written table.
     """
 
     url: str
@@ -82,7 +82,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     first: int = -1
 
     def version(self) -> tuple[int | None, str | None]:
-        """Tells a shard that was read from a later one of its name."""
+        """Distinguishes this version of a shard from a later one of the same name."""
         return self.size, self.mark
 
 
@@ -93,8 +93,8 @@ class Part(msgspec.Struct, kw_only=True):
         facts: its record.
         data: a table with the columns key, bytes, those of the rules, and the sizes of each extension, under its name;
             an Arrow stream. None: the shard is unchanged.
-        trouble: why the first of its members that could not be parsed could not.
-        requests, read_bytes: to servers, and from them.
+        trouble: the reason for the first member that could not be parsed.
+        requests, read_bytes: sent to servers, and received from them.
     """
 
     facts: PartFacts
@@ -110,8 +110,8 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         shard: which.
         spec: the rules.
-        known: of an earlier run; if the shard is still the same, it is not read.
-        session: what opens URLs.
+        known: the record of an earlier run; an unchanged shard is not read.
+        session: opens URLs.
     """
 
     shard: Shard
@@ -124,8 +124,8 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     """Read the columns of one shard.
 
     Raises:
-        FetchError: it cannot be had. ShardError: it is not a readable tar, or not what the index says.
-        DecodeError: members of it cannot be parsed, and are not to be null.
+        FetchError: it cannot be downloaded. ShardError: it is not a readable tar, or not what the index says.
+        DecodeError: some of its members cannot be parsed, and the rules do not make them null.
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard
@@ -166,13 +166,13 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
 
 
 def _choose_access(size: int | None, nsamples: int | None) -> AccessMode:
-    """How a remote shard of so many bytes and samples is read: by ranges, but where copying it is quicker."""
+    """Choose the access to a remote shard of this size: byte ranges, unless a copy is faster."""
     is_small = size is not None and nsamples is not None and size < nsamples * _REQUEST_BYTES
     return "fetch" if is_small else "auto"
 
 
 def look_at(url: str, session: Session) -> Found:
-    """What a shard is now; without size and mark where that is not known, or it is not there."""
+    """The current version of a shard; without size and mark if they are unknown or the shard is missing."""
     place = Place(url)
     if place.is_local:
         return look_local(place.path)
@@ -180,7 +180,7 @@ def look_at(url: str, session: Session) -> Found:
 
 
 class _FieldCounts:
-    """Counts what servers were asked for, by the events of readers."""
+    """Counts requests to servers and their bytes, from the events of readers."""
 
     def __init__(self) -> None:
         self.requests = self.read_bytes = 0
@@ -192,7 +192,7 @@ class _FieldCounts:
 
 
 class _Samples:
-    """The samples of a shard, whose reader may change from byte ranges to a copy on the way."""
+    """The samples of a shard; the reader may change from byte ranges to a copy in between."""
 
     def __init__(self, provider: AutoProvider, shard: Shard) -> None:
         self._provider, self._shard = provider, shard
@@ -203,7 +203,7 @@ class _Samples:
         self._reader.close()
 
     def read(self, extensions: tuple[str, ...], is_cancelled: Callable[[], bool]) -> Iterator[Sample]:
-        """All samples, in their order, with these members only.
+        """All samples, in order, with only these members.
 
         Raises:
             CancelledTransferError: it was cancelled.
@@ -231,8 +231,8 @@ class _Values:
         table: of its members.
 
     Attributes:
-        columns: of each rule, the values so far.
-        unparsed: members that could not be parsed. trouble: why the first of them could not.
+        columns: the values so far, for each rule.
+        unparsed: members that could not be parsed. trouble: the reason for the first of them.
     """
 
     def __init__(self, spec: ColumnSpec, url: str, table: MemberTable) -> None:
@@ -283,7 +283,7 @@ class _Values:
                 self.columns[k].append(_find(value, rule))
 
     def check(self, *, is_error: bool) -> None:
-        """See that all members could be parsed.
+        """Check that all members could be parsed.
 
         Raises:
             DecodeError: some could not; names the first ones.
@@ -318,10 +318,10 @@ def _parse_text(data: bytes, _key: str, _extension: str) -> str:
 
 
 def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
-    """A member's value as JSON has it.
+    """A member's value as a JSON type.
 
     Raises:
-        DecodeError: it cannot be decoded. ValueError: it is something else.
+        DecodeError: it cannot be decoded. ValueError: its value is of another type.
     """
     value = decoder({"__key__": key, "__shard__": url, extension: data})[extension]
     if isinstance(value, (np.generic, np.ndarray)):
@@ -340,7 +340,7 @@ def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extens
 
 
 def _find(value: Any, rule: ColumnRule) -> Any:
-    """The value of a rule's column; None: there is none."""
+    """The value of a rule's column; None: the sample has no value."""
     if rule.keys and isinstance(value, Mapping):
         name = ".".join(rule.keys)
         if name in value:
@@ -394,7 +394,7 @@ def _has_nan(value: Any) -> bool:
 def size_columns(
     table: MemberTable, extensions: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]]:
-    """The fields of a shard's samples: extension, as `fold` gives it -> bytes of each sample, and how many members."""
+    """The fields of a shard's samples: folded extension (`fold`) -> bytes of each sample, and number of members."""
     starts = np.asarray(table.starts).astype(np.int64)
     owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
     numbers: dict[str, int] = {}

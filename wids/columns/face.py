@@ -1,4 +1,4 @@
-"""What a dataset says of its columns: the methods that `wids.ShardListDataset` has from here."""
+"""The methods of `wids.ShardListDataset` that use columns."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ if TYPE_CHECKING:
 
 
 class WithColumns:
-    """A dataset with columns: values for each sample that are known without reading it."""
+    """A dataset with columns: values for each sample that need no read of the sample."""
 
     _collection: ShardCollection
     _columns: SampleColumns = SampleColumns()
     _transformations: list[Any]
 
     def query(self, sql: str) -> Any:
-        """What one SELECT statement over the table ``samples`` gives; it has one row for each sample.
+        """The result of one SELECT statement over the table ``samples``, which has one row for each sample.
 
-        ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The columns are those
-        of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least ``index``
-        (int64). ``has_jpg`` (bool), and without the file also ``jpg_bytes``, ``bytes``, ``key``, ``shard`` and ``row``,
-        come from member tables where they are named (`wids.columns.members`); no shard is downloaded. It is DuckDB's
-        SQL. No other file, no network and no variable of the program can be read, and nothing is written.
+        ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The table has
+        the columns of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least
+        ``index`` (int64). If the statement names ``has_jpg`` (bool), or without the file ``jpg_bytes``, ``bytes``,
+        ``key``, ``shard`` or ``row``, their values come from member tables (`wids.columns.members`); no shard is
+        downloaded. The SQL is DuckDB's. It can read no other file, no network and no variable of the program, and
+        writes nothing.
 
         Args:
             sql: the statement.
 
         Returns:
-            A ``pyarrow.Table``; its rows are in no order unless the statement says one.
+            A ``pyarrow.Table``; its rows have no order unless the statement sets one.
 
         Raises:
             QueryError: it is not one SELECT, has an unknown name, or takes more than 512 MiB and the temporary
-                directory. KeyboardInterrupt: Ctrl-C, after which DuckDB has stopped. ColumnsError: there are no
-                columns, or of another index, or a member table is neither here nor published; what to do.
-                InputError: two fields would be one ``has_FIELD``. FetchError, ShardError: a table cannot be read.
+                directory. KeyboardInterrupt: Ctrl-C; DuckDB has stopped then. ColumnsError: no columns exist, they
+                are of another index, or a member table is neither local nor published; the message has advice.
+                InputError: two fields have the same ``has_FIELD``. FetchError, ShardError: a table cannot be read.
             DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).
         """
         return self._columns.query(self._collection, sql)
@@ -56,21 +57,21 @@ class WithColumns:
         """The indices of the samples for which an SQL expression is true, like ``"width >= 512 and label in (3, 7)"``.
 
         Args:
-            predicate: what would stand after WHERE, over the columns that `query` sees. Where it is null a sample is
-                left out; a number is true where it is not 0.
+            predicate: a condition as after WHERE, over the columns of `query`. A sample for which it is null is left
+                out; a number is true unless it is 0.
 
         Returns:
             int64, ascending, each once.
 
         Raises:
-            QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
+            QueryError: it is not such an expression. ColumnsError, DependencyError: see `query`.
         """
         return self._columns.find_rows(self._collection, predicate)
 
     def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
 
-        Integers of which some are missing are floats, or where these would be others (beyond 2**53) Python's.
+        Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
 
         Raises:
             QueryError, ColumnsError, DependencyError: see `query`.
@@ -79,7 +80,7 @@ class WithColumns:
 
     @property
     def column_names(self) -> list[str]:
-        """The columns that `query` sees, in their order.
+        """The columns of `query`, in order.
 
         Raises:
             ColumnsError: the table beside the index cannot be used.
@@ -96,28 +97,28 @@ class WithColumns:
         missing: Missing = "null",
         fields: Fields = False,
     ) -> Self:
-        """The same dataset with more columns, joined from a table of yours; nothing else of it is read or written.
+        """The same dataset with more columns, joined from your table; nothing else of the dataset is read or written.
 
-        Of a view it gives the same view with more columns: a table's keys and indices are those of its samples. It
-        shares the open shards, the cache and the settings with this one, and begins with its transformations. The
-        joined columns lie in a temporary file ($TMPDIR) of this process, which its workers map.
+        For a view it returns the same view with more columns; the table's keys and indices are those of the view's
+        samples. The result shares the open shards, the cache and the settings with this dataset, and starts with its
+        transformations. Joined columns are stored in a temporary file ($TMPDIR) of this process; its workers map it.
 
         Args:
             table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
-                (integers) their ``__index__``, which is a view's own, as `query` of that view has it.
+                (integers) is their ``__index__``; in a view, it counts the view's samples, as in `query`.
             columns: which of its columns; default: all but ``key`` and ``index``.
-            missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
-                ``"error"``. Rows of the table that are no sample's are left out when joined by key; a warning (of a
-                view, a line at INFO) counts them.
-            fields: columns that come into the samples, under their names, before the transformations: ``True`` (all of
-                the table), or names. Their values are Python's; null is None. Names that samples have themselves
-                (``__key__``, or any that begins with a dot) cannot be theirs.
+            missing: for samples without a row in the table: ``"null"``, with one warning that counts them, or
+                ``"error"``. A join by key leaves out rows of the table without a sample; a warning (for a view, a
+                line at INFO) counts them.
+            fields: columns to add to the samples, under their names, before the transformations: ``True`` (all of the
+                table), or names. Values are Python values; null is None. Names that samples use themselves
+                (``__key__``, or any that begins with a dot) are not allowed.
 
         Raises:
             ColumnsError: the table cannot be read; keys repeat, in it or among the samples; an index is out of range;
-                a sample has no row and ``missing="error"``. InputError: it lacks a column, or has it of the wrong type,
-                or of one that SQL has not; two columns would have one name. DependencyError: see `query`.
+                a sample has no row and ``missing="error"``. InputError: it lacks a column; a column has the wrong
+                type, or one that SQL lacks; two columns would have the same name. DependencyError: see `query`.
         """
         request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
         return self._with(self._columns.join(request, fields, self._collection))
@@ -129,15 +130,15 @@ class WithColumns:
         *,
         place: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """The same dataset with columns of the index's own table in its samples, before the transformations.
+        """The same dataset, with columns of the index's table added to its samples, before the transformations.
 
         Args:
-            fields: which: ``True`` (all), or names; False: none, to name only the ``place``. ``index`` is the sample's
+            fields: ``True`` (all columns), or names; False: no columns, only the ``place``. ``index`` is the sample's
                 ``__index__``, also in views.
-            place: path or URL of the table; default: beside the index, as ``wids columns create`` puts it.
+            place: path or URL of the table; default: beside the index, where ``wids columns create`` writes it.
 
         Raises:
-            ColumnsError: there is no such table, or it is of another index. InputError: it has no such column.
+            ColumnsError: the table does not exist, or is of another index. InputError: it lacks the column.
             DependencyError: see `query`.
         """
         columns = self._columns.at(None if place is None else os.fspath(place), self._collection)

@@ -1,7 +1,7 @@
-"""A table of columns as a file: Parquet, one row for each sample in index order, with what it was made from.
+"""A table of columns as a Parquet file: one row for each sample in index order, and a record of its sources.
 
-Beside an index ``train.json`` lies ``train.columns.parquet``. The value of ``wids`` in the metadata of the Parquet is
-a `TableFacts` as JSON; a file without it was not made by ``wids columns create`` and is not taken for one.
+The table of an index ``train.json`` is ``train.columns.parquet`` beside it. Its Parquet metadata have a `TableFacts`
+as JSON under ``wids``. A file without this value was not made by ``wids columns create``, and is not accepted.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _PARQUET = b"PAR1"
 
 
 class TableFacts(msgspec.Struct, kw_only=True):
-    """What a table says of itself.
+    """The record of a table, stored in its file.
 
     Attributes:
         version: of this format.
         fingerprint, contents: of the index; see `wids.index.fingerprint`. samples: in it.
-        columns: names of the columns that were asked for. kinds: what occurs in each; see `wids.columns.kinds`.
+        columns: names of the requested columns. kinds: the kinds of values in each; see `wids.columns.kinds`.
         sizes: extension -> name of the column of its sizes.
         state: digest of the state beside it.
     """
@@ -70,7 +70,7 @@ class TableFile(msgspec.Struct, frozen=True):
     """An open table.
 
     Attributes:
-        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. facts: what it says of itself.
+        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. facts: its record.
     """
 
     path: str
@@ -88,7 +88,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 def place_beside(index: str) -> str | None:
-    """Where the columns of an index are, by its path or URL; None: nowhere, for a signature is for one object alone."""
+    """The place of the columns of an index, by its path or URL; None: a signed URL gives access to one object only."""
     place = Place(index)
     if not place.is_local and place.without_query != index:
         return None
@@ -97,10 +97,10 @@ def place_beside(index: str) -> str | None:
 
 
 def open_table(path: str) -> TableFile:
-    """A table that was made by ``wids columns create``, whose row i is that of sample i.
+    """A table that ``wids columns create`` made; its row i is that of sample i.
 
     Raises:
-        ColumnsError: there is none, it is damaged, was made in another way, or its rows are in another order.
+        ColumnsError: it does not exist, is damaged, was made in another way, or has rows in another order.
     """
     pq = import_parquet()
     _check_file(path, path)
@@ -140,12 +140,12 @@ def _version_of(path: str) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _check_rows(path: str, version: tuple[int, ...]) -> None:  # noqa: ARG001 - each version of a file is read once
-    """See that the rows of a table are in the order of the samples, by reading where they say that they are.
+    """Check that the rows of a table are in the order of the samples, by reading their column ``index``.
 
-    Minima and maxima in the file's footer would not show rows that changed places within a row group.
+    Minima and maxima in the file's footer would not show rows that were exchanged within a row group.
 
     Raises:
-        ColumnsError: they are not, or cannot be read.
+        ColumnsError: they are in another order, or cannot be read.
     """
     first, before = 0, (-1, -1)
     try:
@@ -173,20 +173,20 @@ def _check_rows(path: str, version: tuple[int, ...]) -> None:  # noqa: ARG001 - 
 
 @functools.lru_cache(maxsize=256)
 def _sound_columns(path: str, version: tuple[int, ...]) -> set[str]:  # noqa: ARG001 - of each version of a file
-    """The columns of a table that were found sound."""
+    """The columns of a table that passed the check."""
     return set()
 
 
 def check_values(path: str, names: Iterable[str], is_stopped: Callable[[], bool]) -> None:
-    """See that columns are as they were written: their pages by their checksums, what the footer says of them by them.
+    """Check that columns are undamaged: pages against their checksums, and the footer against the values.
 
-    By minima, maxima and counts of nulls in the footer, which has no checksum, DuckDB passes over rows. Each column is
-    read once for each version of the file in this process.
+    The footer has no checksum, but DuckDB skips rows by its minima, maxima and counts of nulls. Each column is read
+    once for each version of the file in this process.
 
     Args:
         path: of the table.
-        names: of columns; those that it lacks are another table's.
-        is_stopped: asked now and then; where it says so, no more is read.
+        names: of columns; the check ignores names of other tables.
+        is_stopped: called regularly; reading stops when it returns True.
 
     Raises:
         ColumnsError: one is damaged.
@@ -211,7 +211,7 @@ def check_values(path: str, names: Iterable[str], is_stopped: Callable[[], bool]
 
 
 def _is_true(says: Any, values: Any) -> bool:
-    """Whether what a footer says of values in a row group holds."""
+    """Whether a footer's statistics of a row group are true."""
     if says is None:
         return True
     from pyarrow import compute
@@ -228,7 +228,7 @@ def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
     """The Arrow schema of a table.
 
     Args:
-        kinds: name of each column that was asked for -> what occurs in it.
+        kinds: name of each requested column -> the kinds of its values.
         sizes: names of the columns of the fields' sizes.
     """
     pa = import_arrow()
@@ -239,10 +239,10 @@ def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
 
 
 def _check_file(path: str, place: str) -> None:
-    """See that a path is a file's: opening another could wait for ever.
+    """Check that a path is a regular file: opening anything else could block forever.
 
     Raises:
-        MissingTableError: there is none. ColumnsError: it is something else.
+        MissingTableError: it does not exist. ColumnsError: it is something else.
     """
     if not os.path.exists(path):
         raise MissingTableError(f"{place}: there is no such file", path=path)
@@ -251,7 +251,7 @@ def _check_file(path: str, place: str) -> None:
 
 
 def is_table(path: str) -> bool:
-    """Whether a file is a table that was made by ``wids columns create``, or the damaged rest of one by its name.
+    """Whether ``wids columns create`` made a file, or, by its name, the damaged rest of one.
 
     Raises:
         OSError: it cannot be read.
@@ -265,10 +265,10 @@ def is_table(path: str) -> bool:
 
 
 def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> None:
-    """See that a table is that of an index.
+    """Check that a table is that of an index.
 
     Raises:
-        ColumnsError: it is of another one, and says so.
+        ColumnsError: it is a table of another index.
     """
     total, facts = sum(shards.nsamples), table.facts
     if facts.samples != total:
@@ -281,7 +281,7 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
 
 
 def check_contents(table: TableFile, shards: ShardList) -> None:
-    """See that a table is of the shards that the index lists, by what it said and says of their bytes.
+    """Check that a table belongs to the index's shards, by the sizes and checksums in the index then and now.
 
     Raises:
         ColumnsError: they were rewritten.
@@ -297,11 +297,11 @@ def fetch_table(place: str, *, cache_dir: str | None, session: Session, samples:
     Args:
         place: its URL or path.
         cache_dir: see `wids.ShardListDataset`.
-        session: what opens URLs.
-        samples: for how many a remote one has rows, which limits its length; None: what is free on the disk does.
+        session: opens URLs.
+        samples: number of rows of a remote one, which limits its length; None: the free disk space is the limit.
 
     Raises:
-        ColumnsError: there is none. FetchError, CacheError: it cannot be had, or kept.
+        ColumnsError: it does not exist. FetchError, CacheError: it cannot be downloaded, or stored.
     """
     if (own := Place(place)).is_local:
         path = own.absolute.path

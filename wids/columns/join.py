@@ -1,8 +1,8 @@
-"""A table of a user's, brought into the order of a dataset's samples: row i is of sample i, null where there is none.
+"""Brings a user's table into the order of a dataset's samples: row i is that of sample i, or null.
 
-Of a view's, too: then there is a row for each sample of the dataset that it is a view of, null for all others.
-Joined by the sample's index, or by its key (by DuckDB, which sorts and hashes within its limit of memory). Keys that
-repeat, in the table or among the samples, would make the join a matter of chance, and are refused by name.
+The result for a view has a row for each sample of the whole dataset, with nulls outside the view. The join is by the
+sample's index, or by its key (by DuckDB, which sorts and hashes within its memory limit). Repeated keys, in the
+table or among the samples, would make the join ambiguous; they are refused by name.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
-        on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is; of a view's, its own index.
+        on: ``"key"`` or ``"index"``: a column of the table, matched with the samples' key or index (a view: its own).
         columns: which columns of it; None: all but key and index.
-        missing: the value of samples that have no row in it: null, or an error.
+        missing: for samples without a row in the table: null, or an error.
     """
 
     table: Any
@@ -54,12 +54,12 @@ def join_table(
 
     Args:
         request: which table, and how.
-        samples: the dataset's own columns; those with ``key`` where there are some.
-        keys: the keys of its samples, shard by shard, where they have no column; asked for only if they are needed.
+        samples: the dataset's own columns, with ``key`` if a file has them.
+        keys: the keys of its samples, shard by shard, if no column has them; called only if they are needed.
 
     Raises:
         InputError: the arguments do not fit each other, or the table.
-        ColumnsError: it cannot be read; its keys or indices repeat, or are no samples'; or samples have no row in it.
+        ColumnsError: it cannot be read; its keys or indices repeat, or match no sample; or samples have no row in it.
     """
     if request.on not in ("key", "index") or request.missing not in ("null", "error"):
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
@@ -76,10 +76,10 @@ def join_table(
 
 
 def parse_names(what: str, names: Any) -> list[str]:
-    """Names of columns, as a program gives them.
+    """Names of columns, from an argument of a program.
 
     Raises:
-        InputError: they are something else; ``what`` names the argument.
+        InputError: the argument, which ``what`` names, has another type.
     """
     if isinstance(names, Iterable) and not isinstance(names, str):
         found = list(names)
@@ -89,7 +89,7 @@ def parse_names(what: str, names: Any) -> list[str]:
 
 
 def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
-    """Columns of the index's own table, as a file that is mapped: Parquet has no quick way to one row."""
+    """Copy columns of the index's table to a mapped file: Parquet has no fast access to one row."""
     file = import_parquet().ParquetFile(path, page_checksum_verification=True)
     with file:
         schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
@@ -98,7 +98,7 @@ def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
 
 
 def _reading(path: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """The same batches; errors in reading them are ours."""
+    """The same batches; errors of reading become wids errors."""
     try:
         yield from batches
     except (OSError, import_arrow().ArrowException) as error:
@@ -106,7 +106,7 @@ def _reading(path: str, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _rebatch(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
-    """The same rows in batches of equal length, which those of row groups are not."""
+    """The same rows in batches of equal length; row groups differ in length."""
     pa = import_arrow()
     waiting: list[Any] = []
     for batch in batches:
@@ -130,10 +130,10 @@ def _one_array(column: Any) -> Any:
 
 
 class _JoinedTable:
-    """A table of a user's: columns are read when they are needed, of a file only those.
+    """A user's table. Columns are read when they are needed; a file is read only for these.
 
     Attributes:
-        names: of the columns that are to be joined. nrows: of the table.
+        names: of the columns to join. nrows: of the table.
     """
 
     def __init__(self, request: JoinRequest) -> None:
@@ -259,7 +259,7 @@ def _some(values: Sequence[Any], count: int) -> str:
 
 
 def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinRequest) -> None:
-    """Say that samples have no row in the table, if there are any."""
+    """Warn of samples without a row in the table, or raise an error."""
     absent = np.flatnonzero(rows < 0)
     if not len(absent):
         return
@@ -271,7 +271,7 @@ def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinReque
 
 
 def _tell_unused(given: _JoinedTable, rows: np.ndarray[Any, np.dtype[np.int64]], on: On, *, is_view: bool) -> None:
-    """Say that rows of the table are of no sample, if there are any; of a view, that is what to expect."""
+    """Report rows of the table without a sample; for a view, they are expected."""
     used = np.zeros(given.nrows, np.bool_)
     used[rows[rows >= 0]] = True
     if not used.all():
@@ -299,10 +299,10 @@ def _schema_of(table: Any) -> Any:
 
 
 def _plain_type(kind: Any) -> Any:
-    """The type in which a column is written: one that each batch has by itself, and that SQL knows.
+    """The type in which a column is written: independent of other batches, and known to SQL.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no such type exists.
     """
     pa = import_arrow()
     types = pa.types
@@ -337,7 +337,7 @@ def _plain_nested(kind: Any) -> Any:
 
 
 def _aligned(table: Any, schema: Any, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Any]:
-    """The rows of a table in the order of samples, a batch at a time."""
+    """The rows of a table in the order of samples, one batch at a time."""
     pa = import_arrow()
     whole = pa.record_batch(
         [_whole(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)], names=schema.names

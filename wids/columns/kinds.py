@@ -1,8 +1,8 @@
-"""From values of samples to typed columns, which do not depend on the shards that are read together.
+"""Turns values of samples into typed columns. The types do not depend on which shards are read together.
 
-A column is of the narrowest of these types that holds all values of all shards: bool, int64, float64 (integers too, up
-to 2**53), string; else each value is its JSON text. A part of a column, of one shard, is typed by the same rule, and
-brought to the type of the whole when all shards are known: JSON text of a part is the text that the whole would have.
+A column has the narrowest of these types that holds all values of all shards: bool, int64, float64 (integers too, up
+to 2**53), string; otherwise each value is its JSON text. The part of a column from one shard gets its type by the same
+rule, and is converted to the type of the whole when all shards are known. JSON text of a part equals that of the whole.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def arrow_type(kinds: int) -> Any:
 
 
 def make_array(values: list[Any]) -> tuple[Any, int]:
-    """(Arrow array, kinds) of the values of one shard, as JSON has them; None is null."""
+    """(Arrow array, kinds) of the values of one shard, of JSON types; None is null."""
     kinds = 0
     for value in values:
         kinds |= kind_of(value)
@@ -64,13 +64,13 @@ def make_array(values: list[Any]) -> tuple[Any, int]:
 
 
 def convert(array: Any, kinds: int, *, of: int, to: int) -> Any:
-    """A part of a column as part of another whole.
+    """Convert a part of a column to the type of another whole.
 
     Args:
-        array: as `make_array` made it, or converted since.
+        array: from `make_array`, or from an earlier conversion.
         kinds: of the part itself.
-        of: kinds of the whole that it is part of now; ``kinds`` if of none.
-        to: kinds of the whole that it shall be part of.
+        of: kinds of the whole that it belongs to now; ``kinds`` if none.
+        to: kinds of the new whole.
     """
     if type_name(of) == type_name(to):
         return array
@@ -93,9 +93,9 @@ def _typed(values: list[Any], kinds: int) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """The JSON text of a value in a column of mixed ones; 1.0 is written as 1, which it may have been.
+    """The JSON text of a value in a column of mixed kinds; 1.0 is written as 1, its possible original.
 
-    Half characters are escaped as in a text, so that the JSON is valid.
+    Lone surrogates are escaped as in a text, so that the JSON is valid.
     """
     is_whole = type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT
     if is_whole and (value or math.copysign(1, value) > 0):  # -0.0 was none
@@ -104,7 +104,7 @@ def to_json(value: Any) -> str:
 
 
 def writable(text: str | None) -> str | None:
-    """A text as columns can hold it: half characters, which UTF-8 lacks, are escaped."""
+    """A text that columns can hold: lone surrogates, which UTF-8 lacks, are escaped."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,8 +1,8 @@
 """Columns in an Arrow file that every process maps: one row for each sample, in batches of 65,536 rows.
 
-Rules: a file lies in a temporary directory of the process that wrote it, and goes when the last object of that process
-that stands for it goes. A copy in another process (a pickle, a fork) maps the same file, and removes nothing. A pickle
-holds a path and no rows.
+Rules: a file is stored in a temporary directory of the process that wrote it, and is deleted with the last object of
+that process that refers to it. A copy in another process (a pickle, a fork) maps the same file, and deletes nothing. A
+pickle holds a path and no rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class MappedTable:
 
     Args:
         path: of the Arrow file.
-        is_owned: the file goes with this object.
+        is_owned: the file is deleted with this object.
 
     Attributes:
         names: of the columns. nrows: one for each sample.
         table: a ``pyarrow.Table`` over the map.
 
     Raises:
-        ColumnsError: the file is gone.
+        ColumnsError: the file does not exist any more.
     """
 
     __slots__ = ("__weakref__", "_chunks", "names", "nrows", "path", "table")
@@ -74,10 +74,10 @@ class MappedTable:
         return self  # it never changes, and the file goes with it
 
     def value(self, name: str, row: int) -> Any:
-        """One value (0 <= row < nrows) as Python has it; None is null.
+        """One value (0 <= row < nrows) as a Python object; None is null.
 
         Raises:
-            ColumnsError: Python has no such value, as of a date after the year 9999.
+            ColumnsError: Python cannot represent the value, for instance a date after the year 9999.
         """
         chunks = self._chunks.get(name)
         if chunks is None:
@@ -100,7 +100,7 @@ def write_mapped(schema: Any, batches: Iterable[Any]) -> MappedTable:
         batches: record batches of `BATCH_ROWS` rows each; the last one may have fewer.
 
     Raises:
-        ColumnsError: there is no room for it. CacheError: there is no temporary directory.
+        ColumnsError: the disk has no space for it. CacheError: no temporary directory exists.
     """
     pa = import_arrow()
     path = os.path.join(_home.directory(), f"{secrets.token_hex(8)}.arrow")

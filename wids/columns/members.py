@@ -1,9 +1,9 @@
-"""Columns that member tables give: which fields each sample has (``has_jpg``), and how many bytes.
+"""Columns from member tables: which fields each sample has (``has_jpg``), and how many bytes.
 
-Rules: they are called as in the file beside an index (``jpg_bytes``, ``bytes``, ``key``, ``shard``, ``row``), and
-``has_`` before the name of a field: its extension, with ``_`` for what SQL would need quotes for (``has_seg_png`` of
-``.seg.png``). Only those that are asked for are made. No member is read, and no shard downloaded: a table comes from a
-shard on this machine, or is a published one.
+Rules: columns have the names of the file beside an index (``jpg_bytes``, ``bytes``, ``key``, ``shard``, ``row``), or
+``has_`` and the name of a field. That is its extension, with ``_`` for characters that SQL would need quotes for
+(``has_seg_png`` for ``.seg.png``). Only requested columns are made. No member is read, and no shard downloaded: a table
+comes from a shard on this machine, or is published.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED = 20  # fields in a message
 
 
 def of_members(names: Iterable[str]) -> frozenset[str]:
-    """Those of the names, in lower case, that member tables may have a column for."""
+    """The names, in lower case, for which member tables may have a column."""
     own = frozenset(OWN_COLUMNS) - {"index"}
     return frozenset(name for name in names if name.startswith(HAS) or name in own or _SIZE.fullmatch(name))
 
@@ -46,7 +46,7 @@ def describe_fields(extensions: Iterable[str]) -> str:
 
 
 def presence(extensions: Iterable[str], wanted: frozenset[str]) -> dict[str, str]:
-    """The columns ``has_FIELD`` among those that are wanted: name -> extension.
+    """The columns ``has_FIELD`` among the wanted ones: name -> extension.
 
     Raises:
         InputError: two fields have one name.
@@ -63,17 +63,17 @@ def presence(extensions: Iterable[str], wanted: frozenset[str]) -> dict[str, str
 
 
 def read_columns(collection: ShardCollection, wanted: frozenset[str]) -> tuple[Any, list[str]]:
-    """Columns with a row for each sample of the whole index; those of shards without a sample of a view say nothing.
+    """Columns with a row for each sample of the whole index; rows of shards outside a view are undefined.
 
     Args:
         collection: of the samples.
-        wanted: names, in lower case; those that no field has are left out.
+        wanted: names, in lower case; names without a field are left out.
 
     Returns:
-        An Arrow table, and the extensions of all members of the shards that were looked at.
+        An Arrow table, and the extensions of all members of the inspected shards.
 
     Raises:
-        ColumnsError: the table of a shard is neither here nor published. InputError: two fields have one name.
+        ColumnsError: the table of a shard is neither local nor published. InputError: two fields have one name.
         WidsError: a table or a shard cannot be read, or has another number of samples than the index says.
     """
     pa = import_arrow()
@@ -133,7 +133,7 @@ class _MemberColumns:
         self._has: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(total, np.bool_))
 
     def add(self, table: MemberTable, start: int, rows: np.ndarray[Any, Any]) -> None:
-        """Those of a shard: its samples in these rows stand from ``start`` on."""
+        """Add the columns of a shard: its samples in these rows, to be stored from ``start`` on."""
         here = slice(start, start + len(rows))
         folded = set(map(fold, table.extensions))
         self.extensions |= folded

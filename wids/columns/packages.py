@@ -1,4 +1,4 @@
-"""The packages that columns take: pyarrow, and duckdb for SQL. Imported here, when columns are asked for."""
+"""Imports the packages that columns need, pyarrow and, for SQL, duckdb, when columns are requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def import_duckdb() -> Any:
 
 @functools.cache
 def _import_later() -> None:
-    """Import what duckdb and pyarrow would import at their first work, while another thread may fork."""
+    """Import now what duckdb and pyarrow would import at first use, when another thread may fork."""
     for name in ("pyarrow.compute", "pyarrow.pandas_compat", "pandas"):
         with contextlib.suppress(Exception), forks.lock:
             importlib.import_module(name)

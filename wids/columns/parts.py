@@ -1,12 +1,12 @@
-"""The known parts of a table that is being made: columns of shards, of the last table or of a run that was killed.
+"""The known parts of a table in the making: columns of shards, from the last table or from a killed run.
 
     OUTPUT             the table
-    OUTPUT.state       a line for each shard of it, in order: its version, and where its rows are
-    OUTPUT.journal     a line for each shard that was read since, while a run is under way or was killed
-    OUTPUT.parts/      their columns
+    OUTPUT.state       a line for each of its shards, in order: version, and place of the rows
+    OUTPUT.journal     a line for each shard read since, during a run or after its kill
+    OUTPUT.parts/      the columns of these shards
 
-Neither is needed: without them, shards are read again. A state is used if the table names its digest. By it, who reads
-the table finds out that shards were rewritten since.
+These files are optional: without them, shards are read again. A state is used if the table has its digest. Readers of
+the table compare shards with the state, to detect rewritten ones.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _LOOKED_AT = 20_000
 
 
 class KnownParts(KnownShards[PartFacts]):
-    """The parts that are known; to be closed.
+    """The known parts; the caller closes them.
 
     Args:
         output: path of the table.
         spec: digest of the rules; parts of others are not known.
 
     Raises:
-        OutputError: its directory cannot be written. OutputExistsError: another process is making it, or there are
-            other files in these places.
+        OutputError: its directory cannot be written. OutputExistsError: another process makes it, or other files
+            have these names.
     """
 
     def __init__(self, output: str, spec: str) -> None:
@@ -69,10 +69,10 @@ class KnownParts(KnownShards[PartFacts]):
             locks.remove_parts(path)
 
     def add_part(self, part: Part) -> None:
-        """Keep a part that was read.
+        """Store a part that was read.
 
         Raises:
-            OSError: it cannot be written down.
+            OSError: it cannot be written.
         """
         os.makedirs(self._folder, exist_ok=True)
         facts = msgspec.structs.replace(part.facts, url=absolute(part.facts.url))
@@ -101,11 +101,11 @@ class KnownParts(KnownShards[PartFacts]):
             return stream.read_all(), facts.kinds
 
     def is_current(self, facts: TableFacts) -> bool:
-        """Whether the table that is there is the one that these facts are of."""
+        """Whether the existing table is that of these facts."""
         return self._before is not None and self._before.facts == facts
 
     def finish(self) -> None:
-        """The table is there."""
+        """Clean up: the table exists."""
         if self._before is not None:
             self._before.close()
         with contextlib.suppress(OSError):  # there is none; or others' files are in it
@@ -115,7 +115,7 @@ class KnownParts(KnownShards[PartFacts]):
         super().finish()
 
     def close(self) -> None:
-        """Leave the parts that were read for the next run, if there are any."""
+        """Close the files, and leave the parts that were read to the next run."""
         if self._before is not None:
             self._before.close()
         super().close()
@@ -126,11 +126,11 @@ class KnownParts(KnownShards[PartFacts]):
         return os.path.join(self._folder, name + ".arrow")
 
     def _is_there(self, facts: PartFacts) -> bool:
-        """Whether the columns of a record are in the table, or in a part, and of these rules."""
+        """Whether the columns of a record are in the table or in a part, and follow these rules."""
         return facts.spec == self._spec and (facts.first >= 0 or os.path.isfile(self._path(facts)))
 
     def _open_before(self, state: bytes) -> bool:
-        """Open the table that is there; whether the state is its."""
+        """Open the existing table; whether the state belongs to it."""
         with contextlib.suppress(OSError, ColumnsError):
             table = open_table(self._output)
             if digest_state(state) == table.facts.state:
@@ -176,12 +176,12 @@ class _Before:
 
 
 def digest_state(lines: bytes) -> str:
-    """What a table names its state by."""
+    """The digest by which a table identifies its state."""
     return hashlib.blake2b(lines, digest_size=16).hexdigest()
 
 
 def _read_state(table: TableFile) -> bytes | None:
-    """The state beside a table; None: there is none of this table."""
+    """The state beside a table; None: no state of this table exists."""
     with contextlib.suppress(OSError), open(table.path + STATE_SUFFIX, "rb") as file:
         lines = file.read()
         return lines if digest_state(lines) == table.facts.state else None
@@ -189,10 +189,10 @@ def _read_state(table: TableFile) -> bytes | None:
 
 
 def check_versions(table: TableFile, shards: ShardList) -> None:
-    """See that a table was made of the shards as they are now, as far as the state beside it tells.
+    """Check that the shards have not changed since their table was made, by the state beside it.
 
-    Compared are the sizes in the index, and the sizes and times of local shards. Shards of another time alone may have
-    been copied, and are warned of.
+    The check compares the sizes in the index, and the sizes and times of local shards. Shards that differ only in their
+    time may have been copied; a warning names them.
 
     Raises:
         ColumnsError: a shard has another size now.

@@ -1,4 +1,4 @@
-"""What SQL gives, as Python and JSON have it: for commands and pages that print it."""
+"""Results of SQL as plain Python and JSON values, for commands and pages that print them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def rows_of(table: Any) -> Iterator[tuple[Any, ...]]:
-    """The rows of a ``pyarrow.Table``, with values as Python has them.
+    """The rows of a ``pyarrow.Table``, with Python values.
 
     Raises:
         QueryError: it has values that cannot be printed.
@@ -22,7 +22,7 @@ def rows_of(table: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values as Python has them; as text, where it has not: a date after the year 9999, say."""
+    """The values as Python objects; as text if Python cannot represent them, such as a date after the year 9999."""
     try:
         found: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
@@ -35,7 +35,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON has it: dates, bytes and the like as text."""
+    """A value of a JSON type: dates, bytes and the like as text."""
     if isinstance(value, dict):
         return {str(name): to_plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""The columns of one dataset: its index's own table, the tables joined to it, and which of them come into the samples.
+"""The columns of one dataset: the index's own table, joined tables, and the columns that are added to samples.
 
-A value that is never changed: `join` and `show` give another one. Nothing is read before it is asked for. A pickle
-holds paths: the files are mapped again where it goes.
+The value is immutable: `join` and `show` return another one. Nothing is read before it is requested. A pickle holds
+paths: the receiving process maps the files again.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of a dataset.
 
     Attributes:
-        place: path or URL of the index's own table; None: there is none to be looked for.
+        place: path or URL of the index's own table; None: no such table is looked for.
         cache_dir, session: for a remote one.
         joined: tables with one row for each sample.
-        shown: (column, its table) of those that come into the samples.
-        checked: what needs no second look: digests of the states of own tables that were compared with the shards (see
-            `wids.columns.parts.check_versions`). All that are made of one have it together.
+        shown: (column, its table) of the columns that are added to samples.
+        checked: digests of the states of own tables that were compared with the shards (see
+            `wids.columns.parts.check_versions`), and need no second check. All values made from one share it.
     """
 
     place: str | None = None
@@ -63,7 +63,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     checked: set[str] = msgspec.field(default_factory=set)
 
     def unshown(self) -> SampleColumns:
-        """The same columns, of which none comes into the samples."""
+        """The same columns, none of them added to samples."""
         return msgspec.structs.replace(self, shown=())
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
@@ -74,10 +74,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             sample[name] = index if name == "index" else table.value(name, row)
 
     def at(self, place: str | None, collection: ShardCollection) -> SampleColumns:
-        """These, the index's own table at ``place``; None: where it was looked for.
+        """The same, with the index's own table at ``place``; None: at its default place.
 
         Raises:
-            ColumnsError: there is none, or it cannot be used. FetchError: it cannot be had.
+            ColumnsError: it does not exist, or cannot be used. FetchError: it cannot be downloaded.
         """
         if place is None:
             return self
@@ -87,7 +87,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def names(self, collection: ShardCollection) -> list[str]:
-        """The columns that SQL sees, in their order.
+        """The columns that SQL sees, in order.
 
         Raises:
             ColumnsError: the index's own table cannot be used.
@@ -95,7 +95,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return self._names(self.own_path(collection))
 
     def types(self, collection: ShardCollection) -> dict[str, str]:
-        """The columns of the index's own table: name -> type, as Arrow calls it; none where it has no table.
+        """The columns of the index's own table: name -> Arrow's name of the type; empty without a table.
 
         Raises:
             ColumnsError: the table cannot be used.
@@ -114,7 +114,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return [*own, *itertools.chain.from_iterable(table.names for table in self.joined)]
 
     def own_path(self, collection: ShardCollection) -> str | None:
-        """The local path of the index's own table, checked; None: it has none.
+        """The local path of the index's own table, checked; None: no such table exists.
 
         Raises:
             ColumnsError: it is damaged, of another index, or of other versions of its shards. FetchError: it cannot be
@@ -143,20 +143,20 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return path
 
     def find_table(self, collection: ShardCollection) -> sql.SampleTable | None:
-        """The columns that there are; None: there are none."""
+        """The existing columns; None: no columns exist."""
         path = self.own_path(collection)
         return self._table(collection, path) if self.joined or path is not None else None
 
     def _table(self, collection: ShardCollection, path: str | None, *, has_more: bool = False) -> sql.SampleTable:
-        """What SQL is asked of.
+        """The table that SQL queries.
 
         Args:
             collection: of the samples.
             path: of the index's own table.
-            has_more: member tables give other columns besides.
+            has_more: member tables provide more columns.
 
         Raises:
-            ColumnsError: there are no columns; or those that there are, are not of these samples.
+            ColumnsError: no columns exist, or they are not of these samples.
         """
         if path is None and not (self.joined or has_more):
             if not collection.provider.files.is_standard:
@@ -178,10 +178,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     def _ask(
         self, collection: ShardCollection, text: str, work: Callable[[sql.SampleTable], T], *, is_query: bool = False
     ) -> T:
-        """What ``work`` gives for the columns, and those of member tables that SQL names besides.
+        """The result of ``work`` for the columns, and for those of member tables that the SQL names.
 
         Raises:
-            QueryError: it is no such SQL, or has an unknown name. ColumnsError: there are no columns, or not those.
+            QueryError: the SQL is invalid, or has an unknown name. ColumnsError: no columns exist, or not these.
         """
         path = self.own_path(collection)
         names, there, wanted = frozenset[str](), set[str](), frozenset[str]()
@@ -209,7 +209,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             raise QueryError(f"{error}; {members.describe_fields(extensions)}{more}", found=text) from error
 
     def _check_without(self, table: sql.SampleTable, predicate: str, wanted: frozenset[str]) -> None:
-        """See that a predicate has no unknown names, before member tables are read; asks it of no samples.
+        """Check that a predicate has no unknown names, before member tables are read: run it on no samples.
 
         Raises:
             QueryError, ColumnsError: it has.
@@ -228,13 +228,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def _way(self) -> str:
-        """How columns come about: tars without an index have none, for the table lies beside the index."""
+        """Advice on how to make columns; tars without an index have none, because the table is beside the index."""
         if self.place:
             return "make them: wids columns create"
         return "make an index and them (wids index create, wids columns create) and give the index"
 
     def check_unused(self) -> None:
-        """See that no table is tied to the samples, which are to become others.
+        """Check that no table is joined to the samples, before they are replaced by others.
 
         Raises:
             ColumnsError: some are.
@@ -247,7 +247,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return self._ask(collection, predicate, lambda table: sql.find_rows(table, predicate))
 
     def choose(self, collection: ShardCollection, predicate: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-        """As `find_rows`, and for how many samples the predicate is null."""
+        """As `find_rows`, with the number of samples for which the predicate is null."""
 
         def choose(table: sql.SampleTable) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
             rows = sql.find_rows(table, predicate)
@@ -272,7 +272,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return column
 
     def join(self, request: join.JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
-        """These, and the columns of a table.
+        """The same, with the columns of a table.
 
         Raises:
             WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
@@ -290,10 +290,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
 
     def show(self, fields: Fields, collection: ShardCollection) -> SampleColumns:
-        """These, with columns of the index's own table in the samples.
+        """The same, with columns of the index's own table added to samples.
 
         Raises:
-            ColumnsError: there is no such table, or it cannot be used. InputError: it has no such column.
+            ColumnsError: the table does not exist, or cannot be used. InputError: it lacks the column.
         """
         path = self.own_path(collection)
         if path is None:
@@ -306,10 +306,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, shown=shown)
 
     def _check_whole(self, table: MappedTable, collection: ShardCollection) -> MappedTable:
-        """The same table, which has a row for each sample.
+        """The same table, checked to have a row for each sample.
 
         Raises:
-            ColumnsError: it has not, for the index's own table, which it was made from, is damaged.
+            ColumnsError: rows are missing, because the index's own table, its source, is damaged.
         """
         count = collection.whole_length
         if table.nrows != count:
@@ -326,10 +326,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
-    """The columns of a dataset that was made of ``shards``; nothing is looked at yet.
+    """The columns of a dataset that was made of ``shards``; no file is opened yet.
 
-    Those of a view are those of the index that it is a view of, or its own if it lists its shards itself. Where samples
-    are grouped in another way than by ``wids columns create``, there are none.
+    A view has the columns of its index, or its own if it lists its shards itself. A dataset that groups samples in
+    another way than ``wids columns create`` has none.
     """
     place = None
     if collection.shards.selection is not None:
@@ -352,7 +352,7 @@ def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
 
 
 def _check_fields(names: Sequence[str]) -> None:
-    """See that columns do not take the place of what samples have anyway.
+    """Check that columns do not replace the samples' own fields.
 
     Raises:
         InputError: one would.
@@ -371,7 +371,7 @@ def _names_of(path: str) -> list[str]:
 
 
 def _sizes_of(path: str) -> dict[str, str]:
-    """Of each extension, the column of its sizes."""
+    """Extension -> the column of its sizes."""
     table = open_table(path)
     try:
         return table.facts.sizes

@@ -1,4 +1,4 @@
-"""Which members become which columns, as a user writes it: ``.cls=label``, ``.json:width,meta.size=s``, ``.txt``."""
+"""Parses rules from members to columns, as users write them: ``.cls=label``, ``.json:width,meta.size=s``, ``.txt``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
             ``"text"``: the member as text, UTF-8.
-        keys: where in the JSON object: a key, and keys of objects within.
+        keys: the path in the JSON object: a key, and keys of nested objects.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rules: the columns, in their order.
-        has_nulls_for_errors: what cannot be parsed is null, and listed; else it is an error of its shard.
+        has_nulls_for_errors: a member that cannot be parsed is null, and listed; otherwise it is an error of its shard.
     """
 
     rules: tuple[ColumnRule, ...] = ()
@@ -55,12 +55,12 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """The members that are read, each once."""
+        """The extensions of the members to read, each once."""
         return tuple(dict.fromkeys(extension for rule in self.rules for extension in rule.extension.split(";")))
 
     @property
     def names(self) -> list[str]:
-        """Of the columns, but the sizes of fields, which are known when all shards are read."""
+        """The names of the columns, except the sizes of fields, which are known after all shards were read."""
         return [*OWN_COLUMNS, *(rule.name for rule in self.rules)]
 
     def digest(self) -> str:
@@ -75,18 +75,18 @@ def parse_spec(
     texts: Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
-    """The rules as a program or a command line writes them.
+    """Parse the rules of a program or a command line.
 
     Args:
         fields: each ``.cls=label`` or ``.cls`` (a column ``cls``). Of alternatives (``.cls;.txt=label``, also of
             the others) a sample's first one counts.
-        jsons: each ``.json:width,meta.size=size``: keys of the object, with dots keys of an object within it; the last
-            key names the column unless a name is given.
+        jsons: each ``.json:width,meta.size=size``: keys of the object; a dot leads into a nested object. The last key
+            names the column unless a name is given.
         texts: each ``.txt=caption`` or ``.txt``.
-        missing: ``"null"``: what cannot be parsed is null; ``"error"``: it fails its shard.
+        missing: ``"null"``: a member that cannot be parsed is null; ``"error"``: it fails its shard.
 
     Raises:
-        InputError: one of them is written otherwise, or two columns would have one name.
+        InputError: one of them is malformed, or two columns would have the same name.
     """
     if missing not in ("error", "null"):
         raise InputError(f"missing is {missing!r}; it is 'error' or 'null'")
@@ -99,10 +99,10 @@ def parse_spec(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """See that names tell columns apart, also in SQL, where case does not matter.
+    """Check that the names of columns are distinct, also in SQL, which ignores case.
 
     Raises:
-        InputError: two have one name, or one has none that can be written.
+        InputError: two names are equal, or one cannot be written.
     """
     for name in names:
         if not name or "\0" in name or name != writable(name):
@@ -121,7 +121,7 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
 
     Args:
         extensions: of the members of all shards, as `fold` gives them.
-        taken: names that other columns have.
+        taken: names of other columns.
     """
     found: dict[str, str] = {}
     used = {name.casefold() for name in taken}
@@ -137,12 +137,12 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
 
 
 def fold(extension: str) -> str:
-    """What extensions that differ in case alone have in common, and are one field by."""
+    """The common form of extensions that differ only in case, and so are one field."""
     return extension.casefold()
 
 
 def stem_of(extension: str) -> str:
-    """An extension as a name of SQL that needs no quotes: ``seg_png`` of ``.seg.png``."""
+    """An extension as an SQL name that needs no quotes: ``seg_png`` for ``.seg.png``."""
     return _NOT_WORD.sub("_", extension).strip("_") or "field"
 
 

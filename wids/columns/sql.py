@@ -1,12 +1,15 @@
 """SQL over the columns of a dataset, by DuckDB: one table, ``samples``, one row for each sample in index order.
 
-Rules: a query can read these columns and nothing else. Of statements only a single SELECT is run; files, the
-network, extensions, other databases and the program's variables are out of reach, and no setting can be changed
-(``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
-a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
-directory while the query runs. DuckDB does not look at the checksums of pages: the columns that a statement names are
-read by pyarrow before, once for each version of the file in a process. Time is limited by `within` and `REASON_TO_STOP`
-alone: DuckDB works in a thread, so that Ctrl-C reaches the one that asks, who then stops it.
+Rules:
+- A query can read these columns and nothing else. Only a single SELECT is run. Files, the network, extensions, other
+  databases and the program's variables are inaccessible, and no setting can be changed (``enable_external_access``,
+  ``lock_configuration``).
+- A predicate is one expression. Its text is parsed as the WHERE of a fixed statement, and refused if it is more.
+- Memory is limited; data that do not fit go to a temporary directory during the query.
+- DuckDB does not verify the checksums of pages. pyarrow reads the columns of a statement in advance, once for each
+  version of the file in a process.
+- Only `within` and `REASON_TO_STOP` limit time. DuckDB works in a thread, so that Ctrl-C reaches the caller's thread,
+  which stops it.
 """
 
 from __future__ import annotations
@@ -60,12 +63,12 @@ _WHOLE_ROWS = frozenset({"STAR", "POSITIONAL_REFERENCE"})
 
 
 class _RefusedError(Exception):
-    """What DuckDB says of SQL that it was asked to parse, or what we say."""
+    """A refusal of SQL, by DuckDB's parser or by wids."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Let what this thread asks in the block take so long at most: then it is ended, with a QueryError."""
+    """Limit the time of this thread's queries in the block; a QueryError ends them."""
     outer, end = REASON_TO_STOP.get(), time.monotonic() + seconds
     late = f"it took longer than {seconds:g} seconds and was ended"
     before = REASON_TO_STOP.set(lambda: late if time.monotonic() >= end else outer())
@@ -76,14 +79,14 @@ def within(seconds: float) -> Iterator[None]:
 
 
 class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns that SQL is asked of.
+    """The columns that SQL queries.
 
     Attributes:
-        samples: rows, before some are chosen.
-        path: of the Parquet file with the index's own columns; None: it has none but ``index``.
-        joined: Arrow tables of as many rows, whose columns come after those.
-        present: more columns, true where another one is not null: name -> the other's.
-        chosen: the rows that a view has: int64, ascending; None: all. They are counted anew from 0 on.
+        samples: number of rows, before a choice.
+        path: of the Parquet file with the index's own columns; None: only ``index`` exists.
+        joined: Arrow tables of as many rows; their columns follow.
+        present: more columns, each true where another column is not null: name -> name of the other.
+        chosen: the rows of a view: int64, ascending; None: all. SQL counts them from 0.
     """
 
     samples: int
@@ -94,7 +97,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Rows that SQL sees."""
+        """Number of rows that SQL sees."""
         return self.samples if self.chosen is None else len(self.chosen)
 
     def spread(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -114,14 +117,14 @@ def find_rows(
     Args:
         table: of which columns.
         predicate: an SQL expression, the condition after WHERE: ``width >= 512 and caption ilike '%cat%'``. A name that
-            is a keyword of SQL stands in double quotes.
+            is a keyword of SQL needs double quotes.
         memory_bytes: that DuckDB may use; the result takes 8 for each index.
 
     Returns:
         int64, ascending, each once.
 
     Raises:
-        QueryError: it is no such expression, names a column that is not there, or needs too much.
+        QueryError: it is not such an expression, names an unknown column, or needs too much.
         ColumnsError: a column that it names is damaged in the file.
         DependencyError: duckdb or pyarrow is not installed.
     """
@@ -138,7 +141,7 @@ def find_rows(
 
 
 def count_nulls(table: SampleTable, predicate: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> int:
-    """For how many samples a predicate is null, neither true nor false; see `find_rows`."""
+    """The number of samples for which a predicate is null, neither true nor false; see `find_rows`."""
 
     def count(connection: Any) -> int:
         _check_predicate(connection, predicate)
@@ -152,7 +155,7 @@ def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.
     """A part of the column index.
 
     Raises:
-        _RefusedError: it is no sample's.
+        _RefusedError: a value is not the index of a sample.
     """
     if not column.null_count:
         found: np.ndarray[Any, np.dtype[np.int64]] = column.to_numpy()
@@ -162,15 +165,15 @@ def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.
 
 
 def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
-    """What a SELECT over ``samples`` gives, as a ``pyarrow.Table``; the rows are in no order unless it says one.
+    """The result of a SELECT over ``samples``, a ``pyarrow.Table``; its rows have no order unless the SELECT sets one.
 
     Args:
         table: the columns.
         sql: one SELECT statement.
-        memory_bytes: that DuckDB may use; the result comes on top.
+        memory_bytes: that DuckDB may use; the result is not counted.
 
     Raises:
-        QueryError: it is no such statement, has an unknown name, or needs too much.
+        QueryError: it is not such a statement, has an unknown name, or needs too much.
         ColumnsError: a column that it reads is damaged in the file.
         DependencyError: duckdb or pyarrow is not installed.
     """
@@ -187,10 +190,10 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
 
 
 def _check_text(sql: Any, what: str) -> None:
-    """See that SQL is text that DuckDB can be given.
+    """Check that SQL is text that DuckDB accepts.
 
     Raises:
-        QueryError: it is not; ``what`` says what it should be.
+        QueryError: it is not; ``what`` describes the expected text.
     """
     if not isinstance(sql, str):
         raise QueryError(f"{sql!r:.50} is not {what}", found=sql)
@@ -214,14 +217,14 @@ def names_of(table: SampleTable) -> list[str]:
 
 
 def names_in(text: str, *, is_query: bool = False) -> frozenset[str]:
-    """The names that stand in a predicate, in lower case: of columns, and of fields in them.
+    """The names in a predicate, in lower case: of columns, and of fields in them.
 
     Args:
         text: the predicate.
-        is_query: it is a SELECT statement, whose own names are among them; none, if it is no such statement.
+        is_query: the text is a SELECT statement; its own names are included; an invalid statement has none.
 
     Raises:
-        QueryError: it is no expression.
+        QueryError: it is not an expression.
     """
     _check_text(text, "SQL: write a SELECT statement as text" if is_query else "a predicate: write one as text")
 
@@ -247,7 +250,7 @@ def _find_names(tree: Any) -> Iterator[str]:
 
 
 def _columns_read(connection: Any, statement: str, names: Sequence[str]) -> Collection[str]:
-    """Which of the columns ``names`` a statement may read: those that stand in it, or all where that is not certain."""
+    """The columns among ``names`` that a statement may read: those that it names, or all if that is uncertain."""
     tree = _parse(connection, statement)
     if tree["error"]:
         return names
@@ -261,7 +264,7 @@ def _columns_read(connection: Any, statement: str, names: Sequence[str]) -> Coll
 
 
 def _parts_of(tree: Any) -> Iterator[Any]:
-    """A parsed statement, and all that is in it: dicts, texts, numbers."""
+    """A parsed statement, and all its parts: dicts, texts, numbers."""
     if isinstance(tree, list):
         for value in tree:
             yield from _parts_of(value)
@@ -273,7 +276,7 @@ def _parts_of(tree: Any) -> Iterator[Any]:
 
 
 def _is_plain(part: Any, known: Collection[str]) -> bool:
-    """Whether a part of a statement reads no columns but those that it names.
+    """Whether a part of a statement reads only columns that it names.
 
     Args:
         part: see `_parts_of`.
@@ -295,8 +298,8 @@ class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
     Attributes:
-        rows: of each sample that SQL sees the row of the table, int32 or int64; -1: none.
-        repeated: (how many keys the table has several times, some of them). repeated_samples: likewise of samples.
+        rows: the row of the table for each sample that SQL sees, int32 or int64; -1: none.
+        repeated: (number of repeated keys in the table, some of them). repeated_samples: likewise of samples.
     """
 
     rows: np.ndarray[Any, Any]
@@ -310,11 +313,12 @@ def run_join(table: SampleTable, given: Any, own: Any = None, *, memory_bytes: i
     Args:
         table: the samples, with a column ``key``.
         given: an Arrow table with a column ``key`` of strings.
-        own: likewise the keys of the samples that SQL sees, in their order, where ``table`` has none.
+        own: an Arrow table with the keys of the samples that SQL sees, in order, if ``table`` has none.
         memory_bytes: that DuckDB may use.
 
     Raises:
-        QueryError: it takes more, and the temporary directory. DependencyError: duckdb or pyarrow is not installed.
+        QueryError: it takes more than this memory and the temporary directory.
+        DependencyError: duckdb or pyarrow is not installed.
     """
     pa = import_arrow()
     kind = np.int32 if max(len(given), table.count) < 1 << 31 else np.int64
@@ -354,15 +358,15 @@ def _ask(
     given: Any = None,
     statement: str = "",
 ) -> T:
-    """What ``work`` gives for a connection to nothing but the view ``samples``; errors of DuckDB become ours.
+    """The result of ``work`` for a connection with only the view ``samples``; errors of DuckDB become wids errors.
 
     Args:
         table: the columns.
         sql: for errors.
         work: what to do.
         memory_bytes: see `find_rows`.
-        given: another Arrow table that there is, ``given``.
-        statement: what reads the columns that ``work`` reads; "": it reads none.
+        given: another Arrow table, available as ``given``.
+        statement: reads the same columns as ``work``; "": none.
 
     Raises:
         QueryError, ColumnsError: see above.
@@ -414,9 +418,9 @@ def _describe(connection: Any) -> list[str]:
 
 
 def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """What ``work`` gives or raises, in a thread; where the wait is ended (Ctrl-C, `within`), it is interrupted first.
+    """Return or raise the result of ``work``, run in a thread; if the wait ends early (Ctrl-C, `within`), interrupt it.
 
-    A thread that waits for DuckDB itself hears of signals when DuckDB is done.
+    A thread that runs DuckDB itself would handle signals only after DuckDB has finished.
     """
     future: Future[T] = Future()
 
@@ -450,7 +454,7 @@ def _wait_for(future: Future[Any]) -> None:
     """Wait until a query is done.
 
     Raises:
-        _RefusedError: it should end before; see `REASON_TO_STOP`.
+        _RefusedError: it must end earlier; see `REASON_TO_STOP`.
     """
     while not future.done():  # a signal that comes to another thread does not end the wait of this one
         wait([future], _SIGNAL_SECONDS)
@@ -493,7 +497,7 @@ def _quoted(name: str) -> str:
 
 
 def _check_predicate(connection: Any, predicate: str) -> None:
-    """See that a text is one expression and nothing else.
+    """Check that a text is one expression and nothing else.
 
     Raises:
         _RefusedError: it is not.
@@ -514,7 +518,7 @@ def _parse(connection: Any, sql: str) -> dict[str, Any]:
 
 
 def _without_where(tree: Any) -> Any:
-    """A statement as it was parsed, without its outermost WHERE, nor where in the text each part is."""
+    """A parsed statement without its outermost WHERE, and without positions in the text."""
     statements = tree["statements"]
     for statement in statements:
         statement["node"].pop("where_clause", None)

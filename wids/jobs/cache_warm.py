@@ -55,7 +55,7 @@ DEFAULT_JOBS = 8
 
 
 class WarmOutcome(JobOutcome, kw_only=True):
-    """What became of the shards; each counts once, and on a cluster once for each node.
+    """The results for the shards; each counts once, and on a cluster once for each node.
 
     Attributes:
         directory: of the cache.
@@ -84,7 +84,7 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: of the cache; None: the default of the machine that does it.
         cache_size: bytes that it may hold; None: what the disk has space for.
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     directory: str | None = None
@@ -103,7 +103,7 @@ def warm(
 ) -> WarmOutcome:
     """Fetch the shards of an index into a cache, before a job needs them; those that are there are checked.
 
-    A run that is ended (KeyboardInterrupt, a kill) leaves whole shards; the next one fetches the others.
+    A run that ends early (KeyboardInterrupt, a kill) leaves complete shards; the next run downloads the others.
 
     Args:
         index: as the first argument of a dataset.
@@ -112,10 +112,10 @@ def warm(
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
         engine: ``"threads"``, ``"ray"`` (each node of the cluster fetches all of them), or `RunOptions`, whose ``jobs``
             are shards at a time; 8 unless it says.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Returns:
-        What became of the shards; those that did not come are in ``failed``.
+        The results for the shards; failed downloads are in ``failed``.
 
     Raises:
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
@@ -146,9 +146,9 @@ def warm_cache(
     Args:
         shards: each once.
         settings: into which cache.
-        engine: what runs it; ``jobs`` are shards at a time, on each node.
+        engine: runs the tasks; ``jobs`` are shards at a time, on each node.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         InputError: the directory is a URL.

@@ -64,7 +64,7 @@ def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Sessi
     Args:
         places: files, directories of them, patterns, URLs, prefixes.
         shards: URLs.
-        session: what opens URLs.
+        session: opens URLs.
 
     Raises:
         InputError: a file has no counts, or they contradict each other, or fit several shards.

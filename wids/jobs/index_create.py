@@ -1,4 +1,4 @@
-"""Making the index of many shards: unchanged shards are not read again, a run that was killed goes on where it was.
+"""Making the index of many shards: unchanged shards are not read again, a killed run continues where it stopped.
 
 One function for each shard (`wids.jobs.scan`), run by `wids.jobs.runner`. The result depends on the shards and their
 order alone, not on the engine nor on what finishes first. The index appears in one step, whole. ``INDEX.state`` holds
@@ -52,7 +52,7 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
         is_skipping: shards that cannot be read are left out, and listed; else the first one ends it.
         is_dropping_missing: shards that are not there any more are left out, too, and not listed.
         counts: where counts of samples are, by which shards are indexed that are not read; see `wids.jobs.counts`.
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     has_md5: bool = False
@@ -65,12 +65,12 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class IndexOutcome(JobOutcome, kw_only=True):
-    """What became of the shards, so far or in the end.
+    """The results for the shards, so far or at the end.
 
     Attributes:
         output: the index's path.
         samples, members: in the index, as the ``shards``. bytes: of its shards.
-        surveyed: shards that were read. unchanged: shards that were known from before.
+        surveyed: shards that were read. unchanged: shards known from an earlier run.
         counted: shards that were taken by their counts, not read. counts: the files of these -> how many each gave.
         unused_counts: shards that these files name, and the sources do not.
         added, dropped: by an update.
@@ -118,7 +118,7 @@ def create_index(
 ) -> IndexOutcome:
     """Write the index of the shards that ``sources`` name.
 
-    A run that is ended (KeyboardInterrupt, a kill) leaves its journal: the next one reads the other shards only.
+    A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run reads only the other shards.
 
     Args:
         sources: see `wids.index.discovery.find_shards`.
@@ -128,14 +128,14 @@ def create_index(
         base: what URLs are relative to; see `wids.index.writing.place_entries` for what it does to them.
         overwrite: a file that is no index, nor one of the shards, is replaced, too.
         settings: how.
-        engine: what runs it: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
+        engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
             processes where there is much to do for the processor.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         InputError: the sources name no shards. OutputError: the output cannot be written.
-        OutputExistsError: there is a file that is not to be replaced.
-        WidsError: a shard cannot be read, and none is to be skipped.
+        OutputExistsError: a file exists that must not be replaced.
+        WidsError: a shard cannot be read, and is not to be skipped.
     """
     output = check_output(output)
     named = look_for_shards([sources] if isinstance(sources, str) else sources, session=settings.session)

@@ -110,12 +110,12 @@ def update_index(
         add: sources of more shards, which come last; those that the index has are left where they are.
         drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
         settings: how. Checksums are wanted too if the index has some, and none if it has none.
-        engine: what runs it.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        engine: runs the tasks.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
-        WidsError: a shard cannot be read, and none is to be skipped.
+        WidsError: a shard cannot be read, and is not to be skipped.
     """
     output = check_output(place)
     index = read_index(output)
@@ -185,7 +185,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         overwrite: see there.
 
     Raises:
-        OutputExistsError: there is a file that is not to be replaced.
+        OutputExistsError: a file exists that must not be replaced.
     """
     output = check_output(output)
     sources = [_flatten(place) for place in places]
@@ -284,7 +284,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
         overwrite: see there.
 
     Raises:
-        OutputExistsError: there is a file that is not to be replaced.
+        OutputExistsError: a file exists that must not be replaced.
     """
     index, view = _read(place)
     path = check_output(output or place)
@@ -326,7 +326,7 @@ def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged
 
     Raises:
         SpecError: it is not an index. OutputError: the output cannot be written, or its name ends otherwise.
-        OutputExistsError: there is a file that is not to be replaced.
+        OutputExistsError: a file exists that must not be replaced.
     """
     path = check_output(output, is_compiled=True)
     _, shards, _ = load_shards(place)
@@ -352,7 +352,7 @@ def _no_index(place: str) -> SpecError:
 
 
 def refuse_view(shards: ShardList, place: str) -> None:
-    """See that an index that is to be changed is no view.
+    """Check that an index that is to be changed is no view.
 
     Raises:
         SpecError: it is one.

@@ -1,7 +1,7 @@
 """Packing the member tables of an index's shards into one file, which the index then names.
 
 A table comes from beside its shard, where it is of that shard, else from the shard's headers. Tables are kept in
-``PACK.spool`` as they come, and their places in ``PACK.journal``: a run that was killed goes on where it was. When all
+``PACK.spool`` as they come, and their places in ``PACK.journal``: a killed run continues where it stopped. When all
 are there, the pack is written in the order of the shards, so its bytes depend on the shards alone; it appears in one
 step, and after it the index that names it.
 """
@@ -54,7 +54,7 @@ class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_skipping: shards whose table cannot be had are left out, and listed; else the first one ends it.
         overwrite: a file of the pack's name that the index does not name is replaced.
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     is_skipping: bool = False
@@ -63,7 +63,7 @@ class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TablesOutcome(JobOutcome, kw_only=True):
-    """What became of the shards, so far or in the end.
+    """The results for the shards, so far or at the end.
 
     Attributes:
         index, output: paths of the index and of the pack.
@@ -132,14 +132,14 @@ def create_tables(
 ) -> TablesOutcome:
     """Write the pack of an index's member tables, and name it in the index.
 
-    A run that is ended (KeyboardInterrupt, a kill) leaves its journal and spool: the next one finds the other tables.
+    A run that ends early (KeyboardInterrupt, a kill) leaves its journal and spool: the next run finds the other tables.
 
     Args:
         place: path of the index: JSON.
         output: path of the pack, which ends in ``.tables``; by default that of the index with this ending.
         settings: how.
-        engine: what runs it; by default threads.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        engine: runs the tasks; by default threads.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: it is not an index, or a compiled one. OutputError: the pack cannot be written.
@@ -166,7 +166,7 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
     """The table of one shard, from beside it or from its headers.
 
     Raises:
-        FetchError: the shard cannot be had. ShardError: it is not a readable tar, or not what the index says.
+        FetchError: the shard cannot be downloaded. ShardError: it is not a readable tar, or not what the index says.
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard

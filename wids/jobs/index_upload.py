@@ -50,7 +50,7 @@ class IndexUpload:
 
     Args:
         sources: of the index: the name of one data set.
-        session: what opens URLs.
+        session: opens URLs.
 
     Attributes:
         name: that the index gets, if the caller has no other.

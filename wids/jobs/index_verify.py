@@ -1,4 +1,4 @@
-"""Verifying many shards: all are looked at, even if some are wrong; a run that was killed goes on where it was."""
+"""Verifying many shards: all are looked at, even if some are wrong; a killed run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def verify(
 ) -> VerifyOutcome:
     """Look for faults of shards; all of them are looked at, also after one that is at fault.
 
-    A run that is ended (KeyboardInterrupt, a kill) leaves its journal: the next one looks at the other shards only.
+    A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run checks only the other shards.
 
     Args:
         index: as the first argument of a dataset.
@@ -154,9 +154,9 @@ def verify(
         decode: see `verify_shards`, as ``wids.SampleDecoder("PIL")``; None: members are not decoded.
         max_keys: see `verify_shards`; 0: keys are not compared.
         journal: its path or URL; None: see `find_journal`.
-        engine: what runs it: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. Of remote shards there are
+        engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. Of remote shards there are
             never more on the disk than its ``jobs``.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Returns:
         The finding of each shard; those at fault are in ``wrong`` and ``failed``.
@@ -205,7 +205,7 @@ def open_journal(place: str, session: Session = PLAIN) -> JobJournal[CheckedShar
 
     Args:
         place: its path or URL.
-        session: what opens URLs.
+        session: opens URLs.
 
     Raises:
         OutputError: it cannot be written. OutputExistsError: another process is writing it.
@@ -233,10 +233,10 @@ def verify_shards(
             for a decoder may crash: that costs its shard a problem.
         selection: the samples of a view, which alone are decoded, and whose keys alone are compared; None: all.
         max_keys: the keys of so many samples are compared with each other, in 12 bytes of memory each; see `KeyCensus`.
-        engine: what runs it. Of remote shards there are never more on the disk than ``jobs``.
+        engine: runs the tasks. Of remote shards there are never more on the disk than ``jobs``.
         journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
             Of decoders it knows the name alone. A quick look does without.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         CacheError: there is no space for a remote shard.

@@ -148,7 +148,7 @@ class JobJournal(Generic[R]):
             ) from error
 
     def _check_own(self, data: bytes, writer: str) -> None:
-        """See that a file is a journal, for in the end it is deleted.
+        """Check that a file is a journal, for in the end it is deleted.
 
         Raises:
             OutputExistsError: it is none.
@@ -277,7 +277,7 @@ def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
 
 
 def check_state(path: str, record: type[msgspec.Struct]) -> None:
-    """See that the file in the place of a state, of such records a line, is one, for it is replaced.
+    """Check that the file in the place of a state, of such records a line, is one, for it is replaced.
 
     Raises:
         OutputExistsError: it is none.

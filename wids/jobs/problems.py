@@ -71,7 +71,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
         is_quick: at existence and size only. has_digest: at checksums, where the index has them.
         has_keys: at the keys of samples: which of them several have.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     is_quick: bool = False

@@ -286,7 +286,7 @@ def _keeping_handlers() -> Iterator[None]:
 
 
 def check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
-    """See that the port is open: Ray itself tries for more than a minute before it gives up.
+    """Check that the port is open: Ray itself tries for more than a minute before it gives up.
 
     Args:
         address: as for `connect`.

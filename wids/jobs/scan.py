@@ -117,7 +117,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         has_table: its member table is to be published beside it.
         known: facts of an earlier run; if size and mark are still the same, it is the answer.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     url: str
@@ -142,7 +142,7 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
     """Read one shard, and publish its member table if that is wanted.
 
     Raises:
-        FetchError: it cannot be had. ShardError: it is not a readable tar.
+        FetchError: it cannot be downloaded. ShardError: it is not a readable tar.
         CancelledTransferError: it was cancelled.
     """
     facts = read_shard(task, context)

@@ -142,7 +142,7 @@ def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers
 
 
 def check_agree(url: str, before: Mapping[str, Any], entry: Mapping[str, Any], place: str) -> None:
-    """See that two indexes say the same of a shard.
+    """Check that two indexes say the same of a shard.
 
     Raises:
         SpecError: they contradict each other.

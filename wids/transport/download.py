@@ -2,8 +2,8 @@
 
 Many byte ranges at a time where the source has them and says its size, else one stream from the start. Space is asked
 for before bytes are written. All ranges come from one version of the object: if it changes under way, the download
-begins anew. Where nothing would show that it changed, neither a strong version nor a checksum of the whole, the object
-is one stream, which begins anew after a break.
+starts again. Where nothing would show that it changed, neither a strong version nor a checksum of the whole, the object
+is one stream, which starts again after a break.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def download_to(
         check: called after each try; an error from it fails the try.
         size: bytes expected, or None.
         reserve: called with the bytes that the file will have, before they are written. None: they must be free.
-        is_cancelled: asked now and then; once it says True, the transfer ends.
+        is_cancelled: called regularly; the transfer ends once it returns True.
         is_ahead: no reader waits for it; downloads with one come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
         max_bytes: the longest it may be, as it is unpacked; None: as long as there is space.
         on_version: called before ``check`` with the version of what came, if the store is sure of it, else with None.
-        session: what opens URLs; its hooks are called for each retry.
+        session: opens URLs; its hooks are called for each retry.
 
     Returns:
         How many requests it took.
@@ -123,10 +123,10 @@ def read_bytes(
 
     Args:
         url: any URL that fsspec knows, or a local path.
-        session: what opens URLs.
+        session: opens URLs.
         max_bytes: the longest that a remote one may be, as it is unpacked; None: `MAX_READ_BYTES`. No more is read.
         seconds: for all tries together; `retrying.LIMITS.first_seconds` for what can be done without.
-        is_cancelled: asked now and then; once it says True, a transfer ends. For remote ones.
+        is_cancelled: called regularly; a transfer of a remote one ends once it returns True.
 
     Raises:
         FetchError: it cannot be read. TooLongError: it is longer.
@@ -179,9 +179,9 @@ class Transfer:
         url: any URL that fsspec knows, or a local path.
         path: the file to fill; it exists.
         size: bytes expected, or None.
-        session: what opens URLs.
+        session: opens URLs.
         reserve: called with the number of bytes that the file will have, before they are written.
-        is_cancelled: asked now and then; True ends the transfer.
+        is_cancelled: called regularly; True ends the transfer.
         is_ahead, has_checksum, max_bytes: see `download_to`.
         deadline: when it must have ended, by the monotonic clock.
 
@@ -221,7 +221,7 @@ class Transfer:
         self._missing: Sequence[Span] = ()
 
     def note_damage(self) -> None:
-        """Begin anew; in one stream, if these may have been bytes of two versions."""
+        """Start again; in one stream, if these may have been bytes of two versions."""
         self._is_one_stream |= self._stat is not None and not self._stat.is_strong
         self.begin_anew()
 
@@ -343,7 +343,7 @@ class Transfer:
             raise _too_long(self.url, self._max_bytes)
 
     def _check_free(self, size: int) -> None:
-        """See that the file system has space for a file of so many bytes, where no cache looks after that.
+        """Check that the file system has space for a file of so many bytes, where no cache looks after that.
 
         Raises:
             CacheFull: it has not.

@@ -86,7 +86,7 @@ class _TransferError(OSError):
 
 
 class InterruptedTransferError(_TransferError):
-    """The object changed during the transfer, or comes in another way; the next try begins anew."""
+    """The object changed during the transfer, or comes in another way; the next try starts again."""
 
 
 class StalledTransferError(_TransferError):

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How long requests take at most; the default is in force, and tests put another one in its place.
+    """How long requests take at most; the default applies; tests replace it.
 
     Attributes:
         connect_seconds, read_seconds: to connect, and from one piece of an answer to the next.
@@ -89,7 +89,7 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
 
     Args:
         url: of the object.
-        session: what opens URLs.
+        session: opens URLs.
         tries_once: the client makes each request once, for the caller has the patience (`wids.transport.retrying`).
 
     Raises:
@@ -131,7 +131,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda
 
     Args:
         coroutine: it is cancelled if the caller is interrupted.
-        go_on: called now and then; what it raises ends the coroutine.
+        go_on: called regularly; an exception from it ends the coroutine.
     """
     future = asyncio.run_coroutine_threadsafe(coroutine, loop())
     try:

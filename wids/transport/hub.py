@@ -74,7 +74,7 @@ _EXPIRED = frozenset({401, 403, 410})
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """How long what the Hub says is used; the default is in force, and tests put another one in its place.
+    """How long what the Hub says is used; the default applies; tests replace it.
 
     Attributes:
         pin_seconds: a process that starts takes the commit that another one of this machine asked for so long ago.
@@ -171,7 +171,7 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
 
     Args:
         place: a file, a directory or the repository itself.
-        session: what opens URLs; its ``cache_dir`` keeps the listing of a repository.
+        session: opens URLs; its ``cache_dir`` keeps the listing of a repository.
 
     Raises:
         ValueError: it is not on the Hub.
@@ -216,7 +216,7 @@ def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
 
     Args:
         url: of the file, anywhere.
-        session: what opens URLs.
+        session: opens URLs.
         read: gives its bytes.
 
     Raises:
@@ -438,7 +438,7 @@ class _Hub:
     Args:
         url: of the file, for messages.
         where: it is.
-        session: what opens URLs.
+        session: opens URLs.
         go_on: called now and then while the Hub is waited for.
     """
 
@@ -546,7 +546,7 @@ class _Hub:
                 headers, body = self._ask(pages.next)
             except Exception as error:
                 if not is_transient(error, None):
-                    _pages.pop(key, None)  # another try begins anew: the page may be gone
+                    _pages.pop(key, None)  # another try starts again: the page may be gone
                 raise
             entries = _parse_json(body, self.url)
             try:

@@ -39,11 +39,11 @@ class ShardBytes:
 
     Args:
         url: any URL that fsspec knows, or a local path.
-        session: what opens URLs; its hooks are called for each retry.
+        session: opens URLs; its hooks are called for each retry.
         size: what the index says of it, if it does; the object is then asked for nothing before the first read.
         stat: what the store has said of it before, likewise; another version is then an error.
         seconds: for all tries of one read.
-        is_cancelled: asked now and then; once it says True, a read ends.
+        is_cancelled: called regularly; a read ends once it returns True.
         needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
         needs_strong: likewise, one that does not tell them apart for certain.
         is_expected: whether a version that the store is sure of is the one that is wanted.

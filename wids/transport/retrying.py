@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How patient; the default is in force, and tests put another one in its place.
+    """How patient; the default applies; tests replace it.
 
     Attributes:
         first_seconds, patience_seconds: for a server that never answered this process; without a new byte from another.

@@ -72,7 +72,7 @@ class ByteSource(Protocol):
         answers_have_stat: each read tells its sink the size and version of what it reads; else they are asked for
             again after the reads.
         fills_file: `stream` gives nothing, and something else writes the file that the bytes are for.
-        go_on: called now and then during all calls; what it raises ends them.
+        go_on: called regularly during all calls; an exception from it ends them.
         precedence: of the download that it is for; None: its reads are no download's.
     """
 

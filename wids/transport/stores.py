@@ -39,7 +39,7 @@ def open_source(
 
     Args:
         url: any URL that fsspec knows, ``pipe:command``, or a local path.
-        session: what opens URLs.
+        session: opens URLs.
         go_on: see `ByteSource`.
         path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
         precedence: of a download, which only silence ends; None: requests for samples, each with a time limit in all.

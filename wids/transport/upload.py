@@ -34,7 +34,7 @@ class Target:
     """Files by URL or path, to be written.
 
     Args:
-        session: what opens URLs.
+        session: opens URLs.
     """
 
     def __init__(self, session: Session = PLAIN) -> None:
@@ -183,7 +183,7 @@ def check_place(output: str, what: str, name: str) -> str:
 
 
 def check_no_device(path: str, output: str) -> None:
-    """See that a file at a path, if there is one, can be replaced: ``output`` is how the caller wrote it.
+    """Check that a file at a path, if there is one, can be replaced: ``output`` is how the caller wrote it.
 
     Raises:
         OutputError: it is a device or a FIFO.
@@ -201,7 +201,7 @@ def check_replaceable(
     shards: Iterable[str] = (),
     overwrite: bool | None = False,
 ) -> None:
-    """See that an output may take the place of the file that is there, if there is one.
+    """Check that an output may take the place of the file that is there, if there is one.
 
     Args:
         path: of the output, absolute.
@@ -280,7 +280,7 @@ class Branch:
 
     Args:
         root: ``hf://datasets/ORG/NAME``, and ``@BRANCH`` for any but ``main``. It is known to exist.
-        session: what opens URLs; the token is that of its options, else huggingface_hub's own.
+        session: opens URLs; the token is that of its options, else huggingface_hub's own.
 
     Raises:
         DependencyError: huggingface_hub is not installed.

@@ -115,7 +115,7 @@ def list_dataset(
         source: as `wids.ShardListDataset` takes it.
         cache_dir: where remote shards are kept.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
-        session: what opens URLs.
+        session: opens URLs.
         tell: called with the number of samples that were counted, now and then.
 
     Raises:

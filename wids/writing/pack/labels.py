@@ -193,7 +193,7 @@ def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
 
     Args:
         source: path or URL.
-        session: what opens URLs.
+        session: opens URLs.
 
     Raises:
         InputError: it has no classes, or a name twice. FetchError: it cannot be read.

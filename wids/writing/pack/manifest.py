@@ -173,7 +173,7 @@ def list_rows(
         key: the column of keys; None: samples are numbered by row, from 000000000.
         base: what relative paths are relative to; None: each manifest's own place.
         numbers_keys: keys do not matter, for samples are numbered.
-        session: what opens URLs.
+        session: opens URLs.
         tell: called with the number of rows now and then.
         classes: names by number, for the labels of the only ``.cls`` field; None: words are numbered in sorted order.
 

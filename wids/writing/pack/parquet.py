@@ -40,7 +40,7 @@ class ParquetRows:
 
     Args:
         place: path or URL.
-        session: what opens URLs.
+        session: opens URLs.
 
     Attributes:
         columns: their names.

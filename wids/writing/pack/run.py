@@ -83,8 +83,8 @@ def pack_listing(
     Args:
         listing: of the source.
         settings: how.
-        engine: what runs it: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        engine: runs the tasks: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         SpecError: the output is no pattern. SampleError: a sample cannot be packed, and is not to be skipped.

@@ -69,7 +69,7 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
 
     def check(self, kind: str) -> None:
-        """See that nothing is asked for that this kind of source has not.
+        """Check that nothing is asked for that this kind of source has not.
 
         Raises:
             InputError: it is.
@@ -91,15 +91,15 @@ def pack(
 ) -> PackOutcome:
     """Pack a folder, manifests or a dataset into shards, with their index and member tables.
 
-    The shards' bytes depend on the sources and settings alone. A run that is ended (KeyboardInterrupt, a kill) leaves
+    The shards' bytes depend on the sources and settings alone. A run that ends early (KeyboardInterrupt, a kill) leaves
     finished shards and its journal, and the next one goes on; the index appears last.
 
     Args:
         sources: a folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.
         settings: how, and where to. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
         source: what they are.
-        engine: what runs it: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
-        progress: called now and then with how far it is; "bar": a bar in a terminal or a notebook.
+        engine: runs the tasks: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
+        progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         InputError: there is no such source, or it is not what ``source`` says.
