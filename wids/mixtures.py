@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset
-from typing_extensions import Self
 
 from wids.codecs.html import show_dataset
 from wids.collection.shard_collection import to_int
@@ -24,6 +23,8 @@ from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from typing_extensions import Self
 
     from wids.collection.stats import Stats
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from wids.cli.options import Index, Overwrite, RunFlags, SessionFlag, with_option_groups
+from wids.cli.options import Index, Overwrite, RunFlags, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
@@ -45,7 +45,6 @@ class ColumnFlags:
 
 
 @app.command("create")
-@with_option_groups
 def create_columns(
     index: Index,
     flags: ColumnFlags,

@@ -24,7 +24,7 @@ from wids.cli.format import (
     shown_path,
     shown_url,
 )
-from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag, with_option_groups
+from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag
 from wids.cli.plain_help import App
 from wids.cli.progress import job_signals
 from wids.errors import OutputExistsError
@@ -117,7 +117,6 @@ _Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path 
 
 
 @app.command("create")
-@with_option_groups
 def create_index(
     sources: Annotated[
         list[str],
@@ -193,7 +192,6 @@ def create_index(
 
 
 @app.command("update")
-@with_option_groups
 def update_index(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local file.")],
     flags: ScanFlags,
@@ -327,7 +325,6 @@ def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, 
 
 
 @app.command("tables")
-@with_option_groups
 def pack_tables(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local JSON file.")],
     flags: TablesFlags,

@@ -1,18 +1,15 @@
 """The options and arguments that several commands share.
 
 Nothing heavy is imported here. A parser reports a wrong value as `typer.BadParameter` (exit code 2), and never repeats
-a value that may be secret. With `with_option_groups` a command may take dataclasses, each field of which is an
-option.
+a value that may be secret. A command may take the dataclasses here, each field of which is an option.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import os
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -367,38 +364,3 @@ def read_values(option: str, given: str, read: ReadColumn) -> Any:
     except (OSError, ValueError, EOFError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{given}: {option} cannot be read from it ({why}); numpy.save writes such a file") from error
-
-
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options: of a parameter that is a dataclass, each field becomes an option.
-
-    Args:
-        command: its parameters and the fields of its dataclasses are annotated for typer, and named differently.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    parameters = []
-    for parameter in inspect.signature(command).parameters.values():
-        own = [(parameter.name, hints[parameter.name], parameter.default)]
-        if parameter.name in groups:
-            kind = groups[parameter.name]
-            types = get_type_hints(kind, include_extras=True)
-            own = [
-                (field.name, types[field.name], inspect.Parameter.empty if field.default is MISSING else field.default)
-                for field in fields(kind)
-            ]
-        parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-            for name, annotation, default in own
-        ]
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        command(**values)
-
-    del run.__wrapped__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run

@@ -20,7 +20,7 @@ from wids.cli.format import (
     shown_path,
     shown_url,
 )
-from wids.cli.options import Json, RunFlags, SessionFlag, with_option_groups
+from wids.cli.options import Json, RunFlags, SessionFlag
 from wids.cli.plain_help import App
 from wids.errors import SpecError, WidsError
 from wids.transport.session import PLAIN, Session
@@ -209,7 +209,6 @@ app = App()
 
 
 @app.command("pack")
-@with_option_groups
 def run_pack(
     sources: Annotated[
         list[str],

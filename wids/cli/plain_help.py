@@ -5,8 +5,11 @@ Typer's default, tables of Rich, has six columns, which at 80 characters cut nam
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -70,8 +73,46 @@ class App(typer.Typer):
         self.callback()(show_help)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-        """As typer's."""
-        return super().command(name, **{"cls": PlainCommand, **options})
+        """As typer's, with `with_option_groups`."""
+        add = super().command(name, **{"cls": PlainCommand, **options})
+        return lambda function: add(with_option_groups(function))
+
+
+def with_option_groups(command: _Function) -> _Function:
+    """Let a command take groups of options: of a parameter that is a dataclass, each field becomes an option.
+
+    Args:
+        command: its parameters and the fields of its dataclasses are annotated for typer, and named differently.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    if not groups:
+        return command
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        own = [(parameter.name, hints[parameter.name], parameter.default)]
+        if parameter.name in groups:
+            kind = groups[parameter.name]
+            types = get_type_hints(kind, include_extras=True)
+            own = [
+                (field.name, types[field.name], inspect.Parameter.empty if field.default is MISSING else field.default)
+                for field in fields(kind)
+            ]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for name, annotation, default in own
+        ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    del run.__wrapped__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return cast("_Function", run)
 
 
 def examples(*commands: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wids.cli.options import Columns, Index, JsonLines, Overwrite, SessionFlag, with_option_groups
+from wids.cli.options import Columns, Index, JsonLines, Overwrite, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
@@ -41,7 +41,6 @@ app = App()
 
 
 @app.command("query")
-@with_option_groups
 def run_query(
     index: Index,
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the table `samples`.")],

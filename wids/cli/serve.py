@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from wids.cli.options import Index, SessionFlag  # noqa: TC001 - typer reads them
+from wids.cli.options import Index, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 

@@ -20,7 +20,6 @@ from wids.cli.options import (
     RunFlags,
     SessionFlag,
     Shards,
-    with_option_groups,
 )
 from wids.cli.plain_help import App, examples
 from wids.transport.place import Place
@@ -108,7 +107,6 @@ app = App()
     "verify",
     epilog=examples("wids verify train.json", "wids verify https://host/data/train.json --shards 0:100 --decode"),
 )
-@with_option_groups
 def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = False) -> None:
     """Look for faults of shards: missing, cut short, damaged, not what the index says.
 

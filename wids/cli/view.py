@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
-from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag  # noqa: TC001 - typer reads them
+from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 

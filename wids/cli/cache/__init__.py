@@ -23,7 +23,7 @@ from wids.cli.format import (
     print_json,
     printable,
 )
-from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shards, with_option_groups
+from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shards
 from wids.cli.plain_help import App
 from wids.cli.progress import job_signals
 from wids.errors import CacheError, JobError
@@ -130,7 +130,6 @@ def clean_cache(
 
 
 @app.command("warm")
-@with_option_groups
 def warm_cache(
     index: Index,
     run: RunFlags,

@@ -11,7 +11,7 @@ import typer
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
 from wids.cli.look import LookCommand
-from wids.cli.options import INDEX_HELP, Json, ReadFlags, with_option_groups
+from wids.cli.options import INDEX_HELP, Json, ReadFlags
 from wids.cli.plain_help import App, examples
 from wids.errors import JobError, ShardError, SpecError, WidsError
 from wids.index.repository import parse_name
@@ -33,7 +33,6 @@ app = App()
 
 
 @app.command("info", cls=LookCommand, epilog=examples("wids info train.json", "wids info train.json val.json --json"))
-@with_option_groups
 def show_info(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     flags: _InfoFlags,

@@ -15,7 +15,7 @@ import typer
 
 from wids.cli.format import format_size, parse_range, printable, shown_url, to_json
 from wids.cli.look import LookCommand
-from wids.cli.options import Index, JsonLines, ReadFlags, with_option_groups
+from wids.cli.options import Index, JsonLines, ReadFlags
 from wids.cli.plain_help import App, examples
 from wids.codecs.html import name_label
 from wids.errors import SelectionError
@@ -36,7 +36,6 @@ app = App()
 @app.command(
     "ls", cls=LookCommand, epilog=examples("wids ls train.json --range 1000:1020", "wids ls train.json --shards | head")
 )
-@with_option_groups
 def list_samples(
     index: Index,
     flags: ReadFlags,

@@ -22,7 +22,6 @@ from wids.cli.options import (
     ReadFlags,
     batch_size_option,
     read_values,
-    with_option_groups,
 )
 from wids.cli.plain_help import App, examples
 from wids.errors import SelectionError
@@ -129,7 +128,6 @@ class ScheduleOptions(OrderOptions):
 @app.command(
     "at", cls=LookCommand, epilog=examples("wids at train.json --rank 3 --world-size 8 --step 120 --batch-size 32")
 )
-@with_option_groups
 def show_batch(
     index: Index,
     step: Annotated[int, typer.Option("--step", metavar="S", help="Which batch, from 0; -1: the last one.")],
@@ -191,7 +189,6 @@ def show_batch(
 @app.command(
     "when", cls=LookCommand, epilog=examples("wids when train.json 4711 --world-size 8 --batch-size 32 --epoch 2")
 )
-@with_option_groups
 def show_readings(
     index: Index,
     samples: Annotated[

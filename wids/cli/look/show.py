@@ -14,7 +14,7 @@ from wids.cli.format import count_of, format_size, print_error, print_json, prin
 from wids.cli.look import LookCommand
 from wids.cli.look.keys import Search
 from wids.cli.look.listing import LABEL, parse_span
-from wids.cli.options import Index, Json, ReadFlags, with_option_groups
+from wids.cli.options import Index, Json, ReadFlags
 from wids.cli.plain_help import App, examples
 from wids.codecs.html import name_label
 from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionError
@@ -43,7 +43,6 @@ app = App()
 @app.command(
     "show", cls=LookCommand, epilog=examples("wids show train.json 7", "wids show train.json 3 17:20 n01440764_10026")
 )
-@with_option_groups
 def show_samples(
     index: Index,
     samples: Annotated[
@@ -98,7 +97,6 @@ def show_samples(
     cls=LookCommand,
     epilog=examples("wids cat train.json 7 .jpg > 7.jpg", "wids cat train.json 7 json | jq .label"),
 )
-@with_option_groups
 def print_field(
     index: Index,
     sample: _Sample,
@@ -136,7 +134,6 @@ def print_field(
 
 
 @app.command("locate", cls=LookCommand, epilog=examples("wids locate train.json n01440764_10026 n01440764_10027"))
-@with_option_groups
 def locate_keys(
     index: Index,
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of samples; a number is a key here.")],

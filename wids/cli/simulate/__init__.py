@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import BatchOptions, with_option_groups
+from wids.cli.options import BatchOptions
 from wids.cli.plain_help import App
 from wids.cli.simulate import options
 
@@ -20,7 +20,6 @@ app = App()
 
 
 @app.command("simulate")
-@with_option_groups
 def run_simulate(
     index: Annotated[
         str | None,
