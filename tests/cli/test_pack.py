@@ -808,7 +808,7 @@ class _Killer:
 def test_a_killed_process_is_told(tmp_path):
     """When a process is killed (for its memory, say), the run ends with the shard's name and what to do."""
     listing = folders.SourceListing(items=[1, 2], reader=_Killer())
-    with pytest.raises(WidsError, match=r"k-\d.tar: the process that wrote it ended with exit code -9.*fewer jobs"):
+    with pytest.raises(WidsError, match=r"k-\d.tar: a process ended with exit code -9.*fewer jobs"):
         pack(listing, PackSettings(output=str(tmp_path / "k-%d.tar"), samples=1), engine=RunOptions(jobs=2))
     assert os.listdir(tmp_path) == []
 

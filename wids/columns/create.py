@@ -25,6 +25,7 @@ from wids.events import logger
 from wids.files import atomic
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.paths import absolute
+from wids.jobs.arguments import check_job, check_kind, text_of
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome
@@ -34,6 +35,7 @@ from wids.transport.upload import check_no_device, check_place, check_replaceabl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from os import PathLike
 
     from wids.collection.shard_collection import Shards
     from wids.columns.extract import PartFacts
@@ -82,7 +84,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
 
 def create_columns(
     index: Shards,
-    output: str | None = None,
+    output: str | PathLike[str] | None = None,
     spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
     *,
     overwrite: bool = False,
@@ -111,8 +113,10 @@ def create_columns(
             this one. DependencyError: pyarrow is not installed.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
     """
+    check_job(spec, ColumnSpec, engine, progress, name="spec")
+    check_kind("session", session, Session)
     import_parquet()
-    output = check_output(place_of_table(index) if output is None else output)
+    output = check_output(place_of_table(index) if output is None else text_of("output", output))
     _, shards, narrowed = load_shards(index, session=session)
     inputs = [(os.fspath(index), "the index itself")] if isinstance(index, (str, os.PathLike)) else []
     check_replaceable(output, _TABLE, is_table, inputs=inputs, shards=shards.urls, overwrite=overwrite)

@@ -11,6 +11,7 @@ import msgspec
 
 from wids.columns.kinds import writable
 from wids.errors import InputError
+from wids.jobs.arguments import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,9 +71,9 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_spec(
     *,
-    fields: Iterable[str] = (),
-    jsons: Iterable[str] = (),
-    texts: Iterable[str] = (),
+    fields: str | Iterable[str] = (),
+    jsons: str | Iterable[str] = (),
+    texts: str | Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
     """Parse the rules of a program or a command line.
@@ -90,10 +91,10 @@ def parse_spec(
     """
     if missing not in ("error", "null"):
         raise InputError(f"missing is {missing!r}; it is 'error' or 'null'")
-    rules = [_parse_whole(text, "field") for text in fields]
-    for text in jsons:
+    rules = [_parse_whole(text, "field") for text in texts_of("fields", fields)]
+    for text in texts_of("jsons", jsons):
         rules += _parse_json(text)
-    rules += [_parse_whole(text, "text") for text in texts]
+    rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
     check_names([*OWN_COLUMNS, *(rule.name for rule in rules)])
     return ColumnSpec(rules=tuple(rules), has_nulls_for_errors=missing == "null")
 

@@ -27,6 +27,7 @@ from wids.events import Fetched, Hit, Retried
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.arguments import check_job, texts_of
 from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run_options
@@ -121,6 +122,8 @@ def warm(
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
         CacheError, InputError, ClusterError: see `warm_cache`; ``found`` is then the slice of shards that would fit.
     """
+    check_job(settings, WarmSettings, engine, progress)
+    excluded = texts_of("excluded", excluded)
     chosen = load_selected(index, shards, settings.session)
     settings = msgspec.structs.replace(settings, session=chosen.session)
     wanted = {shard.url: shard for _, shard in chosen.shards}

@@ -19,6 +19,7 @@ from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
+from wids.jobs.arguments import check_job, check_kind, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, unwritten
@@ -31,6 +32,7 @@ from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Sequence
+    from os import PathLike
 
     from wids.index.discovery import Found, Sources
     from wids.jobs.progress import Progress
@@ -105,12 +107,12 @@ class IndexOutcome(JobOutcome, kw_only=True):
 
 
 def create_index(
-    sources: str | Iterable[str],
-    output: str,
+    sources: str | PathLike[str] | Iterable[str | PathLike[str]],
+    output: str | PathLike[str],
     *,
     name: str | None = None,
     info: str | None = None,
-    base: str | None = None,
+    base: str | PathLike[str] | None = None,
     overwrite: bool = False,
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
     engine: Engine = "auto",
@@ -121,7 +123,7 @@ def create_index(
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run reads only the other shards.
 
     Args:
-        sources: see `wids.index.discovery.find_shards`.
+        sources: tars, directories of tars, patterns (``s/*.tar``, ``s-{000..009}.tar``) or URLs: one, or several.
         output: path of the index. Beside it stand its ``.state``, and until it is done its ``.journal``.
         name: of the dataset.
         info: what it is, in words.
@@ -137,8 +139,12 @@ def create_index(
         OutputExistsError: a file exists that must not be replaced.
         WidsError: a shard cannot be read, and is not to be skipped.
     """
-    output = check_output(output)
-    named = look_for_shards([sources] if isinstance(sources, str) else sources, session=settings.session)
+    check_job(settings, IndexSettings, engine, progress)
+    output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
+    base = text_of("base", base) if base else None
+    for key, value in (("name", name), ("info", info)):
+        check_kind(key, value or "", str)
+    named = look_for_shards(named_by, session=settings.session)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError("no shards to index: give tars, directories, patterns or URLs")

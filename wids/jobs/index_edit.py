@@ -21,13 +21,15 @@ from wids.index.paths import absolute, check_index_replaceable, check_output, na
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
+from wids.jobs.arguments import check_job, text_of, texts_of
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
 from wids.jobs.view_edit import IndexToMerge
 from wids.transport.download import read_bytes
 from wids.transport.place import Place, relative_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from os import PathLike
 
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
@@ -95,10 +97,10 @@ def _read(place: str) -> tuple[dict[str, Any], View | None]:
 
 
 def update_index(
-    place: str,
+    place: str | PathLike[str],
     *,
-    add: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    add: str | PathLike[str] | Iterable[str | PathLike[str]] = (),
+    drop: str | Iterable[str] = (),
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
     engine: Engine = "auto",
     progress: Progress = None,
@@ -117,6 +119,8 @@ def update_index(
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
         WidsError: a shard cannot be read, and is not to be skipped.
     """
+    check_job(settings, IndexSettings, engine, progress)
+    place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)
     output = check_output(place)
     index = read_index(output)
     home = os.path.dirname(output)

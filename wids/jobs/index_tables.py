@@ -25,6 +25,7 @@ from wids.index.discovery import look_local
 from wids.index.paths import absolute, check_output
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
+from wids.jobs.arguments import check_job, text_of
 from wids.jobs.index_edit import refuse_view
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, unwritten
@@ -40,6 +41,8 @@ from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from wids.index.spec import ShardList
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
@@ -123,8 +126,8 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_tables(
-    place: str,
-    output: str | None = None,
+    place: str | PathLike[str],
+    output: str | PathLike[str] | None = None,
     *,
     settings: TablesSettings = TablesSettings(),  # noqa: B008 - frozen
     engine: Engine = "auto",
@@ -146,13 +149,16 @@ def create_tables(
         OutputExistsError: there is a file of this name that is not the index's pack.
         WidsError: the table of a shard cannot be had, and none is to be skipped.
     """
+    check_job(settings, TablesSettings, engine, progress)
+    place = text_of("place", place)
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
     index = check_output(place)
     _, shards, session = load_shards(index, session=settings.session)
     refuse_view(shards, place)
     settings = msgspec.structs.replace(settings, session=session)
-    path = _check_pack(output or os.path.splitext(index)[0] + pack_format.SUFFIX, shards, settings)
+    beside = os.path.splitext(index)[0] + pack_format.SUFFIX
+    path = _check_pack(text_of("output", output) if output else beside, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
     with _TablePacking(shards, outcome, settings, progress) as packing:
         packing.find_all(engine)

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 
 from wids.collection.shard_collection import lists_shards
-from wids.errors import CacheError, ClusterError, OutputError, WorkerError, without_secrets
+from wids.errors import CacheError, ClusterError, InputError, OutputError, WorkerError, without_secrets
 from wids.events import logger
 from wids.index.checksums import promised
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.arguments import check_job, check_kind, text_of
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.decode import crash_of
 from wids.jobs.job import ShardJob, load_selected
@@ -28,6 +29,7 @@ from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from os import PathLike
 
     import numpy.typing as npt
 
@@ -139,7 +141,7 @@ def verify(
     shards: slice = slice(None),
     decode: Decode | None = None,
     max_keys: int = 0,
-    journal: str | None = None,
+    journal: str | PathLike[str] | None = None,
     engine: Engine = "auto",
     progress: Progress = None,
 ) -> VerifyOutcome:
@@ -165,11 +167,15 @@ def verify(
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
         OutputError: the journal that was asked for cannot be written. CacheError: no space for a remote shard.
     """
+    check_job(settings, VerifySettings, engine, progress)
+    check_kind("max_keys", max_keys, int)
+    if decode is not None and not callable(decode):
+        raise InputError(f"decode={decode!r}: give what decodes members, as wids.SampleDecoder, or None")
     chosen = load_selected(index, shards, settings.session)
     settings = msgspec.structs.replace(settings, session=chosen.session)
     kept: contextlib.AbstractContextManager[JobJournal[CheckedShard] | None] = contextlib.nullcontext()
     if journal is not None:
-        kept = contextlib.closing(open_journal(journal, chosen.session))
+        kept = contextlib.closing(open_journal(text_of("journal", journal), chosen.session))
     elif (place := find_journal(index, settings)) is not None:
         with contextlib.suppress(OutputError):  # another run has it
             kept = contextlib.closing(open_journal(place))

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from wids.errors import WorkerError
-from wids.jobs.runner import TaskResult, call, portable
+from wids.jobs.runner import UNGUARDED, TaskResult, call, portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,9 +116,9 @@ def _lost(worker: _Worker) -> WorkerError:
     code = worker.process.exitcode
     worker.connection.close()
     worker.process.close()
-    return WorkerError(
-        f"a process ended with exit code {code} in the middle of a task; is there memory for all of them?", found=code
-    )
+    # 1: Python ended it by an exception, which is on stderr, and which is not of the function.
+    why = f"{UNGUARDED}; else see what it said." if code == 1 else "is there memory for all of them?"
+    return WorkerError(f"a process ended with exit code {code} in the middle of a task; {why}", found=code)
 
 
 def _serve(connection: Connection, function: Callable[..., Any]) -> None:

@@ -33,14 +33,23 @@ def showing(asked: Progress, verb: str, unit: Literal["bytes", "items"] = "items
     Raises:
         InputError: it is none of these.
     """
+    check_progress(asked)
     if asked is None:
         yield lambda _: None
     elif callable(asked):
         yield asked
-    elif asked == "bar":
+    else:
         with progress(unit) as bar:
             yield _shown_by(bar, verb, unit)
-    else:
+
+
+def check_progress(asked: Progress) -> None:
+    """See that it is one.
+
+    Raises:
+        InputError: it is not.
+    """
+    if asked not in (None, "bar") and not callable(asked):
         raise InputError(f'progress={asked!r}: give a function that takes a JobProgress, "bar", or None')
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
+import numbers
 import pickle
 import queue
 import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -30,6 +32,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EngineName: TypeAlias = Literal["auto", "local", "threads", "processes", "ray"]
+_ENGINES = (*get_args(EngineName), "here")
+UNGUARDED = 'a script that uses processes needs `if __name__ == "__main__":` around what it does'
 # Takes a task's number and what it reports.
 OnReport: TypeAlias = "Callable[..., None]"
 # Tasks at a time on a Ray cluster, unless that is said.
@@ -73,8 +77,20 @@ Engine: TypeAlias = EngineName | RunOptions
 
 
 def run_options(engine: Engine) -> RunOptions:
-    """The options that a name stands for."""
-    return engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
+    """The options that a name stands for.
+
+    Raises:
+        InputError: it is none, or this is a script that a process of a job reads again, as it is not guarded.
+    """
+    process = multiprocessing.current_process()
+    if process.name == "wids-job" and getattr(process, "_inheriting", False):
+        raise InputError(f"a job began while one of its processes started: {UNGUARDED}")
+    options = engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
+    if options.engine not in _ENGINES:
+        raise InputError(f"engine {options.engine!r} is none of threads, processes and ray")
+    if options.jobs is not None and not (isinstance(options.jobs, numbers.Integral) and options.jobs >= 0):
+        raise InputError(f"engine: jobs={options.jobs!r}: give the number of tasks at a time, or None")
+    return options
 
 
 @dataclass(frozen=True)

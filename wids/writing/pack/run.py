@@ -248,8 +248,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         url = self.url_of(name)
         if isinstance(error, WorkerError):
             raise JobError(
-                f"{url}: the process that wrote it ended with exit code {error.found}; is there memory for all of "
-                "them? Run it again, with fewer jobs: finished shards stay",
+                f"{url}: {error} Run it again, with fewer jobs: finished shards stay",
                 url=url,
                 hint="jobs",
             ) from error

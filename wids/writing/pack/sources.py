@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -12,23 +13,25 @@ from wids.errors import InputError
 from wids.files.own_folder import default_cache_dir
 from wids.files.terminal import progress as bar_of
 from wids.index.repository import parse_name
+from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
 from wids.tables.fields import parse_fields
 from wids.transport.place import cache_directory
 from wids.writing.output import parse_pattern
 from wids.writing.pack import datasets, folders, labels, manifest
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
 from wids.writing.pack.run import pack_listing
+from wids.writing.pack.shard import PackSettings
 from wids.writing.pack.where import keep_matching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
+    from os import PathLike
 
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
     from wids.transport.session import Session
     from wids.writing.pack.listing import SourceListing
     from wids.writing.pack.run import PackOutcome
-    from wids.writing.pack.shard import PackSettings
 
 NAMES = {
     "folder": "images by class",
@@ -82,7 +85,7 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(
-    sources: str | Sequence[str],
+    sources: str | PathLike[str] | Iterable[str | PathLike[str]],
     settings: PackSettings,
     *,
     source: PackSource = PackSource(),  # noqa: B008 - frozen
@@ -105,8 +108,15 @@ def pack(
         InputError: there is no such source, or it is not what ``source`` says.
         SpecError, SampleError, OutputError, WidsError: see `wids.writing.pack.run.pack_listing`.
     """
+    check_job(settings, PackSettings, engine, progress)
+    check_struct("source", source, PackSource)
+    settings = msgspec.structs.replace(settings, output=text_of("output", settings.output))
     parse_pattern(settings.output)  # before anything is looked at
-    given = [sources] if isinstance(sources, str) else list(sources)
+    lists = {name: getattr(source, name) for name in ("fields", "keep_fields", "where")}
+    source = msgspec.structs.replace(source, **{name: texts_of(name, value) for name, value in lists.items() if value})
+    given = texts_of("sources", sources)
+    if not given:
+        raise InputError("nothing to pack: give a folder, manifests, an index, or tars")
     found, kind = find_sources(given, source, settings.session)
     source.check(kind)
     listing = list_source(kind, found, source, settings, is_shown=progress == "bar")
