@@ -1,1 +1,1 @@
-"""Writing shards: one after the other from a program, or packed in bulk."""
+"""Writes shards: sample by sample from a program, or packed in bulk."""

@@ -1,7 +1,7 @@
-"""Where shards are written: a pattern such as ``out/train-%06d.tar``, and the files of one that are there.
+"""Places of shards: a pattern such as ``out/train-%06d.tar``, and its existing files.
 
 A pattern gives the names of shards, of their index and of the files beside them: one ``%d``, with or without a width,
-in the last component; no other ``%`` means anything. Nothing is deleted but files whose names match the pattern.
+in the last component; any other ``%`` is a plain letter. Only files whose names match the pattern are deleted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         head, tail: the text before and after the number; ``head`` begins with the directory.
-        digits: of the number, at least.
+        digits: the fewest digits of the number.
     """
 
     head: str
@@ -47,12 +47,12 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def directory(self) -> str:
-        """Where they lie; "" is the working directory."""
+        """The directory of the shards; "" is the working directory."""
         return str(Place(self.head + self.tail).directory)
 
     @property
     def name(self) -> str:
-        """Of the dataset: ``train`` for ``out/train-%06d.tar``, ``index`` where only the number is left."""
+        """The dataset's name: ``train`` for ``out/train-%06d.tar``, ``index`` if the pattern has only a number."""
         stem = Place(self.head + "0").name[:-1].rstrip("-_.") + self.tail.removesuffix(".tar")
         return stem.strip("-_.") or "index"
 
@@ -63,7 +63,7 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.head[:start]}{self.name}.json"
 
     def number_of(self, basename: str) -> int | None:
-        """Which shard a file beside them is; None if it is none of this pattern."""
+        """The number of the shard that a file is; None if the file does not match the pattern."""
         head = Place(self.head + "0").name[:-1]
         digits = basename[len(head) : len(basename) - len(self.tail)]
         if not (digits.isascii() and digits.isdigit()):
@@ -101,12 +101,12 @@ class ShardTarget(Target):
     """Shards by their pattern, to be written."""
 
     def put_shard(self, part: str, url: str, table: MemberTable | None) -> None:
-        """Publish a local file as a shard, its table first; the file is gone afterwards.
+        """Publish a local file as a shard, its table first; the local file is removed.
 
-        A table beside no shard, or beside another one, is not used: it knows its shard's size and md5.
+        Readers ignore a table beside a missing or another shard, because it has its shard's size and md5.
 
         Raises:
-            OutputError: it cannot be put there. OutputExistsError: in the place of its table is another file.
+            OutputError: it cannot be written. OutputExistsError: another file has the name of its table.
         """
         if (place := Place(url)).is_local:
             path = place.absolute.path + SUFFIX
@@ -132,15 +132,15 @@ class ShardTarget(Target):
         return {number: pattern.url(number) for number in sorted(k for k in numbers if k is not None)}
 
     def check_free(self, pattern: ShardPattern, *, allows_shards: bool = False, overwrite: bool) -> None:
-        """Refuse to write over an earlier dataset; or, with ``overwrite``, remove its index, which no longer holds.
+        """Refuse to write over an earlier dataset; or, with ``overwrite``, remove its outdated index.
 
         Args:
-            pattern: of what will be written.
-            allows_shards: there may be shards, of a run that was ended; an index may not.
+            pattern: of the new output.
+            allows_shards: accept shards, of an unfinished run, but no index.
             overwrite: allow it.
 
         Raises:
-            OutputExistsError: there is one of them, and ``overwrite`` is not set.
+            OutputExistsError: a shard or an index exists, and ``overwrite`` is not set.
         """
         index = pattern.index_url
         if overwrite:
@@ -156,7 +156,7 @@ class ShardTarget(Target):
             )
 
     def remove_others(self, pattern: ShardPattern, kept: frozenset[int]) -> int:
-        """Remove the shards of a pattern that are not among ``kept``, and their tables; how many there were."""
+        """Remove the shards of a pattern that are not among ``kept``, and their tables; return their number."""
         others = [url for k, url in self.find_shards(pattern).items() if k not in kept]
         for url in others:
             with contextlib.suppress(OutputExistsError):  # another file
@@ -168,7 +168,7 @@ class ShardTarget(Target):
 
 
 def sweep(pattern: ShardPattern) -> None:
-    """Remove part files of a local pattern that no process is writing: of runs that were killed."""
+    """Remove part files of a local pattern that no process writes: those of killed runs."""
     first = Place(pattern.url(0))
     if not first.is_local:
         return

@@ -1,7 +1,7 @@
-"""One shard while it is written: a part file, and on the way its checksums and its member table.
+"""One shard during its writing: a part file, its checksums and its member table.
 
-The shard appears when it is whole. The part file is locked while it is written, so that an unlocked one is garbage, and
-belongs to one process: a forked one has a copy of the buffer, and must not write it again.
+The shard is published when it is complete. The part file is locked during the writing, so an unlocked one is garbage.
+It belongs to one process: a forked process has a copy of the buffer, and must not write it again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ShardFile:
-    """A shard that is being written.
+    """A shard during its writing.
 
     Args:
-        path: local; the part file lies beside it.
-        url: what it will be, for messages and in its table.
-        has_md5: whether its checksums are wanted.
+        path: local; the part file is beside it.
+        url: of the finished shard, for messages and its table.
+        has_md5: compute its checksums.
 
     Attributes:
-        part: the part file; `finish` closes it, and then it is the caller's.
-        nsamples: samples so far. member_bytes: what their members take, in the archive.
+        part: the part file; `finish` closes it and leaves it to the caller.
+        nsamples: samples so far. member_bytes: size of their members in the archive.
 
     Raises:
         CacheError: the part file cannot be made.
@@ -54,7 +54,7 @@ class ShardFile:
         """Write the members (name, data) of one sample.
 
         Raises:
-            OutputError: the disk does not take them; the shard is to be discarded.
+            OutputError: the disk refuses them; discard the shard.
         """
         for name, data in members:
             head = headers.member_head(name, len(data))
@@ -66,7 +66,7 @@ class ShardFile:
         self.nsamples += 1
 
     def finish(self) -> tuple[dict[str, Any], tables.MemberTable]:
-        """Write the end, and close the part file; (what an index says of the shard but its URL, its member table).
+        """Write the end, and close the part file; return (the index entry without the URL, the member table).
 
         Raises:
             OutputError: as `add`.
@@ -81,7 +81,7 @@ class ShardFile:
         return facts, tables.build_table(self._members, identity=identity, shard=self._url)
 
     def discard(self) -> None:
-        """Remove the part file, if it is still there. Elsewhere than in the process that made it: do nothing."""
+        """Remove the part file, if it still exists. In another process than its maker: do nothing."""
         if self._pid != os.getpid():
             return
         self._pending.clear()

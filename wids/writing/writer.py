@@ -1,8 +1,9 @@
-"""ShardWriter: samples, one after the other -> tar shards with an index and member tables.
+"""ShardWriter: writes samples, one by one, to tar shards with an index and member tables.
 
-A shard appears complete or not at all, and the index last. The bytes of shards and index depend on the samples alone. A
-sample that would not be read back as it was written (a dot in its key, two members of one name) is refused. A writer
-that nobody closes publishes neither its last shard nor an index, for it cannot know that all samples came, and says so.
+A shard is published complete or not at all, and the index last. The bytes of shards and index depend only on the
+samples. A sample that would be read back differently (a dot in its key, two members of one name) is refused. A
+writer that is never closed cannot know that it got all samples: it publishes neither its last shard nor an index, and
+logs a warning.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _open_writers: weakref.WeakSet[ShardWriter] = weakref.WeakSet()
 
 @atexit.register
 def _abandon_all() -> None:
-    """At the interpreter's end, writers that something still holds."""
+    """At the interpreter's exit, abandon writers that are still referenced."""
     for writer in list(_open_writers):
         writer.abandon()
 
@@ -51,7 +52,7 @@ def name_members(key: str, fields: Iterable[tuple[str, bytes]]) -> list[tuple[by
         fields: (extension, data); extensions with their leading dot or without.
 
     Raises:
-        SampleError: there are no fields, or the key or an extension would be read back as another one.
+        SampleError: the sample has no fields, or its key or an extension would be read back differently.
     """
     check_key(key)
     members: dict[bytes, bytes] = {}
@@ -68,7 +69,7 @@ def name_members(key: str, fields: Iterable[tuple[str, bytes]]) -> list[tuple[by
 
 
 def check_key(key: Any) -> None:
-    """Refuse a key that is not read back as it was written.
+    """Refuse a key that would be read back differently.
 
     Raises:
         SampleError: it is none.
@@ -95,7 +96,7 @@ def check_key(key: Any) -> None:
 
 
 def check_extension(extension: str, key: str) -> None:
-    """Refuse an extension that is not read back as it was written.
+    """Refuse an extension that would be read back differently.
 
     Raises:
         SampleError: it is none.
@@ -113,30 +114,30 @@ def check_extension(extension: str, key: str) -> None:
 
 
 class ShardWriter:
-    """Write samples into shards; to be used as ``with ShardWriter("out/train-%06d.tar") as writer: ...``.
+    """Writes samples into shards. Use it as ``with ShardWriter("out/train-%06d.tar") as writer: ...``.
 
-    At the end of the block the index ``out/train.json`` is written, after all shards; when an exception ends the block,
-    neither the shard under way nor the index appears, and shards that were full stay. So it is with a writer that is
-    neither closed nor used in a ``with``: when it is let go, or when the program ends, a warning in the log says so.
+    The end of the block writes the index ``out/train.json``, after all shards. If an exception ends the block, neither
+    the unfinished shard nor the index is published; finished shards stay. The same holds for a writer that is neither
+    closed nor used in a ``with``: a warning is logged when it is deleted or the program ends.
 
     Attributes:
-        index: URL of the index. shards: its entries of the shards that are complete.
+        index: URL of the index. shards: its entries of the complete shards.
         nsamples: samples written so far.
 
     Args:
         pattern: path or URL with one number, as above. The directory is made.
-        samples: limit for each shard; default 10,000 where no ``size`` is given.
-        size: limit of each shard in bytes, a number or a text like ``"1GB"``; a larger sample has a shard of its own.
+        samples: limit for each shard; default: 10,000, or no limit if ``size`` is given.
+        size: limit of each shard in bytes, a number or a text like ``"1GB"``; a larger sample gets a shard of its own.
         md5: put each shard's checksums, md5 and CRC-32, into the index.
         tables: write each shard's member table (``.widx``) beside it.
-        name: of the dataset; default from the pattern.
-        info: anything that JSON holds, for the index (``{"classes": [...]}``).
+        name: of the dataset; default: from the pattern.
+        info: any JSON value, for the index (``{"classes": [...]}``).
         overwrite: replace existing shards and index of this pattern; otherwise they are an error.
         storage_options: for fsspec.
 
     Raises:
-        SpecError: the pattern is not valid. InputError: ``info`` is not what JSON holds.
-        WidsError: there is a dataset already, or the place cannot be written.
+        SpecError: the pattern is not valid. InputError: ``info`` is not a JSON value.
+        WidsError: a dataset exists already, or the place cannot be written.
         ValueError: ``samples`` or ``size`` is not positive.
     """
 
@@ -190,12 +191,12 @@ class ShardWriter:
         _open_writers.add(self)
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write one sample. One that is refused leaves no trace, and the next one may be written.
+        """Write one sample. A refused sample leaves no trace, and the writer accepts the next one.
 
         Args:
             sample: ``"__key__"``, text, unique within a shard; and fields, by extension (``".jpg"`` or ``"jpg"``), of
-                bytes or of what `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__`` are left
-                out, so that undecoded samples of a dataset can be written.
+                bytes or of values that `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__``
+                are left out, so that undecoded samples of a dataset can be written.
 
         Raises:
             SampleError: it cannot be written, or its key was written to this shard before.
@@ -235,7 +236,7 @@ class ShardWriter:
         self.nsamples += 1
 
     def finish_shard(self) -> None:
-        """End the shard under way, if there is one; the next sample begins another one.
+        """Finish the current shard, if any; the next sample starts another one.
 
         Raises:
             WidsError: it cannot be written; the writer is closed.
@@ -256,17 +257,17 @@ class ShardWriter:
         self._keys.clear()
 
     def _check_ours(self, url: str) -> None:
-        """Of two writers at once, the later one would replace what the other's index speaks of."""
+        """Refuse a second concurrent writer, which would replace shards that the first writer's index lists."""
         if not self._overwrite and self._target.describe(url) is not None:
             raise OutputExistsError(
                 f"{url}: exists since this writer began; does another one write here? Write elsewhere", url=url
             )
 
     def close(self) -> None:
-        """End the last shard and write the index; again: do nothing.
+        """Finish the last shard and write the index. A second call does nothing.
 
         Raises:
-            WidsError: one of them cannot be written, or no sample was.
+            WidsError: one of them cannot be written, or no sample was written.
         """
         if self._is_closed:
             return
@@ -284,7 +285,7 @@ class ShardWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Close without an index; the shard under way is gone, shards that were done stay."""
+        """Close without an index; the unfinished shard is deleted, finished shards stay."""
         self._is_closed = True
         if self._shard is not None:
             self._shard.discard()
@@ -292,7 +293,7 @@ class ShardWriter:
         self._at_end.close()
 
     def _is_full(self, members: list[tuple[bytes, bytes]]) -> bool:
-        """Whether the shard under way has no room for a sample."""
+        """Whether the current shard has no space for a sample."""
         shard = self._shard
         if shard is None:
             return False
@@ -319,7 +320,7 @@ class ShardWriter:
             self.discard()
 
     def abandon(self) -> None:
-        """`discard`, of a writer that was forgotten: with a warning, in the process that made it."""
+        """Discard a forgotten writer: with a warning, in the process that made it."""
         if self._is_closed:
             return
         lost = self.nsamples - sum(shard["nsamples"] for shard in self.shards)

@@ -1,4 +1,4 @@
-"""Datasets as sources: an index or tars, whose samples are dealt out into other shards.
+"""Datasets as sources: an index or tars, whose samples are distributed to other shards.
 
 Rules: members are copied as they are, never decoded. Local shards are read in place, remote ones through a cache
 directory.
@@ -59,7 +59,7 @@ class DatasetReader:
         return key, [(extension, value.getvalue()) for extension, value in sample.items()]
 
     def look(self, item: int, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
-        """(key, extensions of all fields, bytes of those asked for) of a sample.
+        """(key, extensions of all fields, bytes of the requested ones) of a sample.
 
         Raises:
             WidsError: its shard cannot be read.
@@ -112,11 +112,11 @@ def list_dataset(
     """The samples of an index, of tars, or of a brace pattern of them, in order.
 
     Args:
-        source: as `wids.ShardListDataset` takes it.
+        source: as for `wids.ShardListDataset`.
         cache_dir: where remote shards are kept.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
         session: opens URLs.
-        tell: called with the number of samples that were counted, now and then.
+        tell: called regularly with the number of counted samples.
 
     Raises:
         WidsError: it cannot be read.

@@ -1,7 +1,7 @@
-"""Folders as sources: images by class, and files whose names say which sample they belong to.
+"""Folders as sources: images by class, and files whose names identify their sample.
 
-Rules: order is that of the keys' bytes, not that of the file system. Hidden files, and those that systems leave in any
-folder, are no part of anything. Links are followed, but not in circles.
+Rules: samples are in the order of their keys' bytes, not in that of the file system. Hidden files, and files that
+systems add to any folder, are ignored. Links are followed, but not in cycles.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def list_images(
         directory: holds a folder for each class.
         numbers_keys: keys do not matter, for samples are numbered.
         tell: called with the number of files found now and then.
-        classes: names by number, instead of those that there are.
+        classes: names by number, instead of the names of the folders.
 
     Raises:
         InputError: it cannot be listed, has no images by class or images of a class that is not among the given ones,
@@ -99,7 +99,7 @@ def _check_classes(directory: str, stems: Sequence[str]) -> None:
     """Refuse folders that are parts of a dataset, as ``train`` and ``val`` are, or a folder around the class folders.
 
     Raises:
-        InputError: they are.
+        InputError: they are such folders.
     """
     folders = sorted({stem.partition("/")[0] for stem in stems}, key=encode_name)
     if all(name.lower() in _PARTS for name in folders):
@@ -168,7 +168,7 @@ def list_files(
     """Files ``key.ext``: those with one key (the path up to the first dot of the basename) are one sample.
 
     Args:
-        directory: is listed to all its depth.
+        directory: listed recursively.
         numbers_keys: keys do not matter, for samples are numbered.
         keep_fields: extensions to pack, in any case, or `Alternatives`; None: all.
         tell: called with the number of files found now and then.
@@ -215,7 +215,7 @@ def list_files(
 
 
 def _note_forms(listing: SourceListing, items: Sequence[Sample], directory: str) -> None:
-    """Tell of keys that differ in their form of Unicode alone, as names from macOS do: files of one sample, perhaps."""
+    """Note keys that differ only in their Unicode form, as names from macOS do: possibly files of one sample."""
     seen = set[str]()
     again = []
     for item in items:
@@ -233,10 +233,10 @@ def _note_forms(listing: SourceListing, items: Sequence[Sample], directory: str)
 
 
 def guess_format(directory: str) -> str:
-    """``dataset`` if all files are tars; ``folder`` if they are images in folders, but for a few; ``files`` otherwise.
+    """``dataset`` if all files are tars; ``folder`` if nearly all are images in folders; ``files`` otherwise.
 
-    Images in folders with a file of the same key beside nearly each (``a/1.jpg``, ``a/1.json``) are ``files``. Where
-    neither is nearly so, nothing is guessed, because one of the two drops labels and the other one drops files.
+    Images in folders with a file of the same key beside nearly each (``a/1.jpg``, ``a/1.json``) are ``files``. Between
+    these cases nothing is guessed, because one of the two drops labels and the other one drops files.
 
     Raises:
         InputError: it cannot be listed, is empty, holds tars among other files, or may be either.
@@ -280,7 +280,7 @@ def _key(name: str) -> bytes:
 
 
 def _either(directory: str, images: Sequence[str], others: Sequence[str], *, beside: int, above: int) -> InputError:
-    """That a folder may be images by class, and files of samples too."""
+    """The error of a folder that may be images by class, or files of samples."""
     found = [f"{len(images):,} images in folders ({shorten(min(images))})"]
     if beside:
         found.append(f"{beside:,} of them with other files of the same name")
@@ -297,7 +297,7 @@ def _either(directory: str, images: Sequence[str], others: Sequence[str], *, bes
 
 
 def _find_trouble(key: str, path: str) -> str:
-    """Why a key cannot be used; "" if it can."""
+    """The reason why a key is invalid; "" if it is valid."""
     try:
         check_key(key)
     except SampleError as error:

@@ -1,7 +1,7 @@
-"""Labels: words or numbers of a column -> numbers of classes, and the lists that say which class has which number.
+"""Labels: words or numbers of a column -> numbers of classes, and the lists that number classes.
 
-Rules: a column is of numbers or of words. Where it is neither, rows of the rarer kind are faults: to number all labels
-anew because of one would change what the others mean.
+Rules: a column has either numbers or words. In a mixed column, rows of the rarer kind are faults: one of them must not
+renumber all labels and change their meaning.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NAMED = 5  # classes that are named in a line
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """What the labels of a column stand for.
+    """The meaning of the labels of a column.
 
     Attributes:
         column: its name.
         numbers: of the classes, by name; None: labels are numbers.
-        classes: names by number, as they were given; None: there is no such list.
-        alike: of these names, by their visible part.
+        classes: names by number, as given; None: no list was given.
+        alike: these names, by their visible part.
     """
 
     column: str
@@ -49,7 +49,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
         """The number of a label.
 
         Raises:
-            SampleError: it is empty, of the rarer kind, not whole, or of no class that there is.
+            SampleError: it is empty, of the rarer kind, no whole number, or of an unknown class.
         """
         label = parse_label(value, self.column)
         if label is None:
@@ -88,12 +88,12 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number_labels(column: str, values: Iterable[Any], classes: Sequence[str] | None) -> Labels:
-    """What the labels of a column stand for: words are classes, numbered in sorted order unless a list is given.
+    """Number the labels of a column: words are classes, in sorted order unless a list is given.
 
     Args:
         column: its name.
         values: of all rows.
-        classes: names by number; None: those that there are.
+        classes: names by number; None: the words of the column.
 
     Raises:
         InputError: two words look alike.
@@ -146,10 +146,10 @@ def parse_label(value: Any, column: str) -> str | Decimal | None:
 
 
 def check_alike(names: Iterable[str], where: str) -> None:
-    """Refuse two classes that look the same (letter case, spaces, forms of Unicode): one of them is hardly meant.
+    """Refuse two classes that look the same (letter case, spaces, forms of Unicode): one of them is probably a mistake.
 
     Raises:
-        InputError: there are such.
+        InputError: two classes look the same.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -171,7 +171,7 @@ def fold_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_alike(name: str, folded: Mapping[str, str]) -> str:
-    """What an error says of a class that looks like an unknown name; "" if none does."""
+    """A hint for an error: the class that looks like an unknown name; "" if none does."""
     found = folded.get(_fold(name))
     return "" if found is None else f"; it looks like {_spell(found)}, and is {_spell(name)}"
 
@@ -228,7 +228,7 @@ def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
 
 
 def find_joined(classes: Iterable[str]) -> list[str]:
-    """Classes like ``cat|dog``, whose parts are classes themselves: several labels of a sample, perhaps."""
+    """Classes like ``cat|dog``, whose parts are classes themselves: possibly several labels of a sample."""
     names = set(classes)
     joined = (name for name in names if len(parts := re.split(r"\s*[|,;]\s*", name)) > 1 and names.issuperset(parts))
     return sorted(joined, key=encode_name)
@@ -241,7 +241,7 @@ def name_some(classes: Sequence[str]) -> str:
 
 
 def describe_classes(classes: Sequence[str], *, are_given: bool) -> str:
-    """What a report says of them."""
+    """A description of classes for a report."""
     how = "as given" if are_given else "in sorted order"
     return f"{count_classes(classes)}, numbered {how} from 0 ({name_some(classes)})"
 

@@ -1,7 +1,7 @@
-"""What a source has to be packed: samples by name, not by content, and how their content is read.
+"""The samples of a source: their names, not their contents, and the reader of their contents.
 
-Rules: a listing is small, for it is held whole, and its parts are pickled into the processes that read them. Items say
-what the files were when they were listed, so that a shard of the same items need not be written again.
+Rules: a listing is small, because it is kept in memory, and its parts are pickled into the reading processes. Items
+record the versions of the listed files, so that a shard of the same items need not be written again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_REMOTE_BYTES = 8 << 30
 
 
 class InFile(NamedTuple):
-    """A field that is a file: where, its size in bytes and its modification time; -1 where they are not known."""
+    """A field that is a file: its place, size in bytes and modification time; -1 if unknown."""
 
     extension: str
     path: str
@@ -68,7 +68,7 @@ class InRow(NamedTuple):
     """A field that a row of a Parquet file has in a column of bytes.
 
     Attributes:
-        extension: of the field. manifest: path or URL of the file. mark: what tells its versions apart.
+        extension: of the field. manifest: path or URL of the file. mark: of its version.
         column: its name. group: number of the row group. row: number in that.
     """
 
@@ -88,14 +88,14 @@ class Sample(NamedTuple):
 
 
 class SampleProblem(NamedTuple):
-    """A sample that cannot be packed: where it is, and why."""
+    """A sample that cannot be packed: its place, and the reason."""
 
     place: str
     why: str
 
 
 class SourceReader(Protocol):
-    """Reads the items of one source; pickled into the processes that do."""
+    """Reads the items of one source; pickled into the reading processes."""
 
     def read(self, item: Any) -> tuple[str, Fields]:
         """(key, fields) of a sample."""
@@ -107,7 +107,7 @@ class SourceReader(Protocol):
         """Bytes that a sample takes in an archive, under another key if one is given."""
 
     def identify(self, items: Sequence[Any]) -> str:
-        """A digest of what these items are made from: the same one, the same shard."""
+        """A digest of the sources of these items: equal digests give equal shards."""
 
 
 class SourceListing(msgspec.Struct, kw_only=True):
@@ -117,13 +117,13 @@ class SourceListing(msgspec.Struct, kw_only=True):
         items: what the reader takes, one for each sample.
         reader: of the items.
         problems: of samples that are not among the items.
-        ignored: how many files are not part of any sample; ``ignored_files``: paths of the first thousand.
-        unmatched: samples that are not among the items, for they are not wanted.
+        ignored: number of files that are not part of any sample; ``ignored_files``: paths of the first thousand.
+        unmatched: number of unwanted samples, which are not among the items.
         info: for the index.
-        columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
-        places: folders and files that it is read from, by path or URL; nothing is written into or over these.
+        columns: returns the columns of the items, a row for each, or None without columns; None: never any columns.
+        places: source folders and files, by path or URL; nothing is written into or over these.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
-        facts: what a report says of it. notes: oddities, a sentence each.
+        facts: of the source, for a report. notes: oddities, a sentence each.
     """
 
     items: Sequence[Any]
@@ -155,7 +155,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         """(key, fields) of a sample.
 
         Raises:
-            WidsError: one of its files cannot be read, or is another one by now.
+            WidsError: one of its files cannot be read, or has changed.
         """
         return item.key, [
             (field.extension, field.data if isinstance(field, Given) else self._read(field)) for field in item.fields
@@ -231,7 +231,7 @@ def describe_file(extension: str, path: str) -> InFile:
     """A field that is a local file or a URL, as it is now.
 
     Raises:
-        SampleError: there is no such file, or it is none.
+        SampleError: it does not exist, or is not a file.
     """
     if not Place(path).is_local:
         return InFile(extension, path, UNKNOWN, UNKNOWN)
@@ -249,10 +249,10 @@ def describe_file(extension: str, path: str) -> InFile:
 
 
 def check_not_empty(extension: str, path: str, size: int) -> None:
-    """Refuse a file of no bytes where no value has none.
+    """Refuse an empty file for a field that is never empty.
 
     Raises:
-        SampleError: it is such a one.
+        SampleError: the file is empty.
     """
     if not size and extension.rpartition(".")[2].lower() in _NEVER_EMPTY:
         raise SampleError(f"{path}: is empty, which no {extension} is", path=path)

@@ -1,8 +1,8 @@
-"""Manifests as sources: one sample a row, of CSV, TSV, JSON lines or Parquet.
+"""Manifests as sources: one sample for each row of CSV, TSV, JSON lines or Parquet.
 
-Rules: a column is named by the user, and is there in each row, or an error names the row. Rows are read
-once; what a field of text or numbers holds is taken from them, what any other field holds is the file that they name,
-or the bytes that a Parquet file has in its place. Several manifests are one, in the order given; their columns agree.
+Rules: the user names a column; an error names a row that lacks it. Rows are read once. A field of text or numbers has
+its value in the row; any other field has the content of the file that the row names, or the bytes that a Parquet file
+holds instead. Several manifests are one, in the given order; their columns agree.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MAGIC = {
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
-    """How a field comes from columns.
+    """A rule that makes a field from columns.
 
     Attributes:
         extension: with its leading dot.
@@ -86,14 +86,14 @@ class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ManifestHome(msgspec.Struct, frozen=True, kw_only=True):
-    """What relative paths are relative to, and whether local files are out of bounds, for the manifest is remote."""
+    """The base of relative paths, and whether local files are forbidden because the manifest is remote."""
 
     base: Place
     is_guarded: bool
 
 
 class _ManifestRow(NamedTuple):
-    """A row: what errors call it, its values by column, contents by column (of Parquet), and its fault, or ""."""
+    """A row: its name in errors, its values by column, contents by column (of Parquet), and its fault, or ""."""
 
     place: str
     values: dict[str, Any]
@@ -102,7 +102,7 @@ class _ManifestRow(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """One that is read: path or URL, columns (None: each row has its own), rows, and what is odd about it."""
+    """A manifest that was read: path or URL, columns (None: each row has its own), rows, and oddities."""
 
     place: str
     columns: list[str] | None
@@ -114,7 +114,7 @@ def parse_field(text: str) -> FieldRule:
     """``.jpg=path`` (a file), ``.cls=label``, ``.json=a,b`` (values); ``.txt=@path`` is a file in any case.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it has none of these forms.
     """
     extension, equals, names = text.partition("=")
     extension = extension if extension.startswith(".") else f".{extension}"
@@ -136,7 +136,7 @@ def expand_sources(sources: Iterable[str], session: Session = PLAIN) -> list[str
     """The files that globs and brace patterns stand for, in natural order, and other names as they are.
 
     Raises:
-        InputError: there are none, or one is named twice. FetchError: a remote place cannot be listed.
+        InputError: no files match, or one is named twice. FetchError: a remote place cannot be listed.
     """
     found: dict[str, str] = {}
     for source in sources:
@@ -171,14 +171,14 @@ def list_rows(
         manifest: path or URL, ending in one of `SUFFIXES`, or several.
         fields: what samples hold.
         key: the column of keys; None: samples are numbered by row, from 000000000.
-        base: what relative paths are relative to; None: each manifest's own place.
+        base: of relative paths; None: each manifest's own place.
         numbers_keys: keys do not matter, for samples are numbered.
         session: opens URLs.
-        tell: called with the number of rows now and then.
+        tell: called regularly with the number of rows.
         classes: names by number, for the labels of the only ``.cls`` field; None: words are numbered in sorted order.
 
     Raises:
-        InputError: one cannot be read, lacks a column or has others than the first one; or labels differ in case alone.
+        InputError: one cannot be read, lacks a column or has others than the first one; or labels differ only in case.
     """
     places = [manifest] if isinstance(manifest, str) else list(manifest)
     narrowed = _narrow(places, base, session)
@@ -248,7 +248,7 @@ def _fill(listing: SourceListing, manifests: list[_Manifest], filling: _Filling,
 
 
 def _note_kind(listing: SourceListing) -> None:
-    """Tell of the first pictures that are of another kind than their extension says; they are decoded by content."""
+    """Note the first pictures whose content differs from their extension; they are decoded by content."""
     first = listing.items[0].fields if listing.items else ()
     for field in first:
         extension = field.extension.rpartition(".")[2].lower()
@@ -343,7 +343,7 @@ def _text(values: dict[str, Any], column: str, *, allows_numbers: bool = False) 
 def _number_classes(
     manifests: list[_Manifest], fields: list[FieldRule], classes: Sequence[str] | None, listing: SourceListing
 ) -> dict[str, Labels]:
-    """What labels stand for, by extension; the listing is told what the index says of them."""
+    """The meaning of labels, by extension; adds their facts for the index to the listing."""
     rules = [rule for rule in fields if not rule.is_file and rule.kind in _LABELS]
     if classes is not None and len(rules) != 1:
         raise InputError(f"a list of classes is for one field like .cls=label, and there are {len(rules)}")
@@ -400,7 +400,7 @@ def _check_columns(each: _Manifest, names: Collection[str], first: _Manifest) ->
 
 
 def _narrow(places: list[str], base: str | None, session: Session) -> Session:
-    """What the files that manifests name are read with: nothing goes to servers of a remote one's choice."""
+    """The session for files that manifests name: no credentials go to a server that a remote manifest chooses."""
     remote = [place for place in places if not Place(place).is_local]
     if not remote:
         return session

@@ -1,7 +1,7 @@
 """Parquet as a manifest: rows by row group, and pictures in them, which are read when their shard is written.
 
-Rules: a column of bytes, or the Hub's struct of ``bytes`` and ``path``, is what a file would be: its rows are listed by
-their place in the file, for a listing is held whole.
+Rules: a column of bytes, or the Hub's struct of ``bytes`` and ``path``, takes the role of files. The listing has only
+the places of its rows in the file, because a listing is kept in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BYTES, _PATH = "bytes", "path"
 
 
 class ParquetRow(NamedTuple):
-    """A row: its number, its values by column, and by column the contents that it has, or the path that it names."""
+    """A row: its number, its values by column, and by column its contents or the path of a file."""
 
     number: int
     values: dict[str, Any]
@@ -46,7 +46,7 @@ class ParquetRows:
         columns: their names.
 
     Raises:
-        InputError: it is no Parquet, or two columns have one name. DependencyError: pyarrow is not installed.
+        InputError: it is not Parquet, or two columns have the same name. DependencyError: pyarrow is not installed.
         FetchError: it cannot be read.
     """
 
@@ -59,8 +59,8 @@ class ParquetRows:
         """The rows.
 
         Args:
-            values: columns whose values are wanted; those that the file lacks are passed over.
-            contents: columns that hold, or name, what a file has.
+            values: columns whose values are wanted; missing ones are skipped.
+            contents: columns that hold the content of files, or name files.
         """
         held = {name: self._is_struct(name) for name in contents if self._holds_bytes(name)}
         plain = [name for name in self.columns if name in values or (name in contents and name not in held)]
@@ -95,7 +95,7 @@ class ParquetRows:
         return bool(import_arrow().types.is_struct(self._file.schema_arrow.field(name).type))
 
     def _find(self, name: str, group: int, count: int, *, is_struct: bool) -> list[InRow | str | None]:
-        """Where the contents of each row of a group are."""
+        """The places of the contents of each row of a group."""
         there = [True] * count if self._has_no_nulls(name, group, is_struct=is_struct) else None
         if there is None:
             there = [value is not None for value in _column(self._file, group, name)]
@@ -134,7 +134,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _open(place: str, session: Session) -> tuple[Any, str]:
-    """(the open file, what tells its versions apart)."""
+    """(the open file, the mark of its version)."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -162,7 +162,7 @@ def _local(place: str) -> str:
 
 
 def _mark(place: str) -> str | None:
-    """What tells versions of a local file apart; None: it is remote, or no regular file."""
+    """The mark of a local file's version; None: it is remote, or no regular file."""
     if not Place(place).is_local or not os.path.isfile(_local(place)):
         return None
     status = os.stat(_local(place))
@@ -170,7 +170,7 @@ def _mark(place: str) -> str | None:
 
 
 def _column(file: Any, group: int, name: str) -> Any:
-    """The bytes of a group's rows, a sequence; None where a row has none."""
+    """The bytes of a group's rows, a sequence; None for a row without bytes."""
     column = file.read_row_group(group, columns=[name], use_threads=False).column(0)  # chunks: one may be too large
     if import_arrow().types.is_struct(column.type):
         column = column.flatten()[column.type.get_field_index(_BYTES)]
@@ -178,7 +178,7 @@ def _column(file: Any, group: int, name: str) -> Any:
 
 
 class _Bytes:
-    """An Arrow array as a sequence of bytes or None, made when they are asked for."""
+    """An Arrow array as a sequence of bytes or None, made on access."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -204,10 +204,10 @@ _opened = _OpenFiles()
 
 
 def read_content(field: InRow, session: Session) -> bytes:
-    """What a row has in a column of bytes; the row's whole group is read, and kept for the next row.
+    """The content of a row in a column of bytes; the row's whole group is read, and kept for the next row.
 
     Raises:
-        SampleError: the file is another one than when it was listed. WidsError: it cannot be read.
+        SampleError: the file has changed since it was listed. WidsError: it cannot be read.
     """
     place = (field.manifest, field.mark, field.group, field.column)
     group = _opened.group

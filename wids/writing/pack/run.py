@@ -1,7 +1,7 @@
 """A whole run of packing: listing -> plan -> shards -> index.
 
-Shards that an earlier run finished are kept when all that they are made from is the same, and they are as they were
-left. The index appears when all shards are whole, and not before.
+Shards of an earlier run are kept if their sources and the shards themselves have not changed. The index is published
+after all shards are complete.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _HEADER = b'{"what": "shards that wids pack has finished; run it again to go on"
 
 
 class PackOutcome(JobOutcome, kw_only=True):
-    """What a run did.
+    """The result of a run.
 
     Attributes:
         index: its URL.
-        samples, bytes: in the ``shards`` that are there now.
-        kept: of the shards, those that an earlier run had finished.
-        removed: shards of an earlier dataset that were in the way.
-        ignored: how many files are no part of any sample; ``ignored_files``: paths of the first.
-        unmatched: samples that were not wanted.
-        skipped: samples that were left out, and why.
-        seed: what samples were shuffled with; None: they were not.
+        samples, bytes: in the ``shards`` that exist now.
+        kept: number of shards from an earlier run.
+        removed: conflicting shards of an earlier dataset.
+        ignored: number of files that are not part of any sample; ``ignored_files``: paths of the first.
+        unmatched: number of unwanted samples.
+        skipped: samples that were left out, with reasons.
+        seed: of the shuffle; None: samples were not shuffled.
         facts: other facts of the dataset, such as its classes. notes: oddities, a sentence each.
     """
 
@@ -78,17 +78,17 @@ def pack_listing(
     engine: Engine = RunOptions(jobs=1),  # noqa: B008 - frozen
     progress: Progress = None,
 ) -> PackOutcome:
-    """Pack a source that is listed.
+    """Pack a listed source.
 
     Args:
         listing: of the source.
-        settings: how.
+        settings: of the output.
         engine: runs the tasks: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
-        SpecError: the output is no pattern. SampleError: a sample cannot be packed, and is not to be skipped.
-        OutputError: the output is taken or cannot be written; finished shards are kept for the next run.
+        SpecError: the output is not a pattern. SampleError: a sample cannot be packed, and is not to be skipped.
+        OutputError: the output exists or cannot be written; finished shards are kept for the next run.
         WidsError: the source cannot be read.
     """
     pattern = parse_pattern(settings.output)
@@ -119,7 +119,7 @@ def pack_listing(
 
 
 def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
-    """Refuse to write into a folder that is packed, or over shards and an index that are."""
+    """Refuse to write into a source folder, or over source shards and a source index."""
     directory, index = _real(pattern.directory), _real(pattern.index_url)
     for place in places:
         own = Place(place)
@@ -163,10 +163,10 @@ def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
 
 
 class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
-    """Shards on their way into one dataset.
+    """Collects shards into one dataset.
 
     Attributes:
-        done: shards that are there, by number.
+        done: finished shards, by number.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         self._counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
 
     def is_finished(self) -> bool:
-        """Whether an earlier run wrote all of these shards and the index, and was killed before its journal went.
+        """Whether an earlier run wrote all of these shards and the index, and was killed before it removed its journal.
 
-        The journal of one that wrote others goes now: there is nothing to go on with.
+        The journal of a run that wrote other shards is removed now: it cannot be continued.
         """
         if (
             not self.journal.was_there
@@ -207,7 +207,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         return is_same
 
     def write_shards(self, engine: Engine) -> None:
-        """Write all shards that are not there yet."""
+        """Write all missing shards."""
         self.progress.shards, self.progress.total = len(self.cuts), len(self.items)
         work = partial(write_shard, PackJob(self.listing.reader, self.pattern, self.settings))
         try:
@@ -217,7 +217,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         self.check_inputs()
 
     def unfinished(self) -> Iterator[tuple[PackTask, PackTask]]:
-        """The shards that an earlier run has not left as they are to be."""
+        """The shards that an earlier run has not finished in their present form."""
         for task in self.tasks():
             kept = self.find_kept(task)
             if kept is None:
@@ -229,14 +229,14 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
             self.progress.total = (self.progress.total or 0) - len(task.items)
 
     def report(self, name: PackTask, *state: Any) -> None:
-        """So many samples and bytes of a shard are written."""
+        """Report the number of samples and bytes written for a shard."""
         before = self._counted.get(name.k, (0, 0))
         self._counted[name.k] = samples, size = state
         self.progress.done += samples - before[0]
         self.progress.bytes += size - before[1]
 
     def take(self, name: PackTask, found: PackedShard) -> None:
-        """A shard is written."""
+        """Record a finished shard."""
         self.done[name.k] = found
         if not found.skipped:  # what could not be read may be there the next time
             self.journal.add(found)
@@ -244,7 +244,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         del self._counted[name.k]
 
     def fail(self, name: PackTask, error: BaseException) -> None:
-        """End it: without a shard there is no dataset."""
+        """End the job: a dataset needs all its shards."""
         url = self.url_of(name)
         if isinstance(error, WorkerError):
             raise JobError(
@@ -255,14 +255,14 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         super().fail(name, error)
 
     def url_of(self, name: PackTask) -> str:
-        """Where a shard goes."""
+        """The URL of a shard."""
         return self.pattern.url(name.k)
 
     def write_index(self) -> None:
         """Remove older shards, and write the index.
 
         Raises:
-            SampleError: there is nothing to be in it. OutputError: it cannot be written.
+            SampleError: no samples were written. OutputError: it cannot be written.
         """
         shards = [packed for _, packed in sorted(self.done.items())]
         skipped = [problem for packed in shards for problem in packed.skipped]
@@ -291,7 +291,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         self.target.put_bytes(text.encode(), self.pattern.index_url)
 
     def note_fields(self, outcome: PackOutcome, shards: Sequence[PackedShard]) -> None:
-        """Tell of fields that only some samples have, and of those that were asked for and none has."""
+        """Note fields that only some samples have, and requested fields that none has."""
         if any(packed.fields is None for packed in shards):  # of a run before there were such counts
             return
         counts: dict[str, int] = {}
@@ -321,29 +321,29 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         return msgspec.structs.replace(chosen, jobs=jobs, engine=engine)
 
     def sizes(self) -> Iterator[int]:
-        """What each sample takes in an archive; asked for only where shards are cut by size."""
+        """Bytes of each sample in an archive; computed only if shards are cut by size."""
         for position, item in enumerate(self.items):
             key = number_key(position) if self.settings.numbers_keys else None
             yield self.listing.reader.measure(item, key)
 
     def tasks(self) -> Iterator[PackTask]:
-        """All shards, as their sources are now."""
+        """Tasks for all shards, from the current sources."""
         for k, (first, last) in enumerate(self.cuts):
             own = self.items[first:last]
             yield PackTask(k=k, first=first, items=own, inputs=self.inputs(own, first))
 
     def inputs(self, own: Sequence[Any], first: int) -> str:
-        """A digest of all that a shard's bytes depend on, as it is now; ``first``: the position of its first sample."""
+        """A digest of all current inputs of a shard; ``first``: the position of its first sample."""
         settings = self.settings
         how = (_FORMAT, settings.md5, settings.tables, settings.numbers_keys)
         facts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def check_inputs(self) -> None:
-        """Refuse a source that was replaced meanwhile: some samples could be there twice, or not at all.
+        """Refuse a source that was replaced meanwhile: samples could be missing or packed twice.
 
         Raises:
-            InputError: it was.
+            InputError: the source was replaced.
         """
         for task in self.tasks():
             if task.inputs != self.done[task.k].inputs:
@@ -355,7 +355,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
                 )
 
     def find_kept(self, task: PackTask) -> PackedShard | None:
-        """The shard as an earlier run left it, if it is made from the same and is still so."""
+        """The shard of an earlier run, if its inputs and the shard have not changed."""
         packed = self.before.get(task.k)
         if packed is None or packed.entry is None or packed.inputs != task.inputs:
             return None

@@ -1,7 +1,6 @@
-"""Writing one shard of a plan: a function of the task, wherever it runs.
+"""Writes one shard of a plan: a function of the task, independent of where it runs.
 
-A sample that cannot be read ends it, or is left out, whole, and listed. A failure
-leaves no file behind.
+A sample that cannot be read ends the task, or is left out completely and listed. A failure leaves no file behind.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class PackTask(msgspec.Struct, frozen=True, kw_only=True):
         k: its number.
         first: number of its first sample.
         items: its samples, for the source's reader.
-        inputs: a digest of all that its bytes depend on.
+        inputs: a digest of everything that determines its bytes.
     """
 
     k: int
@@ -48,7 +47,7 @@ class PackTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number_key(position: int) -> str:
-    """The key of a sample that is called by its number."""
+    """The key of a numbered sample."""
     return f"{position:09d}"
 
 
@@ -58,8 +57,8 @@ def cut(count: int, *, samples: int | None, sizes: Iterable[int] | None, size: i
     Args:
         count: samples in all.
         samples: per shard at most, or None.
-        sizes: bytes that each sample takes in an archive; needed for ``size`` alone.
-        size: bytes per shard at most, or None; a sample that is larger is alone in its shard.
+        sizes: bytes of each sample in an archive; needed only for ``size``.
+        size: bytes per shard at most, or None; a larger sample gets a shard of its own.
     """
     if size is None or sizes is None:
         step = samples or count
@@ -80,16 +79,16 @@ _PICTURES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"
 
 
 class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to pack.
+    """Settings of packing.
 
     Attributes:
         output: the pattern, ``out/train-%06d.tar``.
-        samples, size: bounds of a shard, as for `wids.writing.writer.ShardWriter`.
-        selected: which samples of the listing.
-        seed: shuffle with it; None: the listing's order, but see `for_kind`.
-        keeps_order: in any case.
-        numbers_keys: call samples by their number.
-        skips_errors: leave out what cannot be read.
+        samples, size: limits of a shard, as for `wids.writing.writer.ShardWriter`.
+        selected: the chosen samples of the listing.
+        seed: of the shuffle; None: the listing's order, but see `for_kind`.
+        keeps_order: never shuffle.
+        numbers_keys: use the samples' numbers as keys.
+        skips_errors: leave out samples that cannot be read.
         md5, tables, name, overwrite, session: as for `wids.writing.writer.ShardWriter`.
     """
 
@@ -108,14 +107,14 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     session: Session = PLAIN
 
     def for_kind(self, kind: str) -> PackSettings:
-        """The same for this kind of source: class folders are shuffled always, for shards of one class mix badly."""
+        """The same for this kind of source: class folders are always shuffled, as shards of one class mix badly."""
         if self.seed is None and kind == "folder" and not self.keeps_order:
             return msgspec.structs.replace(self, seed=0)
         return self
 
 
 class PackJob(NamedTuple):
-    """What all shards of a run have in common; pickled into each process.
+    """The common data of all shards of a run; pickled into each process.
 
     Attributes:
         reader: of the source's items. pattern: where shards go. settings: how they are packed.
@@ -127,15 +126,15 @@ class PackJob(NamedTuple):
 
 
 class PackedShard(msgspec.Struct, kw_only=True):
-    """A shard that is written.
+    """A written shard.
 
     Attributes:
         k: its number. inputs: as in its task.
-        entry: what the index says of it; None: all its samples were left out, and it was not written.
-        mtime_ns: of the file; 0 where that is not known.
+        entry: its entry in the index; None: all its samples were left out, and it was not written.
+        mtime_ns: of the file; 0 if unknown.
         skipped: samples that were left out.
-        fields: how many samples have a field, by extension; None: not known, of an earlier version's journal.
-        no_pictures: how many fields are pictures by their extensions, and web pages, XML or JSON by their first bytes.
+        fields: number of samples with a field, by extension; None: unknown, in an earlier version's journal.
+        no_pictures: number of fields that are pictures by extension, but web pages, XML or JSON by their first bytes.
         no_picture: the first of them, as ``KEY.jpg``.
     """
 
@@ -223,5 +222,5 @@ def _note_pages(packed: PackedShard, key: str, fields: Iterable[tuple[str, bytes
 
 
 def _is_page(extension: str, data: bytes) -> bool:
-    """Whether a picture is the answer of a server that had none: a web page, XML or JSON."""
+    """Whether a picture is really an error page of a server: a web page, XML or JSON."""
     return extension.rpartition(".")[2].lower() in _PICTURES and data[:64].lstrip()[:1] in (b"<", b"{")

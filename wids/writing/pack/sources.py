@@ -1,4 +1,4 @@
-"""What `wids.jobs.pack` is given: sources by their names, which it finds, lists, and chooses samples of."""
+"""The sources of `wids.jobs.pack`: finds them by name, lists them, and chooses samples."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _FOR = {
 
 
 class PackSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source is, and what of it is packed.
+    """The kind of a source, and the part of it to pack.
 
     Attributes:
         form: its kind: ``"folder"`` (class/x.jpg), ``"files"`` (key.ext), ``"manifest"``, ``"dataset"``; or ``"auto"``.
         fields: of a manifest: ``".jpg=path"``, ``".cls=label"``, ``".json=a,b"``.
-        key, base: of a manifest: the column of keys (None: rows are numbered); what paths are relative to.
+        key, base: of a manifest: the column of keys (None: rows are numbered); the base of relative paths.
         classes: a file of all classes by number, for labels and class folders.
         keep_fields: only these fields of files and datasets (``".jpg;.png"``: the first of them that a sample has).
         where: SQL that is true for the samples to pack.
-        cache_dir: for remote shards of a dataset; None: as for reading.
+        cache_dir: for remote shards of a dataset; None: the default of reading.
     """
 
     form: Literal["auto", "folder", "files", "manifest", "dataset"] = "auto"
@@ -72,10 +72,10 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
 
     def check(self, kind: str) -> None:
-        """Check that nothing is asked for that this kind of source has not.
+        """Check that this kind of source supports all that is requested.
 
         Raises:
-            InputError: it is.
+            InputError: it does not.
         """
         for name, kinds in _FOR.items():
             if getattr(self, name) and kind not in kinds:
@@ -94,18 +94,18 @@ def pack(
 ) -> PackOutcome:
     """Pack a folder, manifests or a dataset into shards, with their index and member tables.
 
-    The shards' bytes depend on the sources and settings alone. A run that ends early (KeyboardInterrupt, a kill) leaves
-    finished shards and its journal, and the next one goes on; the index appears last.
+    The shards' bytes depend only on the sources and settings. A run that ends early (KeyboardInterrupt, a kill) leaves
+    finished shards and its journal, and the next run continues. The index is published last.
 
     Args:
         sources: a folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.
-        settings: how, and where to. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
-        source: what they are.
+        settings: of the output. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
+        source: their kind.
         engine: runs the tasks: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
-        InputError: there is no such source, or it is not what ``source`` says.
+        InputError: a source does not exist, or is of another kind than ``source``.
         SpecError, SampleError, OutputError, WidsError: see `wids.writing.pack.run.pack_listing`.
     """
     check_job(settings, PackSettings, engine, progress)
@@ -124,10 +124,10 @@ def pack(
 
 
 def find_sources(given: list[str], source: PackSource, session: Session) -> tuple[list[str], str]:
-    """(the sources, what they are).
+    """(the sources, their kind).
 
     Raises:
-        InputError: there are none, they are of several kinds, or they cannot be packed together.
+        InputError: no sources match, they are of several kinds, or they cannot be packed together.
     """
     is_name = len(given) == 1 and parse_name(given[0]) is not None
     is_pattern = is_name or (len(given) == 1 and datasets.is_dataset(given[0]) and not glob.has_magic(given[0]))
@@ -148,10 +148,10 @@ def find_sources(given: list[str], source: PackSource, session: Session) -> tupl
 
 
 def _find_format(source: str) -> str:
-    """What a source looks like.
+    """Guess the kind of a source.
 
     Raises:
-        InputError: like nothing that can be packed.
+        InputError: it is of no kind that can be packed.
     """
     path = os.path.expanduser(source)
     if os.path.isdir(path):
@@ -174,14 +174,14 @@ def _find_format(source: str) -> str:
 def list_source(
     kind: str, sources: list[str], source: PackSource, settings: PackSettings, *, is_shown: bool
 ) -> SourceListing:
-    """The samples of sources, those that are wanted.
+    """List the wanted samples of sources.
 
     Args:
         kind: of all of them.
-        sources: as `find_sources` gives them.
-        source: what of them is packed.
+        sources: from `find_sources`.
+        source: the part of them to pack.
         settings: how.
-        is_shown: with a bar, where somebody looks.
+        is_shown: show a bar in a terminal or a notebook.
 
     Raises:
         WidsError: one cannot be listed.
@@ -243,10 +243,10 @@ def _list(
 
 
 def parse_rules(fields: Sequence[str]) -> list[Any]:
-    """What samples of a manifest hold.
+    """Parse the fields of a manifest's samples.
 
     Raises:
-        InputError: two fields have one extension. SpecError: one is malformed.
+        InputError: two fields have the same extension. SpecError: one is malformed.
     """
     rules = [parse_field(text) for text in fields]
     if len({rule.extension for rule in rules}) < len(rules):

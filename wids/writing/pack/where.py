@@ -1,10 +1,10 @@
-"""Which samples of a source to pack: SQL predicates over their keys and fields.
+"""Chooses samples of a source to pack: SQL predicates over their keys and fields.
 
-Rules: a predicate is what `wids.columns.sql` takes, over a table ``samples`` with ``index``, ``key``, and for each
+Rules: a predicate has the form of `wids.columns.sql`, over a table ``samples`` with ``index``, ``key``, and for each
 field its value under its extension (``cls``, ``txt``; ``seg_png`` of ``.seg.png``; JSON as its text) and whether the
-sample has it (``has_jpg``). A dataset has the columns of the file beside its index too, which go first. Samples are
-looked at as the source has them, before anything is packed, and only fields that are named are read: none, if the file
-beside the index has all that is named. What a sample lacks is null.
+sample has it (``has_jpg``). A dataset also has the columns of the file beside its index, which take precedence. Samples
+are inspected in the source, before packing. Only fields that a predicate names are read; none is, if the file beside
+the index has all named columns. A field that a sample lacks is null.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TELL_EACH = 256
 def keep_matching(
     listing: SourceListing, predicates: Sequence[str], *, skips_errors: bool, tell: Callable[[int], None]
 ) -> None:
-    """Leave in a listing only the samples for which all predicates are true.
+    """Keep in a listing only the samples for which all predicates are true.
 
     Args:
-        listing: is changed; how many were left out is in its ``unmatched``.
-        predicates: all of which must hold.
-        skips_errors: those that cannot be looked at become problems.
-        tell: called with the number of samples that were looked at now and then.
+        listing: is changed; its ``unmatched`` counts the others.
+        predicates: all must be true.
+        skips_errors: samples that cannot be inspected become problems.
+        tell: called regularly with the number of inspected samples.
 
     Raises:
-        QueryError: a predicate is none, or has an unknown name.
-        WidsError: a sample cannot be looked at, and none is to be skipped; or none meets them.
+        QueryError: a predicate is invalid, or has an unknown name.
+        WidsError: a sample cannot be inspected, and is not to be skipped; or no sample matches.
     """
     named = frozenset[str]().union(*map(sql.names_in, predicates))
     count, own = len(listing.items), listing.columns() if listing.columns else None
@@ -86,14 +86,14 @@ def _look(listing: SourceListing, looked: _Looked, *, skips_errors: bool, tell: 
 
 
 class _Looked:
-    """The columns of the samples that were looked at, in their order.
+    """The columns of the inspected samples, in order.
 
     Args:
         named: the names in predicates, in lower case.
-        own_names: columns that there are already.
+        own_names: existing columns.
 
     Attributes:
-        named: likewise. bad: samples that could not be looked at.
+        named: likewise. bad: samples that could not be inspected.
     """
 
     def __init__(self, named: frozenset[str], own_names: Sequence[str]) -> None:
@@ -109,7 +109,7 @@ class _Looked:
         """The next sample.
 
         Raises:
-            SampleError: a field is no value that can be compared. InputError: two fields would be one column.
+            SampleError: a field has no comparable value. InputError: two fields would be the same column.
         """
         values: dict[str, Any] = {}
         for extension in sorted(extensions):
@@ -131,12 +131,12 @@ class _Looked:
         self._keys.append(kinds.writable(key))
 
     def add_bad(self) -> None:
-        """The next sample cannot be looked at."""
+        """Add a sample that cannot be inspected."""
         self.bad.add(len(self._keys))
         self._keys.append(None)
 
     def table(self, count: int) -> list[Any]:
-        """The columns as an Arrow table of ``count`` rows; none, if no sample was looked at."""
+        """The columns as an Arrow table of ``count`` rows; empty if no sample was inspected."""
         pa = import_arrow()
         if len(self._keys) != count:
             return []
