@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from wids.errors import WorkerError
+from wids.errors import JobError, WorkerError
 from wids.jobs.runner import UNGUARDED, TaskResult, call, portable
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class ProcessRunner:
         self._idle: list[_Worker] = []
         self._at_work: dict[Connection, tuple[int, _Worker]] = {}
         self._refused: list[TaskResult[Any]] = []
+        self._is_serving = False  # some process came to its tasks
 
     def give(self, k: int, task: Any) -> None:
         """Begin a task, in a new process if all others are at work."""
@@ -70,11 +71,16 @@ class ProcessRunner:
                 answer = worker.connection.recv()
             except (EOFError, OSError):
                 del self._at_work[worker.connection]
-                results.append(TaskResult(k, error=_lost(worker)))
+                error = _lost(worker)
+                if error.found == 1 and not self._is_serving:  # what Python says of an exception at its start
+                    raise JobError(f"no process could begin its work: {UNGUARDED}; else see what it said") from error
+                results.append(TaskResult(k, error=error))
                 continue
-            except Exception as error:  # noqa: BLE001 - the result cannot be unpickled
-                answer = TaskResult(k, error=error)
-            if isinstance(answer, TaskResult):
+            except Exception as unpickled:  # noqa: BLE001 - the result cannot be unpickled
+                answer = TaskResult(k, error=unpickled)
+            if answer is None:
+                self._is_serving = True
+            elif isinstance(answer, TaskResult):
                 del self._at_work[worker.connection]
                 self._idle.append(worker)
                 results.append(answer)
@@ -116,9 +122,9 @@ def _lost(worker: _Worker) -> WorkerError:
     code = worker.process.exitcode
     worker.connection.close()
     worker.process.close()
-    # 1: Python ended it by an exception, which is on stderr, and which is not of the function.
-    why = f"{UNGUARDED}; else see what it said." if code == 1 else "is there memory for all of them?"
-    return WorkerError(f"a process ended with exit code {code} in the middle of a task; {why}", found=code)
+    return WorkerError(
+        f"a process ended with exit code {code} in the middle of a task; is there memory for all of them?", found=code
+    )
 
 
 def _serve(connection: Connection, function: Callable[..., Any]) -> None:
@@ -132,6 +138,7 @@ def _serve(connection: Connection, function: Callable[..., Any]) -> None:
         connection.send(state)
 
     with contextlib.suppress(EOFError, OSError):
+        connection.send(None)
         while True:
             k, task = connection.recv()
             result = portable(call(function, k, task, connection.poll, report))

@@ -117,7 +117,8 @@ def test_a_script_without_a_guard_is_told(home):
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert ended.stdout.count("3 shards") == 1
-    assert 'needs `if __name__ == "__main__":`' in ended.stderr
+    assert ended.returncode
+    assert "JobError: no process could begin its work: a script that uses processes needs `if __name__" in ended.stderr
 
 
 @pytest.mark.parametrize("name", jobs.__all__)
