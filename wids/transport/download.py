@@ -1,9 +1,9 @@
-"""The bytes of one URL into one file, over several tries: bytes that have arrived are not asked for again.
+"""Downloads one URL into one file, over several tries: bytes that have arrived are not requested again.
 
-Many byte ranges at a time where the source has them and says its size, else one stream from the start. Space is asked
-for before bytes are written. All ranges come from one version of the object: if it changes under way, the download
-starts again. Where nothing would show that it changed, neither a strong version nor a checksum of the whole, the object
-is one stream, which starts again after a break.
+A download reads many byte ranges at a time if the source has them and its size is known, otherwise one stream from the
+start. Space is reserved before bytes are written. All ranges come from one version of the object: if it changes
+meanwhile, the download starts again. If neither a strong version nor a checksum of the whole would reveal a change, the
+object is read as one stream, which starts again after an interruption.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def download_to(
         path: the file to fill.
         check: called after each try; an error from it fails the try.
         size: bytes expected, or None.
-        reserve: called with the bytes that the file will have, before they are written. None: they must be free.
+        reserve: called with the file's final size in bytes, before the writing. None: the disk must have the space.
         is_cancelled: called regularly; the transfer ends once it returns True.
-        is_ahead: no reader waits for it; downloads with one come first.
+        is_ahead: no reader waits for it; downloads with a waiting reader come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
-        max_bytes: the longest it may be, as it is unpacked; None: as long as there is space.
-        on_version: called before ``check`` with the version of what came, if the store is sure of it, else with None.
+        max_bytes: its maximal length, decompressed; None: the space is the limit.
+        on_version: called before ``check`` with the version of the received bytes if it is strong, else with None.
         session: opens URLs; its hooks are called for each retry.
 
     Returns:
-        How many requests it took.
+        The number of requests.
 
     Raises:
-        FetchError: it failed for good; TooLongError: it is longer than it may be. CacheError: ``path`` cannot be
-            written; CacheFull: there is no space for it.
-        NotAllowedError: ``pipe:`` without leave.
-        WidsError: what ``check`` or ``reserve`` raised last.
+        FetchError: it failed finally; TooLongError: it exceeds ``max_bytes``. CacheError: ``path`` cannot be
+            written; CacheFull: the disk has no space for it.
+        NotAllowedError: ``pipe:`` is not allowed.
+        WidsError: the last error of ``check`` or ``reserve``.
         CancelledTransferError: it was cancelled.
     """
     if Place(url).scheme == "pipe" and not session.allow_pipe:
@@ -124,8 +124,8 @@ def read_bytes(
     Args:
         url: any URL that fsspec knows, or a local path.
         session: opens URLs.
-        max_bytes: the longest that a remote one may be, as it is unpacked; None: `MAX_READ_BYTES`. No more is read.
-        seconds: for all tries together; `retrying.LIMITS.first_seconds` for what can be done without.
+        max_bytes: the maximal length of a remote one, decompressed; None: `MAX_READ_BYTES`. No more is read.
+        seconds: for all tries together; `retrying.LIMITS.first_seconds` for an optional file.
         is_cancelled: called regularly; a transfer of a remote one ends once it returns True.
 
     Raises:
@@ -173,7 +173,7 @@ def _too_long(url: str, max_bytes: int) -> TooLongError:
 
 
 class Transfer:
-    """One URL on its way into a file.
+    """The transfer of one URL into a file.
 
     Args:
         url: any URL that fsspec knows, or a local path.
@@ -183,11 +183,11 @@ class Transfer:
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: called regularly; True ends the transfer.
         is_ahead, has_checksum, max_bytes: see `download_to`.
-        deadline: when it must have ended, by the monotonic clock.
+        deadline: its latest end, by the monotonic clock.
 
     Attributes:
-        requests: byte ranges and streams that were asked for so far, in all tries.
-        version: of the bytes that came, if the store is sure of it, else None.
+        requests: number of requested byte ranges and streams so far, in all tries.
+        version: of the received bytes if it is strong, else None.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Transfer:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget the bytes that came: they are damaged, or of another version."""
+        """Forget the received bytes: they are damaged, or of another version."""
         self._stat: Stat | None = None
         self._missing: Sequence[Span] = ()
 
@@ -227,7 +227,7 @@ class Transfer:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that another try need not ask for again."""
+        """The number of bytes that another try need not request again."""
         size = 0 if self._stat is None else self._stat.size or 0
         return size - sum(span.size for span in self._missing)
 
@@ -235,8 +235,8 @@ class Transfer:
         """One try: download the bytes that are missing.
 
         Raises:
-            SizeMismatchError: the source says another size than expected.
-            Exception: any that the client raises; the bytes that came before it stay.
+            SizeMismatchError: the source has another size than expected.
+            Exception: any error of the client; bytes received before it stay.
         """
         self._fd = os.open(self.path, system.WRITE_FLAGS)
         precedence = filesystems.Precedence(self._is_ahead)  # after a failure, that of a later one
@@ -277,7 +277,7 @@ class Transfer:
         read_spans(source, ranges, Sink(self._learn, self._write))
 
     def _learn(self, stat: Stat) -> None:
-        """The store has said size and version: reserve space, or make sure that they are still the same."""
+        """On learning size and version: reserve space, or check that they have not changed."""
         if stat.size is not None and self._expected not in (None, stat.size):
             raise self._wrong_size(stat.size)
         if self._stat is None:
@@ -293,7 +293,7 @@ class Transfer:
             raise InterruptedTransferError(f"{self.url}: it changed, or gave no ranges any more, while it was fetched")
 
     def _is_known_as_weak(self, source: ByteSource) -> bool:
-        """Whether to ask for one stream at once: answers with ranges would be of no use."""
+        """Whether to request one stream immediately: answers with ranges would be useless."""
         if self._has_checksum or not source.answers_have_stat:
             return False
         return self._host in filesystems.connections().weak_hosts
@@ -302,7 +302,7 @@ class Transfer:
         filesystems.connections().weak_hosts.add(self._host)
 
     def _may_combine(self, stat: Stat) -> bool:
-        """Whether bytes of several requests can be put together."""
+        """Whether bytes of several requests can be combined."""
         return stat.is_strong or self._has_checksum
 
     def _write(self, at: int, data: bytes) -> None:
@@ -343,10 +343,10 @@ class Transfer:
             raise _too_long(self.url, self._max_bytes)
 
     def _check_free(self, size: int) -> None:
-        """Check that the file system has space for a file of so many bytes, where no cache looks after that.
+        """Check that the file system has space for a file of this size, if no cache does so.
 
         Raises:
-            CacheFull: it has not.
+            CacheFull: it lacks the space.
         """
         free, disk_bytes = system.free_bytes(os.path.dirname(self.path) or ".")
         wanted = size - os.fstat(self._fd).st_blocks * 512
@@ -360,7 +360,7 @@ class Transfer:
             )
 
     def _go_on(self) -> None:
-        """End the transfer if it was cancelled, or takes too long in all."""
+        """End the transfer if it was cancelled, or exceeds its total time."""
         if self._is_cancelled():
             raise CancelledTransferError
         if time.monotonic() > self._deadline:

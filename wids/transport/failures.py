@@ -1,6 +1,6 @@
-"""Failures of transfers: whether another try may end better, and the typed error that says what to do.
+"""Failures of transfers: decides whether to retry, and makes the typed error with advice.
 
-Clients are recognised by the shape of their errors, never imported. Unknown errors are final unless a network
+Clients are recognised by the form of their errors, and never imported. Unknown errors are final unless a network
 client raised them.
 """
 
@@ -86,15 +86,15 @@ class _TransferError(OSError):
 
 
 class InterruptedTransferError(_TransferError):
-    """The object changed during the transfer, or comes in another way; the next try starts again."""
+    """The object changed during the transfer, or is sent in another form; the next try starts again."""
 
 
 class StalledTransferError(_TransferError):
-    """The transfer ended too early, or nothing came for too long; the next try goes on."""
+    """The transfer ended too early, or received nothing for too long; the next try continues it."""
 
 
 class PausedError(_TransferError):
-    """The server was not asked: it is to be left alone for ``seconds``."""
+    """No request was sent: the server must not get one for ``seconds``."""
 
     status = 429
 
@@ -108,12 +108,12 @@ class CancelledTransferError(Exception):
 
 
 def words_of(error: BaseException, url: str = "") -> str:
-    """What an error about ``url`` says, or is called; without the secrets of URLs."""
+    """The message or the name of an error about ``url``, without the secrets of URLs."""
     return without_secrets(str(error), url) or type(error).__name__
 
 
 def public_cause(error: Exception, url: str) -> Exception | None:
-    """What may stand behind our own error in a traceback: not a client's that shows a signature or password."""
+    """The cause to show behind a wids error in a traceback: no client's error with a signature or password."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -125,7 +125,7 @@ def public_cause(error: Exception, url: str) -> Exception | None:
 
 
 def find_retry_after(error: BaseException | None) -> float | None:
-    """The seconds that a server asks to be left alone for (RFC 9110, 10.2.3, and the draft of RateLimit), or None."""
+    """The seconds that a server asks clients to wait (RFC 9110, 10.2.3, and the draft of RateLimit), or None."""
     headers = getattr(error, "headers", None) or getattr(getattr(error, "response", None), "headers", None)
     find = getattr(headers, "get", None)
     text = None if find is None else find("Retry-After")
@@ -141,10 +141,10 @@ def find_retry_after(error: BaseException | None) -> float | None:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that is over, and of those behind it.
+    """Drop the tracebacks of a handled error, and of its causes.
 
-    Clients' errors are parts of cycles, which live on until the collector comes. Their frames would keep what the
-    callers hold when they return: the open shard that another try brought, and so its lease.
+    Clients' errors are parts of reference cycles, which exist until garbage collection. Their frames would keep the
+    callers' objects alive: the open shard of a later try, and so its lease.
     """
     while error is not None and error.__traceback__ is not None:
         error.__traceback__ = None
@@ -152,7 +152,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def is_transient(error: Exception, path: str | None) -> bool:
-    """Whether another try may end better. ``path``: the file that is written."""
+    """Whether another try may succeed. ``path``: the file that is written."""
     status = _status_of(error)
     if status is not None:
         return status in _TRANSIENT_STATUS or (status >= 500 and status not in _FINAL_SERVER_STATUS)
@@ -168,7 +168,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
 
 
 def _likely_cause(url: str, status: int | None) -> str:
-    """What in a URL may be why there is nothing."""
+    """The likely cause, in a URL, of a missing object."""
     if status is not None and "#" in url:
         return " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
     place = Place(url)
@@ -180,7 +180,7 @@ def _likely_cause(url: str, status: int | None) -> str:
 
 
 def explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:  # noqa: PLR0911 - one kind each
-    """The typed error that tells what happened to ``url`` and what to do."""
+    """The typed error for a failure of ``url``, with advice."""
     status, cause = _status_of(error), words_of(error, url)
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
@@ -219,7 +219,7 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
 
 
 def missing_advice(error: ImportError, url: str) -> str:
-    """What to do where a module is missing."""
+    """Advice for a missing module."""
     module = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if module in sys.stdlib_module_names:
         return f"This Python was built without its own module {module}; install one that has it"
@@ -228,7 +228,7 @@ def missing_advice(error: ImportError, url: str) -> str:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """HTTP status behind an error of aiohttp, gcsfs, botocore or another client; None when there is none."""
+    """HTTP status behind an error of aiohttp, gcsfs, botocore or another client; None without a status."""
     for name in ("status", "code", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, str) and value.isdigit():
@@ -248,9 +248,9 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _refusal_of_bucket(error: BaseException) -> int | None:
-    """The status behind an error of botocore, of which s3fs makes an OSError, where it is the request's fault.
+    """The status behind an error of botocore, which s3fs turns into an OSError, if the request is at fault.
 
-    Not 416, of an object that became shorter since it was asked for its size: the next look says so.
+    416 is excluded. It means an object that became shorter after its size was requested; the next request shows this.
     """
     response = getattr(error.__cause__ if isinstance(error, OSError) else error, "response", None)
     facts = response.get("ResponseMetadata") if isinstance(response, dict) else None
@@ -260,17 +260,17 @@ def _refusal_of_bucket(error: BaseException) -> int | None:
 
 
 def _is_too_late(error: BaseException) -> bool:
-    """Whether Python gives no threads any more, as after the end of the main thread: clients look up hosts in some."""
+    """Whether Python refuses new threads, as after the end of the main thread; clients resolve hosts in threads."""
     return isinstance(error, RuntimeError) and "shutdown" in str(error)
 
 
 def _is_of_target(error: BaseException, path: str | None) -> bool:
-    """Whether it is the file being written that failed, rather than where it comes from."""
+    """Whether the written file failed, and not its source."""
     return isinstance(error, OSError) and (error.errno in _UNWRITABLE or (path is not None and error.filename == path))
 
 
 def _reason_of_no_connection(error: BaseException) -> str:
-    """Why there was no connection at all; "" when there was one, or that is not known."""
+    """The reason for a failed connection; "" if a connection existed, or the reason is unknown."""
     seen = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

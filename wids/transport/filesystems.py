@@ -1,8 +1,8 @@
-"""fsspec file systems by URL, opened so that a fork does no harm.
+"""fsspec file systems by URL, opened safely for forks.
 
-Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
-before a fork cannot be used after it. The module's globals are there for forks alone: a fork copies the module.
-Options go to the servers that they hold for (`wids.transport.session`), and no credential follows a redirect
+Rules: request a file system at each use and never keep one. fsspec caches those that it may, and one that was made
+before a fork cannot be used after it. The module's globals exist only for forks: a fork copies the module.
+Options go to the servers that they are for (`wids.transport.session`), and no credential follows a redirect
 to another one.
 """
 
@@ -37,15 +37,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How long requests take at most; the default applies; tests replace it.
+    """The time limits of requests; the default applies; tests replace it.
 
     Attributes:
-        connect_seconds, read_seconds: to connect, and from one piece of an answer to the next.
-        bucket_seconds, bucket_again_seconds: to learn what kind a bucket is; where it is not known it is asked again
+        connect_seconds, read_seconds: for a connection, and from one piece of an answer to the next.
+        bucket_seconds, bucket_again_seconds: to learn the kind of a bucket; an unknown kind is requested again
             after the second.
-        give_way_seconds: a download ahead waits so long at most for requests of samples to end: these come all the
-            time from a busy reader.
-        poll_seconds, close_seconds: how often a caller looks whether to go on; how long one that ends waits.
+        give_way_seconds: the longest time that a download ahead waits for requests of samples to end; a busy reader
+            sends them all the time.
+        poll_seconds, close_seconds: the interval at which a caller checks whether to continue; the wait at the end.
     """
 
     connect_seconds: float = 30.0
@@ -90,11 +90,11 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
     Args:
         url: of the object.
         session: opens URLs.
-        tries_once: the client makes each request once, for the caller has the patience (`wids.transport.retrying`).
+        tries_once: the client makes each request once; the caller retries (`wids.transport.retrying`).
 
     Raises:
         ImportError: the scheme needs a package that is not installed.
-        ValueError: no such scheme, a chain that begins with a local file, or options that are none.
+        ValueError: no such scheme, a chain that begins with a local file, or invalid options.
     """
     place = Place(url)
     scheme, options = place.scheme, session.options_for(place)
@@ -127,7 +127,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda: None) -> T:
-    """What a coroutine returns that runs in fsspec's thread.
+    """The result of a coroutine that runs in fsspec's thread.
 
     Args:
         coroutine: it is cancelled if the caller is interrupted.
@@ -146,12 +146,12 @@ def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda
 
 
 def limit_of(size: int) -> float:
-    """Seconds that a request for so many bytes may take; one that brings less was as good as a stall."""
+    """The seconds that a request for this number of bytes may take; a slower one counts as stalled."""
     return LIMITS.connect_seconds + LIMITS.read_seconds + size / _SLOWEST_BYTES
 
 
 def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
-    """What tells two versions of an object apart, of what fsspec's ``info`` says of it, and whether it is strong."""
+    """The version of an object, from fsspec's ``info``, and whether it is strong."""
     found = {name: parse_tag(str(info[name])) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
     is_strong = any(name in found and found[name][1] for name in _STRONG_KEYS)
     return tuple(text for text, _ in found.values()) or None, is_strong
@@ -162,13 +162,13 @@ _numbers = itertools.count()
 
 @dataclass(order=True, slots=True)
 class Precedence:
-    """When a download gets a connection: those that a reader waits for first, then in the order in which they began.
+    """The order in which downloads get connections: first those with a waiting reader, then by their start.
 
     The first of several downloads is then complete as early as it can be, and all of them no later.
 
     Attributes:
         is_ahead: no reader waits for it.
-        has_failed: a part of it did, in this try: what it waits to ask for comes behind other downloads.
+        has_failed: a part of it failed in this try: its waiting requests come after other downloads.
     """
 
     is_ahead: bool
@@ -177,14 +177,14 @@ class Precedence:
 
 
 class _Slots:
-    """A semaphore that goes to the first in precedence. For one event loop."""
+    """A semaphore that serves waiters by precedence, for one event loop."""
 
     def __init__(self, count: int) -> None:
         self.free = count
         self._waiting: list[tuple[Precedence, int, asyncio.Future[None]]] = []
 
     async def acquire(self, precedence: Precedence) -> None:
-        """Take one, when no other comes before.
+        """Take a slot, when no other waiter precedes.
 
         Raises:
             StalledTransferError: the download has failed meanwhile.
@@ -205,7 +205,7 @@ class _Slots:
             raise StalledTransferError("not asked for: another part of it failed")
 
     def release(self) -> None:
-        """Give one back: it goes to the first that waits."""
+        """Give a slot back: the first waiter gets it."""
         while self._waiting:
             given = heapq.heappop(self._waiting)[2]
             if not given.done():
@@ -215,13 +215,13 @@ class _Slots:
 
 
 class Connections:
-    """The byte ranges that this process has under way, and measurements of the hosts that they come from.
+    """The byte ranges that this process is reading, and measurements of their hosts.
 
-    Ranges of downloads and requests for samples are counted apart, so that no sample waits for a download.
+    Ranges of downloads and requests for samples are counted separately, so that no sample waits for a download.
 
     Attributes:
         count: ranges of downloads at a time. slots: one is taken for each of them.
-        weak_hosts: those that have given an object without a strong version (`wids.transport.source.Stat`).
+        weak_hosts: hosts that returned an object without a strong version (`wids.transport.source.Stat`).
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class Connections:
         self._has_none.set()
 
     async def acquire(self, precedence: Precedence | None) -> Callable[[], None]:
-        """Wait for a connection; returns what gives it back.
+        """Wait for a connection; return a function that gives it back.
 
         Args:
             precedence: of a download; None: it is a request for samples.
@@ -248,7 +248,7 @@ class Connections:
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
-        """Samples are asked for in this block: downloads ahead give way."""
+        """The block requests samples: downloads ahead give way."""
         self._requests += 1
         self._has_none.clear()
         try:
@@ -259,13 +259,13 @@ class Connections:
                 self._has_none.set()
 
     async def give_way(self) -> None:
-        """Wait until no samples are asked for, but not for long."""
+        """Wait, for a limited time, until no samples are requested."""
         if self._requests:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._has_none.wait(), LIMITS.give_way_seconds)
 
     def requests_at_a_time(self, host: str) -> int:
-        """How many requests for samples of a host to have under way."""
+        """The number of concurrent requests for samples to one host."""
         delay = self._delays.get(host)
         return prefetching.LIMITS.max_requests // 2 if delay is None else prefetching.requests_at_a_time(delay)
 
@@ -278,9 +278,9 @@ class Connections:
             self._rates[host] = 0.7 * self._rates.get(host, rate) + 0.3 * rate
 
     def range_bytes(self, host: str, size: int | None) -> int:
-        """How long a range from ``host`` should be.
+        """The best length of a range from ``host``.
 
-        Waiting for the first byte then takes a tenth of the time; a fifth where all connections share one object of
+        The wait for the first byte then takes a tenth of the time, or a fifth if all connections share one object of
         ``size`` bytes.
         """
         rate = self._rates.get(host)
@@ -288,14 +288,14 @@ class Connections:
         return prefetching.range_bytes(size, wanted=wanted, connections=self.count)
 
     def request_bytes(self, host: str) -> int:
-        """How many bytes take as long as a request, by itself; a guess for a host not seen yet."""
+        """The number of bytes that take as long as a single request; a guess for an unknown host."""
         rate = self._rates.get(host)
         if rate is None:
             return _FIRST_REQUEST_BYTES
         return int(min(max(self._delays[host] * rate, _MIN_REQUEST_BYTES), _MAX_REQUEST_BYTES))
 
     def gap_bytes(self, host: str) -> int:
-        """How many bytes between two pieces take as long as another request among many."""
+        """The number of bytes between two pieces that take as long as another request among many."""
         return max(self.request_bytes(host) // self.requests_at_a_time(host), _MIN_GAP_BYTES)
 
 
@@ -309,14 +309,14 @@ def connections() -> Connections:
 
 
 def quote_url(url: str) -> str:
-    """Quote what no URL may hold (spaces, bytes beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
+    """Quote only characters that URLs forbid (spaces, bytes beyond ASCII, ...): signed URLs do not change."""
     return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._", errors="surrogateescape")
 
 
 def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
     """Options of a client without its own retries: nested in ours, a refused connection takes minutes to be reported.
 
-    They also make it another one than the file system that a program opens for itself, which keeps its retries.
+    They also separate it from a file system that the program opens itself, which keeps its retries.
     """
     if scheme in _S3:
         config = given.get("config_kwargs") or {}
@@ -325,7 +325,7 @@ def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_retries(scheme: str, filesystem: Any) -> None:
-    """Take away the retries around a client's requests that no option sets."""
+    """Remove a client's retries that no option controls."""
     if scheme in _S3 and isinstance(getattr(filesystem, "retries", None), int):
         filesystem.retries = 1
     elif scheme in _GOOGLE and (plain := getattr(type(filesystem)._request, "__wrapped__", None)):  # noqa: SLF001 - a decorator holds them
@@ -335,7 +335,7 @@ def _drop_retries(scheme: str, filesystem: Any) -> None:
 
 
 class _BucketTypes:
-    """gcsfs's look at what kind a bucket is, with a limit of time: its own tries take a minute where no server answers.
+    """gcsfs's request for the kind of a bucket, with a time limit: its own tries take a minute if no server answers.
 
     Args:
         ask: a coroutine function of the bucket's name.
@@ -390,7 +390,7 @@ def _redirects() -> Any:
 
 
 async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
-    """On a redirect to another scheme, host or port, go on without the caller's own headers."""
+    """On a redirect to another scheme, host or port, drop the caller's own headers."""
     from yarl import URL
 
     here, place = params.response.url, params.response.headers.get("Location")
@@ -403,7 +403,7 @@ async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
 
 
 def _import_for(url: str) -> None:
-    """Import and start all that a download would import or start on the way, with forks kept waiting."""
+    """Import and start in advance all that a download needs, while forks wait."""
     with forks.lock:
         import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
 

@@ -1,7 +1,6 @@
 """Byte source over HTTP, through the session of fsspec's file system.
 
-Each answer says which bytes it holds, of how many, and of which version. All connections of a process are counted
-together.
+Each answer states its bytes, the total size, and the version. All connections of a process are counted together.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class HttpSource(ByteSource):
-    """One URL. The answer that gave its size is kept for the first read, so that a download costs no request more.
+    """One URL. The answer that gave its size is kept for the first read, so a download needs no extra request.
 
     Args:
         url, go_on, precedence: see `wids.transport.stores.open_source`.
@@ -117,18 +116,18 @@ class HttpSource(ByteSource):
             answer.close()
 
     async def _keep(self, span: Span | None) -> Answer:
-        """Ask, and keep the answer: where this is cancelled, `close` finds it."""
+        """Send a request, and keep the answer: after a cancellation, `close` finds it."""
         self._drop()
         self._opened = answer = await self.ask(span)
         return answer
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
-        """Ask for a span, or for the whole. The caller closes the answer.
+        """Request a span, or the whole. The caller closes the answer.
 
         Args:
-            span: which; None: the whole.
-            is_raw: a body that is compressed, though nobody asked for that, is unpacked here, if it is gzip: of another
-                kind it is asked for again, and the client unpacks it.
+            span: the bytes; None: the whole.
+            is_raw: a body that was compressed without request is decompressed here if it is gzip; otherwise it is
+                requested again, and the client decompresses it.
         """
         options = dict(self._filesystem.kwargs)
         if span is not None:
@@ -164,7 +163,7 @@ class HttpSource(ByteSource):
 
 @cache
 def _gives_raw(session: Hashable) -> bool:
-    """Whether this client gives bodies as they come, if it is told so; older ones do not."""
+    """Whether this client can return raw bodies; older ones cannot."""
     request = getattr(session, "_request", None)
     return request is not None and "auto_decompress" in inspect.signature(request).parameters
 
@@ -175,7 +174,7 @@ def _encoding_of(response: Any) -> str:
 
 
 def _raise_for_status(response: Any) -> None:
-    """Refuse answers without the file: also 202, 204, 304, and redirects to nothing, which clients let through."""
+    """Refuse answers without the file: also 202, 204, 304, and redirects without a target, which clients accept."""
     response.raise_for_status()
     if response.status not in _WITH_CONTENT:
         from aiohttp import ClientResponseError
@@ -190,7 +189,7 @@ def _raise_for_status(response: Any) -> None:
 
 
 def _within(limits: Any, seconds: float) -> Any:
-    """The client's time limits, and no more than ``seconds`` in all, from the request to the last byte."""
+    """The client's time limits, and at most ``seconds`` in total, from the request to the last byte."""
     return type(limits)(
         total=min(seconds, limits.total or seconds),
         connect=limits.connect,
@@ -204,12 +203,12 @@ class Answer:
 
     Args:
         response: the client's.
-        note: called with the bytes of a range and the seconds that they took.
+        note: called with the bytes of a range and their seconds.
         release: called once, when it is closed.
-        is_raw: the client has not unpacked the body.
+        is_raw: the client has not decompressed the body.
 
     Attributes:
-        is_range: it holds a range of the whole. span: which bytes it holds; None: not said. stat: of the whole.
+        is_range: it holds a range of the whole. span: its bytes; None: unknown. stat: of the whole.
     """
 
     def __init__(
@@ -246,7 +245,7 @@ class Answer:
         return b"".join(parts)
 
     async def write_to(self, sink: Sink, span: Span) -> None:
-        """Write the body, which is that span, as it comes."""
+        """Write the body, which is that span, as it arrives."""
         start, at = time.monotonic(), span.lo
         while data := await self._content.readany():
             sink.write(at, data)
@@ -255,7 +254,7 @@ class Answer:
             self._note(span.size, time.monotonic() - start)
 
     def close(self) -> None:
-        """Give the connection back, or end it if there is more to come."""
+        """Give the connection back, or close it if the body is incomplete."""
         self._response.close()
         release, self._release = self._release, None
         if release is not None:
@@ -263,7 +262,7 @@ class Answer:
 
 
 class _Unzipped:
-    """A body that comes as gzip, as it was before.
+    """Decompresses a body that was sent as gzip.
 
     Args:
         content: the client's.
@@ -279,7 +278,7 @@ class _Unzipped:
         """Some bytes, 1 MiB at most; none at the end.
 
         Raises:
-            StalledTransferError: it ended too early, or is no gzip.
+            StalledTransferError: it ended too early, or is not gzip.
         """
         while True:
             data = self._left

@@ -1,15 +1,16 @@
 """Files of the Hugging Face Hub, over the HTTP source of wids: repositories at one commit each, and buckets.
 
-The revision of a repository becomes a commit once: processes that a run starts are told, others on the machine find it
-in the cache directory for a minute. What a commit holds is listed once (paged), kept in the cache directory, and
-says sizes, versions and sha256 of its files without a request for any. A file's URL leads to another server by a
-redirect that is signed for some time; the processes of a user on a machine use it until then, or until it is refused.
-The token goes to the Hub alone. A 429 makes all threads of a process leave that part of the Hub alone for as long as it
-says. Where ``HF_HUB_OFFLINE`` is set, nobody is asked, and what is kept is used at any age.
+The revision of a repository is resolved to a commit once. A run passes the commit to the processes that it starts;
+other processes of the machine find it in the cache directory for a minute. A commit's files are listed once (paged).
+The listing is kept in the cache directory, and has sizes, versions and sha256 without a request for a file. The URL of
+a file redirects to another server, with a signature that expires. All processes of a user on a machine use the redirect
+until it expires or is refused. Only the Hub gets the token. After a 429, no thread of the process sends requests to
+that part of the Hub for the stated time. With ``HF_HUB_OFFLINE``, no request is sent, and kept data are used at any
+age.
 
-    .wids/indexes/KEY.pin, KEY.hub      a revision's commit and when it was asked for; the files of a commit
-    .wids/indexes/KEY.file              an index, or another small file that is read whole
-    .wids/indexes/KEY.redirect          where a file of a commit is, for its user alone: the URL is signed
+    .wids/indexes/KEY.pin, KEY.hub      a revision's commit and the time of its request; the files of a commit
+    .wids/indexes/KEY.file              an index, or another small file that is read completely
+    .wids/indexes/KEY.redirect          the signed URL of a file of a commit, readable only by its user
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ _EXPIRED = frozenset({401, 403, 410})
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """How long what the Hub says is used; the default applies; tests replace it.
+    """How long answers of the Hub are used; the default applies; tests replace it.
 
     Attributes:
-        pin_seconds: a process that starts takes the commit that another one of this machine asked for so long ago.
-        target_seconds: a redirect is followed without asking again, unless its signature ends before.
-        early_seconds: before that: this machine's clock may be late.
-        asking_seconds, poll_seconds: another process that asks for a redirect is waited for so long at most: it may be
-            stopped; and how often it is looked for.
+        pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
+        target_seconds: a redirect is used without a new request, unless its signature expires earlier.
+        early_seconds: margin before the expiry, because this machine's clock may be slow.
+        asking_seconds, poll_seconds: the longest wait for another process that requests a redirect, because it may be
+            stopped; and the interval of checks.
     """
 
     pin_seconds: float = 60.0
@@ -95,7 +96,7 @@ LIMITS = HubLimits()
 
 
 class HubPlace(NamedTuple):
-    """Where a file of the Hub is.
+    """The place of a file of the Hub.
 
     Attributes:
         endpoint: the Hub's URL, without a slash at its end.
@@ -123,11 +124,11 @@ class HubPlace(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a listing says of a file.
+    """The entry of a file in a listing.
 
     Attributes:
-        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: not said, as of small files and in buckets.
-        tag: two files with the same one have the same bytes.
+        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: unknown, as for small files and in buckets.
+        tag: files with equal tags have equal bytes.
     """
 
     size: int
@@ -139,7 +140,7 @@ class HubListing(NamedTuple):
     """All files of a repository at one commit, or of a bucket.
 
     Attributes:
-        commit: "" of a bucket. files: path -> what is said of it.
+        commit: "" of a bucket. files: path -> its entry.
     """
 
     commit: str
@@ -147,7 +148,7 @@ class HubListing(NamedTuple):
 
 
 def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
-    """Where on the Hub a place is: ``hf://`` URLs, and the Hub's own ``.../resolve/REVISION/PATH``; None: elsewhere.
+    """Parse a place on the Hub: ``hf://`` URLs, and the Hub's ``.../resolve/REVISION/PATH``; None: it is elsewhere.
 
     Raises:
         ValueError: an ``hf://`` URL that names no repository.
@@ -175,8 +176,8 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
 
     Raises:
         ValueError: it is not on the Hub.
-        ShardNotFoundError: no such repository or revision. FetchDeniedError: it is gated. FetchError: it cannot be
-            read.
+        ShardNotFoundError: no such repository or revision exists. FetchDeniedError: it is gated. FetchError: it cannot
+            be read.
     """
     url = str(place)
     where = locate(Place(url), session)
@@ -188,7 +189,7 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
 
 
 def known_file(url: str, session: Session = PLAIN) -> File | None:
-    """What is known of a file at the commit that this process reads; None where nothing is. Nobody is asked."""
+    """The known entry of a file at the commit that this process reads, or None; sends no request."""
     try:
         where = locate(Place(url), session)
     except ValueError:
@@ -207,17 +208,17 @@ def known_file(url: str, session: Session = PLAIN) -> File | None:
 
 
 def is_offline() -> bool:
-    """Whether the Hub is not to be asked, by the variables of its own client."""
+    """Whether the variables of the Hub's client forbid requests."""
     return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES
 
 
 def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
-    """The bytes of a small file: of one at a commit they are kept in the cache directory, and read once for a machine.
+    """The bytes of a small file; those of a commit are kept in the cache directory, and read once on a machine.
 
     Args:
         url: of the file, anywhere.
         session: opens URLs.
-        read: gives its bytes.
+        read: returns its bytes.
 
     Raises:
         FetchError: of the Hub, see `list_files`, or of ``read``.
@@ -249,30 +250,30 @@ def open_hub(
     """The source of a file of the Hub; see `wids.transport.stores.open_source`.
 
     Raises:
-        ShardNotFoundError: there is none. FetchDeniedError: it is gated.
-        OSError, aiohttp.ClientError: the Hub cannot be asked for its listing.
+        ShardNotFoundError: it does not exist. FetchDeniedError: it is gated.
+        OSError, aiohttp.ClientError: the request for the listing failed.
     """
     return HubSource(_Hub(url, where, session, go_on), precedence=precedence)
 
 
 def pins() -> dict[tuple[str, ...], str]:
-    """The commits that this process reads, to be handed to a process that is started."""
+    """The commits that this process reads, to be passed to a new process."""
     return dict(_pins)
 
 
 def find_token(place: str, session: Session = PLAIN) -> str | None:
-    """The token that the Hub gets for a place: of the session's options, else huggingface_hub's own; None: none."""
+    """The Hub token for a place: from the session's options, else that of huggingface_hub, else None."""
     where, options = locate(Place(place), session), session.options_for(Place(place))
     return None if where is None else _find_token(options.get("token"), where.endpoint, options)
 
 
 def is_commit(revision: str) -> bool:
-    """Whether a revision is the name of a commit, which is what it is for ever."""
+    """Whether a revision is the name of a commit, which never changes."""
     return _COMMIT.fullmatch(revision) is not None
 
 
 def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
-    """Read a commit that was made just now, in this process and in those that this machine starts."""
+    """Use a commit that was just made, in this process and in new processes of this machine."""
     where = locate(Place(place), session)
     if where is None:
         return
@@ -283,13 +284,13 @@ def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
 
 
 def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
-    """Read these commits, but for those that this process has begun to read."""
+    """Use these commits, except where this process already reads another one."""
     for key, commit in found.items():
         _pins.setdefault(key, commit)
 
 
 def forget() -> None:
-    """Know nothing of the Hub, as a process that has just started."""
+    """Forget all answers of the Hub, as in a new process."""
     for memory in (_pins, _listings, _pages, _targets, _pauses):
         memory.clear()
 
@@ -323,13 +324,13 @@ class HubSource(HttpSource):
             hub.check_pause("resolvers")
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`. That of a commit's file is known without a request."""
+        """See `ByteSource`. The stat of a commit's file is known without a request."""
         if self._file is None or first is None or self._opened is not None:
             return super().stat(first, is_fresh=is_fresh)
         return Stat(self._file.size, self._file.tag, has_ranges=True, is_strong=True)
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
-        """See `HttpSource`: where the Hub leads to, which is asked only if that is not known."""
+        """See `HttpSource`: sends the request to the redirect's target, and asks the Hub only for an unknown target."""
         self._hub.check_online(self._hub.where.path)
         refused = None
         while True:
@@ -364,7 +365,7 @@ class HubSource(HttpSource):
         return target if target is _targets.get(self._key) else _remember(self._key, target)
 
     def _take(self, file: SharedFile) -> _Redirect | None:
-        """What a process with the same rights was told of this file; in a shared directory, files may be renamed."""
+        """The redirect that a process with the same rights got for this file; shared directories may rename files."""
         try:
             name, access, url, tag, ends = json.loads(bytes(file.data))
             target = _Redirect(str(url), str(tag), float(ends))
@@ -381,7 +382,7 @@ class HubSource(HttpSource):
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Of the processes that look for this file, one at a time is in this block, unless it takes too long."""
+        """Let one process at a time into the block for this file, unless that takes too long."""
         ends = time.monotonic() + LIMITS.asking_seconds
         with contextlib.ExitStack() as stack:
             while self._shared is not None and not stack.enter_context(self._shared.trying(self._key)):
@@ -391,9 +392,9 @@ class HubSource(HttpSource):
             yield
 
     async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
-        """Ask the Hub for a file: it gives small ones itself, and says where others are.
+        """Request a file from the Hub, which sends small files itself, and redirects for others.
 
-        Reads of one try of one file ask once: what is refused is refused to all of them.
+        The reads of one try of one file send one request: a refusal is valid for all of them.
         """
         if self._failure is not None:
             raise self._failure
@@ -423,7 +424,7 @@ class HubSource(HttpSource):
         raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
 
     def _marked(self, answer: Answer, tag: str) -> Answer:
-        """An answer that says the file's version, not that of a copy in a store of the Hub."""
+        """An answer with the file's version, instead of that of a copy in a store of the Hub."""
         if self._file is not None:
             answer.stat = answer.stat._replace(version=self._file.tag, is_strong=True)
         elif tag:
@@ -433,13 +434,13 @@ class HubSource(HttpSource):
 
 
 class _Hub:
-    """The Hub, as the reader of one file asks it.
+    """Requests to the Hub for the reader of one file.
 
     Args:
         url: of the file, for messages.
-        where: it is.
+        where: its place.
         session: opens URLs.
-        go_on: called now and then while the Hub is waited for.
+        go_on: called regularly during waits for the Hub.
     """
 
     def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
@@ -465,17 +466,17 @@ class _Hub:
         self.filesystem = self._open_http({**own, "allow_redirects": False})
 
     def open_elsewhere(self) -> Any:
-        """The file system of the servers that the Hub leads to, without what gives access to the Hub."""
+        """The file system of the servers that the Hub redirects to, without credentials of the Hub."""
         return self._open_http(self._other)
 
     def _open_http(self, options: dict[str, Any]) -> Any:
         return filesystems.open_filesystem(self.where.endpoint, Session(options))[0]
 
     def file(self) -> tuple[File | None, str]:
-        """What is known of the file, and at which commit; (None, "") in a bucket.
+        """(The entry of the file, its commit); (None, "") in a bucket.
 
         Raises:
-            ShardNotFoundError: there is none.
+            ShardNotFoundError: the file does not exist.
         """
         if self.where.kind == "buckets":
             return None, ""
@@ -490,7 +491,7 @@ class _Hub:
         return file, commit
 
     def listing(self) -> HubListing:
-        """All files of the commit, or of the bucket as it is now.
+        """All files of the commit, or of the bucket now.
 
         Raises:
             ShardNotFoundError, FetchDeniedError, OSError, aiohttp.ClientError: see `open_hub`.
@@ -512,7 +513,7 @@ class _Hub:
         return found
 
     def _find_commit(self) -> str:
-        """The commit of the revision: another process may have asked for it just now."""
+        """The commit of the revision: another process may have requested it recently."""
         where, revision = self.where, self.where.revision or "main"
         kept = SharedFiles(_directory(self.session), ".pin")
         key = _digest(*where[:3], revision)
@@ -539,7 +540,7 @@ class _Hub:
         return HubListing(commit, files)
 
     def _list(self, url: str, key: tuple[str, ...]) -> dict[str, File]:
-        """All pages of a listing; those that have come stay if one fails."""
+        """All pages of a listing; received pages stay if one fails."""
         pages = _pages.setdefault(key, _Pages({}, url))
         while pages.next:
             try:
@@ -594,7 +595,7 @@ class _Hub:
             return response.headers, b"".join(parts)
 
     def check_online(self, what: str) -> None:
-        """Do not ask the Hub, or where it leads to, for something that is not kept if the user says so.
+        """Refuse requests to the Hub and its stores if the user forbids them.
 
         Raises:
             UnreachableError: ``HF_HUB_OFFLINE`` is set.
@@ -607,17 +608,17 @@ class _Hub:
             )
 
     def check_pause(self, part: str) -> None:
-        """Do not ask a part of the Hub that is to be left alone.
+        """Refuse requests to a part of the Hub during its pause.
 
         Raises:
-            PausedError: another try may begin when it says.
+            PausedError: its ``seconds`` must pass before another try.
         """
         left = _pauses.get((self.where.endpoint, part), 0.0) - retrying.now()
         if left > 0:
             raise PausedError(f"{self.url}: the Hub asked to be left alone", seconds=left)
 
     def explained(self, error: Exception, part: str) -> Exception:
-        """What an error of the Hub means: a typed one where it says more than its status, else the same."""
+        """The meaning of an error of the Hub: a typed error if it says more than its status, else the same error."""
         status = getattr(error, "status", None)
         headers = getattr(error, "headers", None) or {}
         if status == 429 and (seconds := find_retry_after(error)) is not None:
@@ -657,10 +658,10 @@ class _Hub:
 
 
 class _Redirect(NamedTuple):
-    """Where the Hub leads to.
+    """A redirect of the Hub.
 
     Attributes:
-        url: signed. tag: of the file, as the Hub says. ends: when it is no longer used, in seconds since 1970.
+        url: signed. tag: of the file, from the Hub. ends: end of its use, in seconds since 1970.
     """
 
     url: str
@@ -669,7 +670,7 @@ class _Redirect(NamedTuple):
 
 
 class _Pages:
-    """A listing on its way: the files and the pages that have come, and the URL of the next page; "" at the end."""
+    """An unfinished listing: the received files and pages, and the URL of the next page; "" at the end."""
 
     def __init__(self, files: dict[str, File], url: str) -> None:
         self.files, self.next, self.seen = files, url, set[str]()
@@ -697,7 +698,7 @@ forks.call_in_child(_start_child)
 
 @contextlib.contextmanager
 def _alone(go_on: Callable[[], None]) -> Iterator[None]:
-    """One thread of the process at a time is in this block."""
+    """Let one thread of the process at a time into the block."""
     held = _lock
     while not held.acquire(timeout=filesystems.LIMITS.poll_seconds):
         go_on()
@@ -708,7 +709,7 @@ def _alone(go_on: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock_of(key: str) -> asyncio.Lock:
-    """Who asks where a URL leads to; on the event loop."""
+    """The lock of requests for the redirect of a URL; on the event loop."""
     locks = _locks.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     return locks.setdefault(key, asyncio.Lock())
 
@@ -722,7 +723,7 @@ def _remember(key: str, target: _Redirect) -> _Redirect:
 
 
 def _end_of(url: str, date: str | None = None) -> float:
-    """Until when a signed URL is good, by this machine's clock: as it says, an hour at most; ``date``: the server's."""
+    """The expiry of a signed URL by this machine's clock, at most in an hour; ``date``: the server's."""
     now, ahead = time.time(), 0.0
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         ahead = now - parsedate_to_datetime(date or "").timestamp()
@@ -779,14 +780,14 @@ def _known_commit(where: HubPlace) -> str | None:
 
 
 def _pin_of(where: HubPlace) -> tuple[str, ...]:
-    """The name of a revision: the default one is main, so that both are one commit."""
+    """The name of a revision: the default is main, so both share one commit."""
     return (*where[:3], where.revision or "main")
 
 
 def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
-    """The token of the Hub: as given, or huggingface_hub's own, by its rules.
+    """The token of the Hub: as given, or that of huggingface_hub, by its rules.
 
-    The latter is for the endpoint that is in force, or that the caller names, and for no other.
+    The latter is used only for the configured endpoint, or the one that the caller names.
     """
     if given not in (None, True, False) and not isinstance(given, str):
         raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
@@ -810,7 +811,7 @@ _YES = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 def _file_of(entry: dict[str, Any]) -> File:
-    """What an entry of a listing says of a file."""
+    """The file of an entry of a listing."""
     lfs = entry.get("lfs") or {}
     sha256 = lfs.get("oid") or lfs.get("sha256")
     sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
@@ -823,7 +824,7 @@ def _file_of(entry: dict[str, Any]) -> File:
 
 
 def _take_last(file: SharedFile) -> str | None:
-    """The commit whose files are kept: not one that was made here, and not read since."""
+    """The last commit with a kept listing; not one that was made here and never read."""
     found = json.loads(bytes(file.data))
     commit = found.get("read") or found.get("commit") if isinstance(found, dict) else None
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
