@@ -97,7 +97,7 @@ def create_columns(
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal and parts: the next run reads the other shards.
 
     Args:
-        index: as the first argument of a dataset.
+        index: as the first argument of a dataset: the path or URL of an index, or shards.
         output: path of the Parquet file; None: beside a local index, ``train.columns.parquet`` of ``train.json``.
             Beside it is its ``.state``, and until the end of the job ``.journal`` and ``.parts``.
         spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
@@ -106,12 +106,20 @@ def create_columns(
         engine: runs the tasks; by default threads, and processes where many local samples are parsed.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
+    Returns:
+        Counts, and what the columns are.
+
     Raises:
+        InputError: an argument is of another type; names it.
         JobError: some shards could not be read; ``found`` names them (URL -> reason). The next run does not read the
             other shards again. An earlier table stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
             this one. DependencyError: pyarrow is not installed.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
+
+    Example::
+
+        jobs.create_columns("train.json", spec=jobs.parse_spec(fields=[".cls=label"]))
     """
     check_job(spec, ColumnSpec, engine, progress, name="spec")
     check_kind("session", session, Session)

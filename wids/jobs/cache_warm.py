@@ -107,9 +107,9 @@ def warm(
     A run that ends early (KeyboardInterrupt, a kill) leaves complete shards; the next run downloads the others.
 
     Args:
-        index: as the first argument of a dataset.
+        index: as the first argument of a dataset: the path or URL of an index, or shards.
         settings: into which cache.
-        shards: which of the index.
+        shards: which of the index, as ``slice(0, 10)``.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
         engine: ``"threads"``, ``"ray"`` (each node of the cluster fetches all of them), or `RunOptions`, whose ``jobs``
             are shards at a time; 8 unless it says.
@@ -119,8 +119,14 @@ def warm(
         The results for the shards; failed downloads are in ``failed``.
 
     Raises:
+        InputError: an argument is of another type; names it.
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
-        CacheError, InputError, ClusterError: see `warm_cache`; ``found`` is then the slice of shards that would fit.
+        CacheError: the cache cannot be used, or the shards do not fit: ``found`` is the slice of those that would.
+        ClusterError: there is no Ray cluster, or no such node.
+
+    Example::
+
+        jobs.warm("https://example.com/train.json", jobs.WarmSettings(directory="/nvme/cache"))
     """
     check_job(settings, WarmSettings, engine, progress)
     excluded = texts_of("excluded", excluded)

@@ -127,17 +127,24 @@ def create_index(
         output: path of the index. Beside it stand its ``.state``, and until it is done its ``.journal``.
         name: of the dataset.
         info: what it is, in words.
-        base: what URLs are relative to; see `wids.index.writing.place_entries` for what it does to them.
+        base: what URLs are relative to: a directory or URL, itself relative to the index's directory.
         overwrite: a file that is no index, nor one of the shards, is replaced, too.
         settings: how.
         engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
             processes where there is much to do for the processor.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
+    Returns:
+        Counts, and in ``failed`` the shards that were left out (URL -> reason).
+
     Raises:
-        InputError: the sources name no shards. OutputError: the output cannot be written.
-        OutputExistsError: a file exists that must not be replaced.
+        InputError: an argument is of another type, or the sources name no shards.
+        OutputError: the output cannot be written. OutputExistsError: a file exists that must not be replaced.
         WidsError: a shard cannot be read, and is not to be skipped.
+
+    Example::
+
+        outcome = jobs.create_index("shards/*.tar", "train.json", name="train", progress="bar")
     """
     check_job(settings, IndexSettings, engine, progress)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)

@@ -109,15 +109,23 @@ def update_index(
 
     Args:
         place: path of the index.
-        add: sources of more shards, which come last; those that the index has are left where they are.
+        add: more shards, as the ``sources`` of `create_index`. They come last; those that the index has stay in place.
         drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
         settings: how. Checksums are wanted too if the index has some, and none if it has none.
         engine: runs the tasks.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
+    Returns:
+        Counts, and in ``failed`` the shards that were left out (URL -> reason).
+
     Raises:
+        InputError: an argument is of another type; names it.
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
         WidsError: a shard cannot be read, and is not to be skipped.
+
+    Example::
+
+        jobs.update_index("train.json", add="more/*.tar", drop=["shard-000007.tar"])
     """
     check_job(settings, IndexSettings, engine, progress)
     place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)

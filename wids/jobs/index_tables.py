@@ -144,10 +144,18 @@ def create_tables(
         engine: runs the tasks; by default threads.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
+    Returns:
+        Counts, and in ``failed`` the shards that were left out (URL -> reason).
+
     Raises:
+        InputError: an argument is of another type; names it.
         SpecError: it is not an index, or a compiled one. OutputError: the pack cannot be written.
         OutputExistsError: there is a file of this name that is not the index's pack.
         WidsError: the table of a shard cannot be had, and none is to be skipped.
+
+    Example::
+
+        jobs.create_tables("train.json")  # makes train.tables
     """
     check_job(settings, TablesSettings, engine, progress)
     place = text_of("place", place)

@@ -150,12 +150,12 @@ def verify(
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run checks only the other shards.
 
     Args:
-        index: as the first argument of a dataset.
+        index: as the first argument of a dataset: the path or URL of an index, or shards.
         settings: how closely.
-        shards: which of the index.
-        decode: see `verify_shards`, as ``wids.SampleDecoder("PIL")``; None: members are not decoded.
-        max_keys: see `verify_shards`; 0: keys are not compared.
-        journal: its path or URL; None: see `find_journal`.
+        shards: which of the index, as ``slice(0, 10)``.
+        decode: decodes each sample, as ``wids.SampleDecoder("PIL")``; None: members are not decoded.
+        max_keys: so many keys of samples are compared with each other, in 12 bytes of memory each; 0: none.
+        journal: its path or URL; None: beside a local index, where that can be written.
         engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. Of remote shards there are
             never more on the disk than its ``jobs``.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
@@ -164,8 +164,13 @@ def verify(
         The finding of each shard; those at fault are in ``wrong`` and ``failed``.
 
     Raises:
+        InputError: an argument is of another type; names it.
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
         OutputError: the journal that was asked for cannot be written. CacheError: no space for a remote shard.
+
+    Example::
+
+        wrong = jobs.verify("train.json", decode=wids.SampleDecoder("PIL")).wrong
     """
     check_job(settings, VerifySettings, engine, progress)
     check_kind("max_keys", max_keys, int)

@@ -104,9 +104,17 @@ def pack(
         engine: runs the tasks: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
+    Returns:
+        Counts, the place of the index, and what was left out.
+
     Raises:
-        InputError: a source does not exist, or is of another kind than ``source``.
-        SpecError, SampleError, OutputError, WidsError: see `wids.writing.pack.run.pack_listing`.
+        InputError: an argument is of another type; a source does not exist, or is of another kind than ``source``.
+        SpecError: ``output`` is no pattern. SampleError: a sample cannot be written. OutputError: a shard cannot be.
+        OutputExistsError: there is another dataset. JobError: a process that wrote a shard ended.
+
+    Example::
+
+        jobs.pack("images/", jobs.PackSettings(output="packed/train-%06d.tar", samples=1000))
     """
     check_job(settings, PackSettings, engine, progress)
     check_struct("source", source, PackSource)
