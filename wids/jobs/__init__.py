@@ -1,4 +1,4 @@
-"""Work on many shards: index, verify, warm, pack, columns; in threads, processes, or on Ray.
+"""Work on many shards: index, verify, warm, pack, make columns; in threads, processes, or on Ray.
 
 Each job is a function here that takes its settings, ``engine=`` and ``progress=``, and returns its outcome. The names
 are imported on first use.

@@ -1,8 +1,8 @@
-"""Fetching many shards into a cache before a job needs them: on this machine, or on each node of a Ray cluster.
+"""Downloads many shards into a cache before a job needs them: on this machine, or on each node of a Ray cluster.
 
-Bytes come, are checked and get space as those that a sampler comes to; but a usage hint says that all of these shards
-are needed, so that none of them is evicted for another, and none that a live job comes to. However it ends, its
-downloads end first and take their part files with them.
+Shards are downloaded, checked and given space as for a sampler. A usage hint marks all of these shards as needed, so
+that none of them is evicted for another, and no shard that a live job will need. At any end of the job, its downloads
+end first and delete their part files.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class WarmOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         directory: of the cache.
-        fetched: shards that came.
+        fetched: downloaded shards.
         fetched_bytes: of those.
-        cached: shards that were there already, whole and current, or that other processes fetched meanwhile.
-        in_place: local shards, which are read where they are.
+        cached: shards that were already cached, complete and current, or that other processes fetched meanwhile.
+        in_place: local shards, which are read in place.
         retries: tries that failed and were followed by another one.
-        node: the address of the node that this was on, of a cluster.
-        nodes: what became of the shards on each node of a cluster.
+        node: the address of the node, on a cluster.
+        nodes: the results of each node of a cluster.
     """
 
     directory: str
@@ -80,11 +80,11 @@ class WarmOutcome(JobOutcome, kw_only=True):
 
 
 class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Into which cache shards are fetched.
+    """The cache that receives the shards.
 
     Attributes:
-        directory: of the cache; None: the default of the machine that does it.
-        cache_size: bytes that it may hold; None: what the disk has space for.
+        directory: of the cache; None: the default of the machine that downloads.
+        cache_size: bytes that it may hold; None: the free disk space is the limit.
         session: opens URLs.
     """
 
@@ -102,14 +102,14 @@ def warm(
     engine: Engine = "auto",
     progress: Progress = None,
 ) -> WarmOutcome:
-    """Fetch the shards of an index into a cache, before a job needs them; those that are there are checked.
+    """Download the shards of an index into a cache, before a job needs them; cached shards are checked.
 
     A run that ends early (KeyboardInterrupt, a kill) leaves complete shards; the next run downloads the others.
 
     Args:
         index: as the first argument of a dataset: the path or URL of an index, or shards.
-        settings: into which cache.
-        shards: which of the index, as ``slice(0, 10)``.
+        settings: of the cache.
+        shards: the chosen shards of the index, as ``slice(0, 10)``.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
         engine: ``"threads"``, ``"ray"`` (each node of the cluster fetches all of them), or `RunOptions`, whose ``jobs``
             are shards at a time; 8 unless it says.
@@ -150,7 +150,7 @@ def warm_cache(
     excluded: Collection[str] = (),
     progress: Progress = None,
 ) -> WarmOutcome:
-    """Fetch shards into a cache; on Ray into that of each node of the cluster, once for each.
+    """Download shards into a cache; on Ray, into the cache of each node, once for each.
 
     Args:
         shards: each once.
@@ -162,7 +162,7 @@ def warm_cache(
     Raises:
         InputError: the directory is a URL.
         CacheError: the shards do not fit, or the directory cannot be used; on Ray a node's failure is in the outcome.
-        ClusterError: there is no cluster.
+        ClusterError: no cluster can be reached.
     """
     cache_directory(settings.directory or "")  # before a node is asked
     options = run_options(engine)
@@ -215,10 +215,10 @@ def _warm_nodes(
 
 
 class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
-    """Nodes of a cluster that fetch the same shards; each is named by its id.
+    """Nodes of a cluster that download the same shards; each is named by its id.
 
     Attributes:
-        nodes: all of them. parts: how far each is. done: those that have ended well.
+        nodes: all of them. parts: the progress of each. done: the nodes that succeeded.
     """
 
     def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:
@@ -229,7 +229,7 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
         self.done: dict[str, WarmOutcome] = {}
 
     def show(self) -> None:
-        """Show how far all nodes are together."""
+        """Show the progress of all nodes together."""
         self.progress = sum_progress(self.parts.values())
         super().show()
 
@@ -238,13 +238,13 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
         (self.parts[name],) = state
 
     def end(self, name: str, result: TaskResult[WarmOutcome]) -> None:
-        """A node is done with, well or not."""
+        """Record that a node has ended, successfully or not."""
         last = self.parts[name]
         self.parts[name] = msgspec.structs.replace(last, ended=last.shards, total=last.done)
         super().end(name, result)
 
     def take(self, name: str, found: WarmOutcome) -> None:
-        """Keep what became of the shards on a node."""
+        """Keep the results of a node."""
         self.done[name] = found
 
     def url_of(self, name: str) -> str:
@@ -253,10 +253,10 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
 
 
 class _Warming(ShardJob[str, None, WarmOutcome]):
-    """Shards on their way into a cache of this machine.
+    """Downloads shards into a cache of this machine.
 
     Attributes:
-        missing: the shards that are not there, as far as their names tell.
+        missing: the shards that are not cached, judged by their names.
     """
 
     def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:
@@ -279,11 +279,11 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         self._lock = threading.Lock()
 
     def check_fits(self) -> None:
-        """Refuse what cannot fit, before anything is fetched for it.
+        """Refuse shards that cannot fit, before any download.
 
         Raises:
-            CacheError: the shards are larger than the limit, or than the disk has space for (``found`` of the first
-                shards would fit); or the directory cannot be listed.
+            CacheError: the shards are larger than the limit or the disk space (the first ``found`` shards would
+                fit); or the directory cannot be listed.
         """
         sizes = [shard.filesize or 0 for shard, _ in self.cacheable]
         tables = min((_table_bytes(shard) for shard in self.missing), default=0)  # when the last one comes
@@ -332,7 +332,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         self.outcome.sort_failed(shard.url for shard, _ in self.cacheable)
 
     def show(self) -> None:
-        """Show how far it is, and say that these shards are needed."""
+        """Show the progress, and renew the hint that these shards are needed."""
         if time.monotonic() - self._hinted > _HINT_SECONDS and self._hint is not None:
             self._hinted = time.monotonic()
             later = time.time() + _LATER_SECONDS
@@ -341,16 +341,16 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         super().show()
 
     def take(self, name: str, found: None) -> None:  # noqa: ARG002 - events count them
-        """A shard is there."""
+        """Record a finished shard."""
         self._succeeded = time.monotonic()
 
     def fail(self, name: str, error: BaseException) -> None:
-        """Note that a shard did not come."""
+        """Record a failed shard."""
         self._is_full = self._is_full or isinstance(error, CacheFull)
         super().fail(name, error)
 
     def _progress(self) -> JobProgress:
-        """How far it is; shards of which no index says how long they are count as much as the others."""
+        """The progress; a shard without a size in the index counts as much as any other."""
         outcome, known = self.outcome, self._known
         typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
         arrived = outcome.fetched_bytes + part_bytes(self.directory)
@@ -375,7 +375,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                 self.outcome.retries += 1
 
     def _while_there_is_space(self, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, _Waiting]]:
-        """The shards to fetch: in a full cache each one would ask its server, wait, and fail alike."""
+        """The shards to download, until the cache is full: each further one would send a request, wait, and fail."""
         for shard, path in waiting:
             if self._is_full:
                 words = f"{shard.url}: not tried, for the cache is full"
@@ -384,7 +384,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                 yield shard.url, (shard, path)
 
     def _bring(self, task: _Waiting, context: TaskContext) -> None:
-        """Have one shard in the cache, whichever process fetches it."""
+        """Bring one shard into the cache; another process may download it."""
         shard, path = task
         while True:
             after = time.time() + 2 * _LATER_SECONDS
@@ -403,7 +403,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
 
 
 def part_bytes(directory: str) -> int:
-    """Bytes that downloads of this process into a cache have brought so far; their files are holes of full size."""
+    """Bytes that this process has downloaded into a cache so far; the size of its sparse part files tells nothing."""
     mark = f".{os.getpid()}-"
     count = 0
     with contextlib.suppress(OSError), os.scandir(CacheDirectory(directory).own) as found:

@@ -1,7 +1,7 @@
-"""Is a shard what the index says, and whole? Its facts, compared with the index and with its published tables.
+"""Checks one shard: compares its facts with the index and with its published tables.
 
-Nothing is changed. A local shard is read in place; a remote one is copied into a directory of its own while it is
-looked at. A fault of a shard is a `Problem`; only a trouble that all have (a full disk, say) is raised.
+Nothing is changed. A local shard is read in place; a remote one is copied to a temporary directory during the check. A
+fault of a shard is a `Problem`; only an error that affects all shards (a full disk, for instance) is raised.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _FETCH_AGAIN = "upload or copy the shard again; if it was rewritten, write the i
 
 
 class CheckTask(msgspec.Struct, kw_only=True, frozen=True):
-    """One shard to be checked.
+    """One shard to check.
 
     Attributes:
-        number: of the shard in its index. shard: what the index says of it.
-        has_version: the finding is to say which version it is of.
-        known: a finding of an earlier run; the answer, if the version is still the same.
-        rows: those of which samples are decoded: int array; None: all.
+        number: of the shard in its index. shard: its entry in the index.
+        has_version: the finding must name its version.
+        known: a finding of an earlier run; the result, if the version has not changed.
+        rows: the samples to decode: int array; None: all.
     """
 
     number: int
@@ -82,16 +82,16 @@ def check_shard(
     settings: VerifySettings,
     decode: Decode | None = None,
 ) -> Finding:
-    """Look at one shard.
+    """Check one shard.
 
     Args:
-        task: which.
-        context: ends it.
-        settings: how closely.
-        decode: what decodes a sample; None: samples are not decoded.
+        task: the shard.
+        context: can cancel the check.
+        settings: the kinds of checks.
+        decode: decodes a sample; None: samples are not decoded.
 
     Raises:
-        CacheError: there is no space for it.
+        CacheError: the disk has no space for it.
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard
@@ -122,7 +122,7 @@ def check_shard(
 
 
 def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
-    """The facts of a shard, compared with what the index says of it."""
+    """Compare the facts of a shard with its entry in the index."""
     if what := find_difference_in_size(shard, Identity(size=facts.filesize)):
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
     else:
@@ -141,7 +141,7 @@ def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
 
 
 def _compare_digests(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
-    """The first checksum that is another one; the index may have several."""
+    """The first checksum that differs; the index may have several."""
     for key, said in checksums.promised(shard).items():
         found = getattr(facts, key)
         if found not in (None, said):
@@ -170,7 +170,7 @@ def _look_into(
     decode: Decode | None,
     rows: Any,
 ) -> Finding:
-    """All that is wrong with a file, by its facts."""
+    """All problems of a file, from its facts."""
     table = facts.table
     problems = [*compare(facts, shard)]
     undecoded = 0
@@ -207,7 +207,7 @@ def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: Veri
 
 
 def _find_version(shard: Shard, settings: VerifySettings) -> str | None:
-    """What tells a shard, the tables beside it and its packs from others of their names; None: nothing does."""
+    """The version of a shard, the tables beside it and its packs; None: unknown."""
     url = shard.url
     if (own := Place(url)).is_local:
         path = own.path
@@ -220,18 +220,18 @@ def _find_version(shard: Shard, settings: VerifySettings) -> str | None:
 
 
 def _tables_beside(path: str) -> tuple[str, str, str]:
-    """Where our own table, Energon's and DALI's may be."""
+    """The possible places of the tables of wids, Energon and DALI."""
     base = path.removesuffix(".tar")
     return path + tables.SUFFIX, base + foreign.ENERGON_SUFFIX, base + foreign.DALI_SUFFIX
 
 
 def _table_published(url: str) -> list[str]:
-    """Where the table of a remote shard may be, if anywhere: a signature is for one object."""
+    """The possible place of a remote shard's table; none for a signed URL, which gives access to one object."""
     return [url + tables.SUFFIX] if member_tables.may_be_published(url) else []
 
 
 def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:
-    """Faults of the member table beside a remote shard, if there is one."""
+    """Faults of the member table beside a remote shard, if it exists."""
     for place in _table_published(shard.url):
         if what := _fault_of_published(place, shard, settings, scanned):
             advice = f"delete {Place(place).public}, or make it again"
@@ -286,7 +286,7 @@ def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTabl
 
 
 def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Problem]:
-    """Faults of the tables beside a local shard, our own and those of other tools."""
+    """Faults of the tables beside a local shard, of wids and of other tools."""
 
     def members() -> Iterator[tar.Member]:
         return iter(member_tables.scan_members(fd, path, scanned.identity.size))

@@ -1,8 +1,9 @@
-"""Counts of samples that other tools have written: an index is made of them without reading the shards.
+"""Reads sample counts written by other tools. An index can be made from them without reading the shards.
 
-``sizes.json``, as programs around webdataset have it beside the shards: ``{"00000.tar": 1000, ...}``, counts as
-numbers or as digits. ``00000_stats.json``, as img2dataset writes it beside ``00000.tar``: its ``successes``. A count is
-a claim: a shard of another number of samples is a `wids.errors.CountMismatchError` when it is opened.
+Two forms are known. ``sizes.json``, which programs around webdataset write beside the shards, has counts as numbers or
+as digits: ``{"00000.tar": 1000, ...}``. ``00000_stats.json``, which img2dataset writes beside ``00000.tar``, has
+``successes``. A count is a claim: opening a shard with another number of samples raises a
+`wids.errors.CountMismatchError`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_BYTES = 64 << 20
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a file says of one shard.
+    """The count of one shard in a file.
 
     Attributes:
         directory, name: of the shard. nsamples: its count. source: the file.
@@ -47,8 +48,8 @@ class SampleCounts(msgspec.Struct, kw_only=True):
     """Counts for the shards of an index.
 
     Attributes:
-        nsamples: URL of a shard -> its count. sources: file -> how many of these it gave.
-        unused: names of shards in the files that are none of the index's.
+        nsamples: URL of a shard -> its count. sources: file -> number of its counts.
+        unused: names of shards in the files that are not in the index.
     """
 
     nsamples: dict[str, int] = msgspec.field(default_factory=dict)
@@ -57,9 +58,9 @@ class SampleCounts(msgspec.Struct, kw_only=True):
 
 
 def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Session = PLAIN) -> SampleCounts:
-    """The counts of shards, from files.
+    """Find the counts of shards in files.
 
-    A shard takes the count of its name beside it; else that of its name elsewhere, if no other shard has this name.
+    A shard gets the count with its name in a file beside it, else one in any other file, if its name is unique.
 
     Args:
         places: files, directories of them, patterns, URLs, prefixes.
@@ -67,8 +68,8 @@ def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Sessi
         session: opens URLs.
 
     Raises:
-        InputError: a file has no counts, or they contradict each other, or fit several shards.
-        FetchError: one cannot be read.
+        InputError: a file has no counts, or counts contradict each other, or match several shards.
+        FetchError: a file cannot be read.
     """
     claims: dict[str, dict[str, Claim]] = {}
     for place in places:
@@ -96,10 +97,10 @@ def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Sessi
 
 
 def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | None:
-    """The claim that is of a shard; ``claims``: of its name, by directory; ``same``: all shards of this name.
+    """The claim of a shard; ``claims``: of its name, by directory; ``same``: all shards of this name.
 
     Raises:
-        InputError: one may be of this shard or of another one.
+        InputError: a claim may belong to this shard or to another one.
     """
     directories = {str(Place(url).directory) for url in same}
     own = claims.get(str(Place(url).directory))

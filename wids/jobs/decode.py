@@ -1,4 +1,4 @@
-"""Decoding all samples of a shard, member by member, to find those that cannot be decoded."""
+"""Decodes all samples of a shard, member by member, to find members that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decode_file(
 
 
 def decode_samples(samples: Iterable[tuple[int, Sample]], decode: Decode, url: str) -> tuple[list[Problem], int]:
-    """Decode each member by itself: (what failed, how many members were not decoded because that could run code).
+    """Decode each member separately: (failures, number of members not decoded because that could run code).
 
     Args:
         samples: (row, sample as a `LocalReader` gives it).

@@ -1,8 +1,8 @@
 """Making the index of many shards: unchanged shards are not read again, a killed run continues where it stopped.
 
-One function for each shard (`wids.jobs.scan`), run by `wids.jobs.runner`. The result depends on the shards and their
-order alone, not on the engine nor on what finishes first. The index appears in one step, whole. ``INDEX.state`` holds
-a line for each shard of the last run, ``INDEX.journal`` those of one that was killed.
+One function for each shard (`wids.jobs.scan`), run by `wids.jobs.runner`. The result depends only on the shards
+and their order, not on the engine or the order of completion. The complete index is published in one step.
+``INDEX.state`` has a line for each shard of the last run, ``INDEX.journal`` those of a killed run.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _MAX_NAME_BYTES = 200
 
 
 class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
-    """How shards are indexed.
+    """Settings of indexing.
 
     Attributes:
-        has_md5: with an md5 and a CRC-32 of each shard.
-        checksums: with a CRC-32 of each shard; None: of local shards, and of remote ones that are read whole anyway;
-            False: of none.
-        has_tables: with their member tables published.
-        is_skipping: shards that cannot be read are left out, and listed; else the first one ends it.
-        is_dropping_missing: shards that are not there any more are left out, too, and not listed.
-        counts: where counts of samples are, by which shards are indexed that are not read; see `wids.jobs.counts`.
+        has_md5: store an md5 and a CRC-32 of each shard.
+        checksums: store a CRC-32 of each shard; None: of local shards, and of remote ones that are read completely
+            anyway; False: of none.
+        has_tables: publish their member tables.
+        is_skipping: leave out and list shards that cannot be read; otherwise the first one ends the job.
+        is_dropping_missing: also leave out shards that do not exist any more, without listing them.
+        counts: places of sample counts, which replace reading the shards; see `wids.jobs.counts`.
         session: opens URLs.
     """
 
@@ -73,16 +73,16 @@ class IndexOutcome(JobOutcome, kw_only=True):
         output: the index's path.
         samples, members: in the index, as the ``shards``. bytes: of its shards.
         surveyed: shards that were read. unchanged: shards known from an earlier run.
-        counted: shards that were taken by their counts, not read. counts: the files of these -> how many each gave.
-        unused_counts: shards that these files name, and the sources do not.
+        counted: shards indexed by their counts, not read. counts: the files of these -> number of counts from each.
+        unused_counts: shards that these files name, but the sources do not.
         added, dropped: by an update.
         requests, read_bytes: byte ranges of remote shards.
-        tables: where member tables are that could not be put beside their shards: place -> path.
-        repeated: another name of a file that is in the index under the first one -> that one.
-        behind: shards with bytes behind their end marker, which nothing reads -> where these begin.
-        empty: shards without a sample -> their files, which are part of none.
-        left_files: files of all shards that are part of no sample. repeated_keys: samples whose key came before in
-            their shard.
+        tables: member tables that could not be written beside their shards: place -> path.
+        repeated: further name of a file that the index already has -> its first name.
+        behind: shards with bytes after their end marker, which nothing reads -> the offset of these bytes.
+        empty: shards without a sample -> their files, which belong to no sample.
+        left_files: files of all shards that are part of no sample. repeated_keys: samples with a key that appeared
+            before in their shard.
     """
 
     output: str
@@ -124,12 +124,12 @@ def create_index(
 
     Args:
         sources: tars, directories of tars, patterns (``s/*.tar``, ``s-{000..009}.tar``) or URLs: one, or several.
-        output: path of the index. Beside it stand its ``.state``, and until it is done its ``.journal``.
+        output: path of the index. Beside it is its ``.state``, and until the end of the job its ``.journal``.
         name: of the dataset.
-        info: what it is, in words.
-        base: what URLs are relative to: a directory or URL, itself relative to the index's directory.
-        overwrite: a file that is no index, nor one of the shards, is replaced, too.
-        settings: how.
+        info: a description of the dataset.
+        base: of relative URLs: a directory or URL, itself relative to the index's directory.
+        overwrite: also replace a file that is neither an index nor one of the shards.
+        settings: of the job.
         engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
             processes where there is much to do for the processor.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
@@ -198,10 +198,10 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
 
 
 class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
-    """Shards on their way into one index; shards that were read stay known for the next run.
+    """Collects shards into one index; shards that were read stay known for the next run.
 
     Attributes:
-        summed: remote shards of which a CRC-32 is wanted, too. listed: shards that the index has already.
+        summed: remote shards that need a CRC-32, too. listed: shards that the index already has.
     """
 
     def __init__(self, output: str, settings: IndexSettings, engine: Engine, progress: Progress) -> None:
@@ -216,7 +216,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         self.close_at_end(self._known_shards.close)
 
     def note(self, named: Sources) -> None:
-        """Take note of what the sources name and is left out.
+        """Record sources that are left out.
 
         Raises:
             FetchDeniedError: a directory cannot be read, and nothing is to be skipped.
@@ -228,7 +228,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             self.outcome.fail(place, error)
 
     def scan(self, found: Sequence[Found]) -> list[ShardFacts]:
-        """Read the shards; those that cannot be read are left out, if that is wanted.
+        """Read the shards; unreadable ones are left out, if the settings say so.
 
         Raises:
             WidsError: one cannot be read and none is to be skipped.
@@ -274,7 +274,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         return counts.nsamples
 
     def _claim(self, shard: Found, nsamples: int) -> None:
-        """A shard by its count alone; nothing of it is kept for another run."""
+        """Add a shard by its count; nothing of it is kept for another run."""
         self.outcome.counted += 1
         self.progress.ended += 1
         size = shard.size or 0
@@ -290,7 +290,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         return entry
 
     def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts]) -> None:
-        """Write the index, and what the next run need not read again.
+        """Write the index, and the state for the next run.
 
         Raises:
             OutputError: they cannot be written; shards that were read stay known.
@@ -308,7 +308,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.members = sum(each.nmembers for each in scanned)
 
     def _known(self, shard: Found) -> ShardFacts | None:
-        """Its facts of an earlier run, if these are all that is wanted."""
+        """Its facts from an earlier run, if they are complete."""
         known = self._known_shards.records.get(shard.url)
         if known is None or any(getattr(known, key) is None for key in self._checksums(shard.url)):
             return None
@@ -323,7 +323,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         return known
 
     def _checksums(self, url: str) -> tuple[str, ...]:
-        """Those that a shard is read for."""
+        """The checksums to compute for a shard."""
         settings = self._settings
         if settings.has_md5:
             return checksums.KEYS
@@ -355,13 +355,13 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         self._done[name] = found
 
     def fail(self, name: str, error: BaseException) -> None:
-        """As for all jobs; but a shard that is gone may be left out of an index that is updated."""
+        """As for all jobs, but the update of an index may leave out a missing shard."""
         is_gone = name in self.listed and isinstance(error, ShardNotFoundError)
         if not (is_gone and self._settings.is_dropping_missing):
             super().fail(name, error)
 
     def _name_tables(self, found: Sequence[Found]) -> None:
-        """Where member tables go whose place beside their shard cannot be written: beside the index."""
+        """Name places beside the index for member tables that cannot be written beside their shards."""
         home, taken = os.path.dirname(self._output), set()
         for shard in found:
             place = Place(shard.url)

@@ -1,7 +1,7 @@
-"""Changing indexes that are there: update what changed, merge, split, rebase, compile.
+"""Changes existing indexes: update, merge, split, rebase, compile.
 
-Rules: an index appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
-Shards are read by an update alone. Of views, `wids.jobs.view_edit` makes views.
+Rules: an index is replaced in one step; until then the old index does not change. Keys that wids does not know stay.
+Only an update reads shards. `wids.jobs.view_edit` makes views from views.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _BASES = ("base", "base_path")
 
 
 class Merged(msgspec.Struct, kw_only=True):
-    """An index that was written.
+    """A written index.
 
     Attributes:
         output: the path of the index.
         shards, samples: in it.
             Of a view: those that it has, and the shards in which they are.
-        repeated: shards that were in several indexes, and are in this one once.
+        repeated: shards that several indexes had, and this one has once.
         repeated_samples: likewise samples that were in several views.
     """
 
@@ -60,7 +60,7 @@ class Merged(msgspec.Struct, kw_only=True):
 
 
 class _Base(msgspec.Struct):
-    """What an index says its relative URLs are relative to."""
+    """The base of relative URLs in an index."""
 
     base: str | None = None
     base_path: str | None = None
@@ -110,7 +110,7 @@ def update_index(
     Args:
         place: path of the index.
         add: more shards, as the ``sources`` of `create_index`. They come last; those that the index has stay in place.
-        drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
+        drop: patterns (as in a shell) of URLs, or of their last parts, of shards to remove.
         settings: how. Checksums are wanted too if the index has some, and none if it has none.
         engine: runs the tasks.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
@@ -380,7 +380,7 @@ def _is_view(place: str, parent: str | None) -> SpecError:
 
 
 def _flatten(place: str) -> IndexToMerge:
-    """An index or a view, with each of its shards, those of sub-datasets too; see `wids.jobs.view_edit`."""
+    """An index or a view, with all its shards, including those of sub-datasets; see `wids.jobs.view_edit`."""
     _, shards, _ = load_shards(place)
     flat = []
     for k, count in enumerate(shards.lengths):
@@ -398,7 +398,7 @@ def _flatten(place: str) -> IndexToMerge:
 
 
 def _made_of(*sources: IndexToMerge) -> Iterator[tuple[str, str]]:
-    """The indexes that others are made of, those of their sub-datasets too: (URL or path, words for it)."""
+    """The input indexes, including their sub-datasets: (URL or path, words for it)."""
     for source in sources:
         yield source.place, "one of the indexes that it is made of"
         for keys in source.shards.defaults:

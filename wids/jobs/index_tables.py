@@ -1,7 +1,7 @@
-"""Packing the member tables of an index's shards into one file, which the index then names.
+"""Packs the member tables of an index's shards into one file, which the index then names.
 
-A table comes from beside its shard, where it is of that shard, else from the shard's headers. Tables are kept in
-``PACK.spool`` as they come, and their places in ``PACK.journal``: a killed run continues where it stopped. When all
+A table is read beside its shard, if it belongs to that shard, or made from the shard's headers. Tables are stored in
+``PACK.spool`` as they arrive, and their places in ``PACK.journal``: a killed run continues where it stopped. When all
 are there, the pack is written in the order of the shards, so its bytes depend on the shards alone; it appears in one
 step, and after it the index that names it.
 """
@@ -52,11 +52,11 @@ _SPOOL_SUFFIX = ".spool"
 
 
 class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How tables are packed.
+    """Settings of packing tables.
 
     Attributes:
-        is_skipping: shards whose table cannot be had are left out, and listed; else the first one ends it.
-        overwrite: a file of the pack's name that the index does not name is replaced.
+        is_skipping: leave out and list shards whose table cannot be read; otherwise the first one ends the job.
+        overwrite: replace a file with the pack's name that the index does not name.
         session: opens URLs.
     """
 
@@ -71,7 +71,7 @@ class TablesOutcome(JobOutcome, kw_only=True):
     Attributes:
         index, output: paths of the index and of the pack.
         tables: in the pack. bytes: of the pack.
-        beside: tables that lay beside their shards. scanned: those made from shards. known: those of an earlier run.
+        beside: tables read beside their shards. scanned: those made from shards. known: those of an earlier run.
         requests, read_bytes: of remote shards that were scanned.
     """
 
@@ -284,7 +284,7 @@ def _name_pack(index: str, path: str) -> None:
 
 
 class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
-    """Tables on their way into one pack; those found stay for the next run, unless `finish` was called.
+    """Collects tables into one pack; found tables stay for the next run, unless `finish` was called.
 
     Raises:
         OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack, or
@@ -377,7 +377,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         outcome.tables = len(kept)
 
     def finish(self) -> None:
-        """Pack and index are there: nothing is kept for another run."""
+        """Clean up: pack and index exist, and nothing is kept for another run."""
         self._known.finish()
 
     def _shard(self, k: int) -> Shard:

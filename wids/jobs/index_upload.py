@@ -1,9 +1,9 @@
 """Publishing the index of a data set of the Hugging Face Hub in its repository, where opening it by name finds it.
 
-The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` where that is another file's. Rules: what can be
-known to fail fails before a shard is read. The commit follows the one whose shards were indexed, or is not made. An
-index of the split that is there is replaced, with its own keys kept, and the commit's message says so; if it is equal,
-nothing is committed. A file that would not be read back is not published.
+The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` where that is another file's. Rules:
+predictable failures are raised before a shard is read. The commit follows the one whose shards were indexed, or is not
+made. An existing index of the split is replaced and keeps its own keys, and the commit's message says so; an equal one
+needs no commit. A file that could not be read back is not published.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWN = ("__kind__", "wids_version", "base", "base_path", "shardlist", "datasets"
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What became of an index.
+    """The result of an upload.
 
     Attributes:
         root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any. split: of its shards.
@@ -83,7 +83,7 @@ class IndexUpload:
         self.name = own if isinstance(own, str) else f"{root} {split.name}"
 
     def publish(self, output: str) -> Published:
-        """Commit the index that was made.
+        """Commit the new index.
 
         Args:
             output: its path.

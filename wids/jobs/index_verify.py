@@ -1,4 +1,4 @@
-"""Verifying many shards: all are looked at, even if some are wrong; a killed run continues where it stopped."""
+"""Verifies many shards: all are checked, even if some are faulty; a killed run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class VerifyOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         findings: of each shard, by number.
-        known: shards that an earlier run had checked, and that are as they were then.
-        unsaid: what the index does not say, so that it was not compared -> of how many shards.
-        keys: which several samples have, if that was asked for.
+        known: unchanged shards that an earlier run had checked.
+        unsaid: facts missing in the index, and so not compared -> number of shards.
+        keys: keys that several samples have, if they were requested.
     """
 
     findings: list[Finding] = msgspec.field(default_factory=list)
@@ -67,10 +67,10 @@ class VerifyOutcome(JobOutcome, kw_only=True):
 
 
 class KeyCensus:
-    """Which keys several samples have. Keys are known by hashes of 64 bits: 12 bytes of memory a sample.
+    """Finds keys that several samples have. Keys are compared by hashes of 64 bits: 12 bytes of memory a sample.
 
     Args:
-        limit: the keys of so many samples are compared.
+        limit: the number of samples whose keys are compared.
 
     Attributes:
         repeated: samples whose key another sample has that was compared before; in whatever order, as many.
@@ -145,7 +145,7 @@ def verify(
     engine: Engine = "auto",
     progress: Progress = None,
 ) -> VerifyOutcome:
-    """Look for faults of shards; all of them are looked at, also after one that is at fault.
+    """Find faults of shards; all shards are checked, even after a faulty one.
 
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run checks only the other shards.
 
@@ -165,8 +165,8 @@ def verify(
 
     Raises:
         InputError: an argument is of another type; names it.
-        SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
-        OutputError: the journal that was asked for cannot be written. CacheError: no space for a remote shard.
+        SelectionError: no such shards exist. FetchError, SpecError: the index cannot be read, or is malformed.
+        OutputError: the requested journal cannot be written. CacheError: no space for a remote shard.
 
     Example::
 
@@ -198,9 +198,9 @@ def verify(
 
 
 def find_journal(index: Shards, settings: VerifySettings) -> str | None:
-    """Where a journal goes: beside a local index whose directory can be written; None: nowhere.
+    """The place of a journal: beside a local index in a writable directory; None: no place.
 
-    A quick look asks for all shards each time, and has none.
+    A quick check tests all shards each time, and has no journal.
     """
     if not isinstance(index, (str, os.PathLike)) or settings.is_quick:
         return None
@@ -235,7 +235,7 @@ def verify_shards(
     journal: JobJournal[CheckedShard] | None = None,
     progress: Progress = None,
 ) -> VerifyOutcome:
-    """Look at all shards.
+    """Check all shards.
 
     Args:
         shards: each with its number in the index.
@@ -250,8 +250,8 @@ def verify_shards(
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
-        CacheError: there is no space for a remote shard.
-        JobError: no shard can be looked at.
+        CacheError: the disk has no space for a remote shard.
+        JobError: no shard can be checked.
     """
     journal = None if settings.is_quick else journal
     settings = msgspec.structs.replace(settings, has_keys=max_keys > 0 and not settings.is_quick)
@@ -269,10 +269,10 @@ def verify_shards(
 
 
 class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
-    """Shards that are looked at.
+    """Checks shards.
 
     Attributes:
-        crashed: decoding these shards ended the process, so that no more is known of them.
+        crashed: shards whose decoding ended the process, so nothing else is known about them.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         self.run(check, ((task, task) for task in tasks), options)
 
     def end(self, name: CheckTask, result: TaskResult[Finding]) -> None:
-        """Take what was found of a shard, or why it could not be looked at."""
+        """Take the finding of a shard, or the reason why it could not be checked."""
         if isinstance(result.error, CacheError):  # of the disk: other shards would fail alike
             words = f"{result.error} (shards that are looked at go to $TMPDIR)"
             raise CacheError(words, **result.error.__dict__) from result.error
@@ -332,7 +332,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         return CheckTask(number=number, shard=shard, rows=rows, has_version=True, known=known)
 
     def take(self, name: CheckTask, found: Finding) -> None:
-        """Take what was found of a shard."""
+        """Take the finding of a shard."""
         task, progress = name, self.progress
         finding = self._compare_keys(found)
         self.outcome.findings.append(finding)

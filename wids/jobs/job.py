@@ -1,7 +1,7 @@
-"""The frame of a job on many shards: its tasks, what runs them, its failures, its progress, its end.
+"""The framework of a job on many shards: its tasks, engine, failures, progress and end.
 
-A job is its work (a function of a module, which any process can run), and a `ShardJob` that takes what the work
-returns and publishes the output. What a run has finished is in a `wids.jobs.journal`.
+A job consists of its work (a module-level function, which any process can run) and a `ShardJob`, which takes the
+results of the work and publishes the output. A `wids.jobs.journal` records the finished tasks of a run.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _REMOTE_JOBS = 16
 
 
 class ShardJob(Generic[K, R, Outcome]):
-    """Shards on their way into one output, while a ``with`` block lasts.
+    """Collects shards into one output, in a ``with`` block.
 
-    Its types are: what names a shard to the job, what the work gives for one, the outcome.
-    However the block ends, no task is left running, and what was kept for the next run is closed.
+    Its types are: the job's name of a shard, the result of the work, the outcome.
+    At any end of the block, no task is left running, and the files for the next run are closed.
 
     Args:
         outcome: of the job, its number of ``shards`` filled in if it is known.
         verb: the work, as ``indexing``. unit: what the bar counts.
         progress: as the job's caller gave it.
-        is_skipping: a shard that fails costs its own result; else the first one ends the job.
+        is_skipping: a failed shard loses only its own result; otherwise the first failure ends the job.
 
     Attributes:
-        outcome: what became of the shards so far. progress: how far it is.
+        outcome: the results so far. progress: of the job.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ShardJob(Generic[K, R, Outcome]):
         self.outcome.seconds = time.monotonic() - self._start
 
     def close_at_end(self, close: Callable[[], None]) -> None:
-        """Have it called when the block ends, the last one first."""
+        """Register a function to call at the end of the block, the last one first."""
         self._stack.callback(close)
 
     def run(
@@ -100,7 +100,7 @@ class ShardJob(Generic[K, R, Outcome]):
             node_of: see `wids.jobs.runner.run`.
 
         Raises:
-            WidsError: a task failed, and none is to be skipped.
+            WidsError: a task failed, and is not to be skipped.
         """
         names: dict[int, K] = {}
 
@@ -122,7 +122,7 @@ class ShardJob(Generic[K, R, Outcome]):
                 self.end(name, result)
 
     def show(self) -> None:
-        """Show how far it is; called several times a second."""
+        """Show the progress; called several times a second."""
         self._show(self.progress)
 
     def end(self, name: K, result: TaskResult[R]) -> None:
@@ -133,14 +133,14 @@ class ShardJob(Generic[K, R, Outcome]):
             self.fail(name, result.error)
 
     def take(self, name: K, found: R) -> None:
-        """Take what the work returned for a shard."""
+        """Take the result of the work on a shard."""
         raise NotImplementedError
 
     def report(self, name: K, *state: Any) -> None:
-        """Take what a task under way says of itself."""
+        """Take a report of a running task."""
 
     def fail(self, name: K, error: BaseException) -> None:
-        """Note that a shard failed, or end the job by it."""
+        """Record the failure of a shard, or end the job."""
         url = self.url_of(name)
         self.progress.failed += 1
         self.outcome.fail(url, error)
@@ -148,17 +148,17 @@ class ShardJob(Generic[K, R, Outcome]):
             raise_failure(url, error)
 
     def url_of(self, name: K) -> str:
-        """What a shard is called in the outcome."""
+        """The name of a shard in the outcome."""
         return str(name)
 
 
 def choose_engine(engine: Engine, *, is_remote: bool, pays: bool = False) -> RunOptions:
-    """What runs a job whose caller left it open: threads, or processes of this machine where that is faster.
+    """Choose the engine that the caller left open: threads, or processes of this machine if they are faster.
 
     Args:
         engine: as the caller gave it.
-        is_remote: some shards are, so that threads wait for a network, 16 at a time.
-        pays: the processor has so much to do that processes are worth their start.
+        is_remote: some shards are remote, so 16 threads wait for the network.
+        pays: the work of the processor is worth the start of processes.
     """
     options, cores = run_options(engine), os.cpu_count() or 1
     if options.engine == "processes" or (options.is_automatic and pays and not is_remote and cores > 1):
@@ -170,7 +170,7 @@ def select_shards(count: int, selected: slice) -> range:
     """The numbers of the selected ones of ``count`` shards.
 
     Raises:
-        SelectionError: there are none.
+        SelectionError: no shards are selected.
     """
     numbers = range(count)[selected]
     if count and not numbers:

@@ -1,8 +1,8 @@
-"""What a job has finished, one record a line, so that the next run goes on where this one was ended.
+"""Records finished tasks of a job, one on each line, so that the next run continues where this one ended.
 
-A local journal is a file that one process holds locked while it adds lines; a line that a kill cut is passed over.
-A remote one is put anew every few seconds: what a killed run had finished since is done again. A journal goes when its
-job is done.
+A local journal is a file that one process keeps locked while it adds lines; a line cut by a kill is skipped. A remote
+journal is rewritten every few seconds: the next run repeats tasks that a killed run finished after that. A journal is
+deleted at the end of its job.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class JobJournal(Generic[R]):
 
     Args:
         output: path or URL of the output.
-        suffix: by which the journal's name is longer.
+        suffix: appended to the output's name.
         record: the type of a record.
-        writer: what else may be writing it, as ``wids pack``.
+        writer: the other possible writer, such as ``wids pack``.
         target: writes a remote one.
         header: a line before all others.
 
     Attributes:
-        before: what earlier runs finished.
-        was_there: there was an earlier run, and it did not come to its end.
+        before: records of earlier runs.
+        was_there: an earlier run did not finish.
         is_begun: this run has written to it.
 
     Raises:
@@ -69,7 +69,7 @@ class JobJournal(Generic[R]):
 
     @property
     def is_needed(self) -> bool:
-        """Whether it is left for the next run."""
+        """Whether the journal is left for the next run."""
         return self.is_begun or self.was_there
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class JobJournal(Generic[R]):
             self._put()
 
     def add(self, record: R) -> None:
-        """Note that something is finished.
+        """Add a record.
 
         Raises:
             OutputError: it cannot be written.
@@ -110,7 +110,7 @@ class JobJournal(Generic[R]):
             self.remove()
 
     def remove(self) -> None:
-        """The job is done: there is nothing to go on with."""
+        """Delete the journal: the job is done."""
         self.is_begun = self.was_there = False
         if self._fd >= 0:
             with contextlib.suppress(OSError):  # while it is locked: no other process adds to a file that is gone
@@ -171,7 +171,7 @@ class JobJournal(Generic[R]):
 
 
 class KnownShards(Generic[R]):
-    """What earlier runs of a job have found of shards; to be closed.
+    """The records of shards from earlier runs of a job; the caller closes it.
 
     A record has the ``url`` of its shard. In the files it is relative to the output's directory where it lies below it:
     both may move. ``OUTPUT.state`` has a line for each shard of the output that is there, ``OUTPUT.journal`` those of
@@ -238,11 +238,11 @@ class KnownShards(Generic[R]):
         atomic.write_atomically(self._state, state)
 
     def finish(self) -> None:
-        """The output is there: there is nothing to go on with."""
+        """Delete the journal: the output exists."""
         self.journal.remove()
 
     def close(self) -> None:
-        """Leave the journal for the next run, if there is anything in it."""
+        """Leave the journal for the next run, unless it is empty."""
         self.journal.close()
 
     def _learn(self, records: Iterable[R]) -> None:

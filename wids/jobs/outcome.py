@@ -1,4 +1,4 @@
-"""What became of the shards of a job: counts, and a reason for each shard that failed."""
+"""The results of a job: counts, and a reason for each failed shard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class JobOutcome(msgspec.Struct, kw_only=True):
-    """What all jobs have in common; a job adds its own counts.
+    """The outcome of any job; a job adds its own counts.
 
     Attributes:
-        shards: how many there are.
-        failed: URL of a shard -> why it failed.
-        seconds: that the job took.
+        shards: their number.
+        failed: URL of a shard -> the reason of its failure.
+        seconds: the duration of the job.
     """
 
     shards: int = 0
@@ -26,21 +26,21 @@ class JobOutcome(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
     def fail(self, url: str, error: BaseException) -> None:
-        """Note why a shard failed."""
+        """Record the reason of a shard's failure."""
         self.failed[url] = reason_of(url, error)
 
     def sort_failed(self, urls: Iterable[str]) -> None:
-        """Put failures in the order of the job's shards, not in that of their ends."""
+        """Sort failures by the order of the job's shards."""
         self.failed = {url: self.failed[url] for url in dict.fromkeys(urls) if url in self.failed}
 
 
 class JobProgress(msgspec.Struct, kw_only=True):
-    """How far a job is.
+    """The progress of a job.
 
     Attributes:
-        shards: how many there are. ended: those that are done with, well or not. failed: of them.
-        bytes: that were read or written so far. retries: of downloads.
-        total, done: of samples or bytes, where those say better how far it is.
+        shards: their number. ended: shards that succeeded or failed. failed: shards that failed.
+        bytes: read or written so far. retries: of downloads.
+        total, done: samples or bytes, if they show the progress better.
     """
 
     shards: int = 0
@@ -53,7 +53,7 @@ class JobProgress(msgspec.Struct, kw_only=True):
 
 
 def sum_progress(parts: Collection[JobProgress]) -> JobProgress:
-    """How far a job of several parts is; its total is known when those of all parts are."""
+    """The progress of a job of several parts; its total is known when all parts know theirs."""
     counts: dict[str, Any] = {
         name: sum(getattr(part, name) for part in parts) for name in JobProgress.__struct_fields__ if name != "total"
     }
@@ -62,9 +62,9 @@ def sum_progress(parts: Collection[JobProgress]) -> JobProgress:
 
 
 def reason_of(url: str, error: BaseException) -> str:
-    """Why a shard failed: an error of wids says it itself, any other one is called by its name.
+    """The reason of a failure: the message of a wids error, or any other error with its name.
 
-    A lost worker knows of no shards.
+    A lost worker does not know its shards.
     """
     if isinstance(error, JobError):
         return f"{url}: {error}"

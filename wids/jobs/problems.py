@@ -1,4 +1,4 @@
-"""What can be wrong with a shard: values, and errors in the few words of a table.
+"""The problems of a shard: values, and errors in the few words of a table.
 
 Rules: pure.
 """
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a shard.
+    """One problem of a shard.
 
     Attributes:
         kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, empty, count, table,
             changed, decode, error.
-        what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: what to do.
-        detail: the whole story, where there is more to say.
+        what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: for the user.
+        detail: the full message, if it says more.
         key, field, row: of the sample and member, for ``decode``.
     """
 
@@ -65,7 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How closely to look.
+    """The kinds of checks.
 
     Attributes:
         is_quick: at existence and size only. has_digest: at checksums, where the index has them.

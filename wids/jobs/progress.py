@@ -1,4 +1,4 @@
-"""How far a job is, as its caller wants to see it: a function is called, or a bar is drawn."""
+"""Shows the progress of a job to its caller: calls a function, or draws a bar."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Progress: TypeAlias = "ShowProgress | Literal['bar'] | None"
 
 @contextlib.contextmanager
 def showing(asked: Progress, verb: str, unit: Literal["bytes", "items"] = "items") -> Iterator[ShowProgress]:
-    """What to call with how far a job is, while the block runs.
+    """The function to call with the progress of a job, in the block.
 
     Args:
-        asked: as the caller of the job gave it.
+        asked: the argument of the job's caller.
         verb: the work on the shards, as ``indexing``.
         unit: see `wids.files.terminal.progress`.
 
@@ -54,7 +54,7 @@ def check_progress(asked: Progress) -> None:
 
 
 def _shown_by(bar: Bar, verb: str, unit: Literal["bytes", "items"]) -> ShowProgress:
-    """What brings a bar up to date with a job; see `showing`."""
+    """The function that updates a bar; see `showing`."""
     start = time.monotonic()
 
     def show(job: JobProgress) -> None:

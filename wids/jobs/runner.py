@@ -1,9 +1,9 @@
 """One function on many tasks: here, in threads, in processes of this machine, or on a Ray cluster.
 
-`run` gives the result of each task as soon as it is there, in any order. A task that fails costs its own result only.
-When the iterator is closed, tasks that have not begun never do, and the others are cancelled and waited for, so that
-nothing is written afterwards. The function takes the task and a `TaskContext`; for processes and Ray, it, the tasks and
-what it returns are pickled.
+`run` yields the result of each task as soon as it is available, in any order. A failed task loses only its own result.
+When the iterator is closed, waiting tasks never start, and running tasks are cancelled and waited for, so that nothing
+is written afterwards. The function takes the task and a `TaskContext`. For processes and Ray, the function, the tasks
+and the results are pickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ POLL_SECONDS, END_SECONDS = 0.25, 10.0
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs a job.
+    """The engine of a job.
 
     Attributes:
         jobs: tasks at a time; None: as many as the job thinks best.
@@ -67,7 +67,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine in ("auto", "local")
 
     def resolve(self, engine: Literal["here", "threads", "processes"], jobs: int) -> RunOptions:
-        """These options, with what the job thinks best in the place of what they leave open."""
+        """These options, with the job's defaults for open ones."""
         chosen: Any = engine if self.is_automatic else self.engine
         return msgspec.structs.replace(self, jobs=self.jobs or (_RAY_JOBS if self.is_ray else jobs), engine=chosen)
 
@@ -95,12 +95,12 @@ def run_options(engine: Engine) -> RunOptions:
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a function can ask and say while it works on a task.
+    """The interface of a function to the runner of its task.
 
     Attributes:
-        is_cancelled: whether the result is no longer wanted. On Ray, an exception says so instead.
-        report: says how far the task is. Its arguments are passed to ``on_report`` of `run`, in the process that called
-            it. A report stands for all before it, some of which may be lost.
+        is_cancelled: whether the result is no longer wanted. On Ray, an exception is raised instead.
+        report: tells the task's progress. Its arguments are passed to ``on_report`` of `run`, in the process that
+            called it. A report includes all earlier ones, some of which may be lost.
     """
 
     is_cancelled: Callable[[], bool] = lambda: False
@@ -116,10 +116,10 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class TaskResult(Generic[R]):
-    """How a task ended.
+    """The end of a task.
 
     Attributes:
-        k: its number. value: what the function returned. error: what it raised instead.
+        k: its number. value: the function's result. error: its exception instead.
     """
 
     k: int
@@ -127,14 +127,14 @@ class TaskResult(Generic[R]):
     error: BaseException | None = None
 
     def get(self) -> R:
-        """What the function returned; raises what it raised."""
+        """Return the function's result, or raise its exception."""
         if self.error is not None:
             raise self.error
         return self.value  # type: ignore[return-value]
 
 
 class Runner(Protocol):
-    """Something that works on tasks; used by one thread."""
+    """The interface of engines: works on tasks; used by one thread."""
 
     def give(self, k: int, task: Any) -> None:
         """Begin a task, ``k`` being its number; never more at a time than ``jobs`` of `run`.
@@ -237,7 +237,7 @@ def call(
 
 
 def portable(result: TaskResult[Any]) -> TaskResult[Any]:
-    """A result that can be pickled: an error that cannot is replaced by a `JobError` of its words."""
+    """A result that can be pickled: a `JobError` with the message replaces an error that cannot."""
     if result.error is None:
         return result
     with contextlib.suppress(Exception):
@@ -266,7 +266,7 @@ class SerialRunner:
 
 
 class ThreadRunner:
-    """Runs tasks in threads of this process: for what waits for a network or a disk."""
+    """Runs tasks in threads of this process: for work that waits for a network or a disk."""
 
     def __init__(self, function: Callable[..., Any], on_report: OnReport) -> None:
         self._function, self._on_report = function, on_report

@@ -1,8 +1,8 @@
-"""The facts of one shard, from the shard itself, read once: what an index says of it, and what it is verified against.
+"""The facts of one shard, from the shard itself, read once: for its index entry and for verification.
 
-A function of the shard's bytes alone, which any process on any machine can run. Local shards are read in place. Of a
-remote one, byte ranges over its headers are read, or all of it where checksums are wanted, and nothing is kept. Only a
-shard that gives no ranges is copied, into a directory of its own, which is gone afterwards.
+The result is a function of the shard's bytes; any process on any machine can compute it. Local shards are read in
+place. A remote shard is read by byte ranges over its headers, or completely if checksums are wanted, and nothing is
+kept. Only a shard without ranges is copied, to a temporary directory, which is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
-    """One shard to be scanned.
+    """One shard to scan.
 
     Attributes:
         url: a URL or a path.
@@ -229,7 +229,7 @@ def scan_copy(
     """Fetch a shard to ``path``, and read it; once more if it is not ``is_sound``.
 
     Raises:
-        FetchError, NotAllowedError: it cannot be had. CacheError: there is no space for it.
+        FetchError, NotAllowedError: it cannot be downloaded. CacheError: the disk has no space for it.
         CancelledTransferError: it was cancelled.
     """
     for _ in range(_COPY_ATTEMPTS):
@@ -288,7 +288,7 @@ def _size_of(source: ShardBytes) -> int | None:
 
 
 def look_remote(url: str, session: Session = PLAIN) -> Found:
-    """What a remote object is now; without size and mark where the store does not say."""
+    """The current version of a remote object; without size and mark if the store does not tell them."""
     with contextlib.suppress(FetchError), ShardBytes(url, session=session) as source:
         return Found(url, _size_of(source), mark_words(source.version))
     return Found(url)
@@ -322,7 +322,7 @@ def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
 
 
 def publish_table(url: str, data: bytes, session: Session = PLAIN) -> bool:
-    """Write a member table beside its shard; False where that cannot be done.
+    """Write a member table beside its shard; False if that is impossible.
 
     Raises:
         OutputExistsError: another file is there.

@@ -365,7 +365,7 @@ class HubSource(HttpSource):
         return target if target is _targets.get(self._key) else _remember(self._key, target)
 
     def _take(self, file: SharedFile) -> _Redirect | None:
-        """The redirect that a process with the same rights got for this file; shared directories may rename files."""
+        """The redirect that a process with the same rights got for this file; others may rename shared files."""
         try:
             name, access, url, tag, ends = json.loads(bytes(file.data))
             target = _Redirect(str(url), str(tag), float(ends))

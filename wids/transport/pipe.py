@@ -1,7 +1,7 @@
-"""Byte source of ``pipe:`` URLs: a program's output is the shard, or it fills the file that ``{local}`` stands for.
+"""Byte source of ``pipe:`` URLs: a program's output is the shard, or the program fills the file ``{local}``.
 
-Never through a shell. The program is ended, with all that it started, when the download is cancelled or when nothing
-comes for too long.
+No shell is used. The program and all its children are ended when the download is cancelled, or when there is no output
+for too long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PipeSource(ByteSource):
 
     Args:
         url: of the program and its arguments.
-        path: the file that it may fill.
+        path: the file that the program may fill.
         go_on: see `ByteSource`.
     """
 
@@ -48,7 +48,7 @@ class PipeSource(ByteSource):
         self._resources = contextlib.ExitStack()
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """Nothing is known before the program has ended."""
+        """An empty stat: nothing is known before the program has ended."""
         return Stat(None, None, has_ranges=False)
 
     async def read(self, span: Span, sink: Sink) -> None:
@@ -56,11 +56,11 @@ class PipeSource(ByteSource):
         raise FetchError(f"{self.url}: the output of a program has no positions; fetch it as a whole", url=self.url)
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """The program's output; none where it fills the file itself.
+        """The program's output; empty if it fills the file itself.
 
         Raises:
-            ValueError: there is no program, or its quotes do not match.
-            FetchDeniedError: it cannot be started. FetchError: it failed, or fell silent.
+            ValueError: the URL has no program, or unmatched quotes.
+            FetchDeniedError: it cannot be started. FetchError: it failed, or wrote nothing for too long.
         """
         words = shlex.split(self.url.removeprefix("pipe:"))
         if not words:

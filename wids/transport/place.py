@@ -1,11 +1,11 @@
-"""A URL or path of a shard or of another file, parsed once: its parts, what lies beside it, how it is shown.
+"""A URL or path of a shard or of another file, parsed once: its parts, its neighbours, its public form.
 
 Pure. Only http(s) and ftp have a query part: in a local or bucket name, ``?``, ``#`` and ``%`` are letters. A signed
 URL is never quoted again.
 Relative URLs are names of files, also where the index lies below an http(s) URL: ``#``, and a ``%`` that quotes
-nothing, are quoted there, as is ``?`` where no query follows. ``%20`` is left as it is, a quoted letter, and what
-follows ``name.ext?`` or looks like ``?key=`` is a query; but what begins with ``./`` is a name letter by letter, all
-quoted. Below a ``file:`` URL each ``%`` is a letter, as below a path.
+nothing, are quoted there, as is ``?`` where no query follows. ``%20`` stays, as a quoted letter. A text after
+``name.ext?``, or of the form ``?key=``, is a query; but a text that begins with ``./`` is a literal name,
+fully quoted. Below a ``file:`` URL each ``%`` is a letter, as below a path.
 fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
 is a path with a slash before its first ``::``.
 """
@@ -51,7 +51,7 @@ _ERRORS = "surrogateescape"
 
 
 class Place:
-    """Where a file is: a value that does not change, the same as another one with the same text, which `str` gives.
+    """The place of a file: an immutable value, equal to any other with the same text (`str`).
 
     Args:
         given: any URL that fsspec knows, ``pipe:command``, a path, or another place.
@@ -69,7 +69,7 @@ class Place:
 
     @classmethod
     def of_path(cls, path: str) -> Place:
-        """The place of a file of this machine, letter by letter, also where its name looks like a URL or a chain."""
+        """The place of a local file, taken literally, even if its name looks like a URL or a chain."""
         if path.startswith("/"):
             return cls("file://" + quote(path, errors="surrogateescape") if "::" in path else path)
         return cls(f"./{path}" if _MISREAD.match(path) else path)
@@ -88,7 +88,7 @@ class Place:
 
     @property
     def scheme(self) -> str:
-        """In lower case; ``""`` for a plain path, ``"pipe"`` for ``pipe:command``."""
+        """The scheme in lower case; ``""`` for a plain path, ``"pipe"`` for ``pipe:command``."""
         return self._scheme
 
     @property
@@ -98,7 +98,7 @@ class Place:
 
     @property
     def is_web(self) -> bool:
-        """Whether letters of names are quoted in it, as in http(s) URLs."""
+        """Whether its names are quoted, as in http(s) URLs."""
         return _scheme_of(self._file) in _WITH_QUERY
 
     @property
@@ -127,7 +127,7 @@ class Place:
 
     @property
     def absolute(self) -> Place:
-        """A local path as an absolute one, by the working directory; any other place as it is."""
+        """A local path made absolute by the working directory; any other place unchanged."""
         return Place.of_path(posixpath.abspath(self.path)) if self.is_local else self
 
     @property
@@ -138,15 +138,15 @@ class Place:
 
     @property
     def public(self) -> str:
-        """How messages, logs and reports show it: without anything that may give access."""
+        """Its form in messages, logs and reports, without anything that may give access."""
         return without_secrets(self._text, self._text)
 
     @property
     def unsigned(self) -> str:
-        """How files that are given to others name it: without ``user:password@``, and a query, as those that sign.
+        """Its form in files for others: without ``user:password@`` and without a query, which may be a signature.
 
-        A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it; and
-        a user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
+        A query stays if it names the file (``get?name=3.tar``), that is, if no extension precedes it. A user stays,
+        without the password, if it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
         """
         head, path, query, scheme = self._split()
         is_token = scheme in _WITH_QUERY or scheme in _SERVICES
@@ -155,14 +155,14 @@ class Place:
 
     @property
     def host(self) -> str:
-        """Host and port, or the bucket; "" where there is none."""
+        """Host and port, or the bucket; "" if it has none."""
         return self._text.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
     @property
     def origin(self) -> str:
-        """Whom a request for it goes to: scheme, host and port; ``s3://`` and the like where the URL names no server.
+        """The receiver of requests for it: scheme, host and port; ``s3://`` and the like if the URL names no server.
 
-        Of a chain, the last part's; "" for a local path, a program, or a host that clients could read in several ways.
+        A chain has that of its last part. "" for a local path, a program, or a host that clients may parse differently.
         """
         if self._is_chain:
             return Place(self._file).origin
@@ -182,13 +182,13 @@ class Place:
 
     @property
     def origins(self) -> list[str]:
-        """The `origin` of a URL that has one, or those of all parts of a chain."""
+        """The `origin` of a URL, if any, or the origins of all parts of a chain."""
         parts = [Place(part) for part in self._text.split("::") if "://" in part] if self._is_chain else [self]
         return [origin for origin in (part.origin for part in parts) if origin]
 
     @property
     def directory(self) -> Place:
-        """What relative URLs in a file here are relative to: its directory, without query."""
+        """The base of relative URLs in this file: its directory, without query."""
         head, path, *_ = self._split()
         return Place(head + posixpath.dirname(path))
 
@@ -198,9 +198,9 @@ class Place:
         return posixpath.basename(self._split()[1].rstrip("/"))
 
     def join(self, name: str) -> Place:
-        """The place of a name in this directory; an absolute URL or path wins, ``..`` is folded, no name is no step.
+        """The place of a name in this directory; an absolute URL or path replaces it, ``..`` is folded, "" is no step.
 
-        ``/x`` against a URL keeps its scheme and host, as a browser has it.
+        ``/x`` joined to a URL keeps its scheme and host, as in a browser.
         """
         given = Place(name)
         if not name:
@@ -226,7 +226,7 @@ class Place:
         return Place(head + (_fold(path) if "/." in path else path) + query)
 
     def below(self, home: str | None) -> str:
-        """The rest of its text behind the directory ``home``; "" where it does not lie below it."""
+        """The rest of its text after the directory ``home``; "" if it is not below ``home``."""
         if not home:
             return ""
         full = self.path if self._text.startswith("file:///") and home.startswith("/") else self._text
@@ -236,8 +236,8 @@ class Place:
     def cache_name(self, *, endpoint: str = "") -> str:
         """A file name for the shard here: a digest of the whole text, then as much of its `name` as fits.
 
-        Two URLs never share one, even of one basename, nor do two ``endpoint`` (servers for one scheme, where the URL
-        does not say). It is ASCII, of at most 120 bytes.
+        Two URLs never share a name, even with the same basename; nor do two ``endpoint`` (servers for one scheme, if
+        the URL names none). The name is ASCII, with at most 120 bytes.
         """
         text = f"{endpoint}\n{self._text}" if endpoint else self._text
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -248,7 +248,7 @@ class Place:
 
     @property
     def _file(self) -> str:
-        """Of a chain the last part, which names the file; else the text."""
+        """The last part of a chain, which names the file, or the whole text."""
         return self._text.rpartition("::")[2] if self._is_chain else self._text
 
     def _split(self) -> tuple[str, str, str, str]:
@@ -328,7 +328,7 @@ def cache_directory(given: str | PathLike[str]) -> str:
 
 
 def relative_name(name: str) -> str:
-    """The name of a file below an index, as the index holds it: the same file on a disk and below an http(s) URL."""
+    """The name of a file relative to an index, valid on a disk and below an http(s) URL."""
     return f"./{name}" if _AMBIGUOUS.search(name) and not name.startswith("./") else name
 
 

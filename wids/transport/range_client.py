@@ -1,10 +1,10 @@
-"""A shard's bytes where they are, read by position: a local file, or byte ranges of a remote object.
+"""Reads a shard's bytes in place, by position: from a local file, or by byte ranges of a remote object.
 
-Nothing is written to a disk. When the object changes, the read says so; where the store gives no strong version
-(`is_strong`), a change to another object of that size may go unnoticed, and only the bytes of one piece are of one
-version for certain.
-Pieces that lie so close together that another request would take longer are one request, and requests run at the same
-time. A remote object that gives no ranges is refused, never read as a whole by surprise.
+Nothing is written to a disk. A read raises an error if the object has changed. If the store has no strong versions
+(`is_strong`), a change to another object of the same size may go unnoticed, and only the bytes of one piece certainly
+belong to one version.
+Pieces are combined into one request if a separate request would take longer. Requests run concurrently. A remote object
+without ranges is refused, and never read as a whole.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class ShardBytes:
     Args:
         url: any URL that fsspec knows, or a local path.
         session: opens URLs; its hooks are called for each retry.
-        size: what the index says of it, if it does; the object is then asked for nothing before the first read.
-        stat: what the store has said of it before, likewise; another version is then an error.
+        size: its size in the index, if any; the first read then needs no request before it.
+        stat: an earlier answer of the store, likewise; another version is then an error.
         seconds: for all tries of one read.
         is_cancelled: called regularly; a read ends once it returns True.
-        needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
-        needs_strong: likewise, one that does not tell them apart for certain.
-        is_expected: whether a version that the store is sure of is the one that is wanted.
+        needs_version: refuse a store without versions of the object, as one without ranges.
+        needs_strong: refuse a store without strong versions, too.
+        is_expected: whether a strong version is the wanted one.
 
     Attributes:
-        requests: how many were made. read_bytes: how many bytes they brought.
+        requests: number of requests. read_bytes: number of bytes that they returned.
 
     Raises:
-        NoRangesError: it has none. FetchError: it cannot be read. ChangedShardError: it is not of ``size`` bytes.
+        NoRangesError: it has no ranges. FetchError: it cannot be read. ChangedShardError: it is not of ``size`` bytes.
         CancelledTransferError: a read was cancelled.
     """
 
@@ -89,20 +89,20 @@ class ShardBytes:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held between two reads: a process may fork at any time."""
+        """Do nothing: no resource is held between two reads, so a process may fork at any time."""
 
     @property
     def has_ranges(self) -> bool:
-        """Whether pieces can be had at all, of an object whose size is known; asks the store, the first time."""
+        """Whether an object of known size can be read in pieces; the first call asks the store."""
         return self._look().has_ranges
 
     @property
     def spent_bytes(self) -> float:
-        """The bytes that were read, and those that could have been in the time that the requests took."""
+        """The bytes that were read, plus those that fit into the time of the requests."""
         return self.read_bytes + self.requests * self._request_bytes()
 
     def scan_bytes(self, nsamples: int | None) -> float:
-        """What reading the headers of so many samples costs at least, in the same measure; infinite if not known."""
+        """The lowest cost of reading the headers of this number of samples, in the same unit; infinite if unknown."""
         return math.inf if nsamples is None else 2 * nsamples * self._request_bytes()
 
     def _request_bytes(self) -> int:
@@ -113,7 +113,7 @@ class ShardBytes:
         """Bytes of the whole.
 
         Raises:
-            FetchError: the store does not say how many.
+            FetchError: the store does not tell the size.
         """
         if self._size is None:
             self._look()
@@ -123,7 +123,7 @@ class ShardBytes:
 
     @property
     def version(self) -> Any:
-        """What tells this version from others (entity tag, generation, times); None where the store says nothing."""
+        """The version (entity tag, generation, times); None if the store has none."""
         return self._look().version
 
     @property
@@ -135,10 +135,10 @@ class ShardBytes:
         return self._needs_strong or self._look().is_strong
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset`` on; fewer only at the object's end. Much comes over all connections.
+        """Up to ``size`` bytes from ``offset`` on; fewer only at the object's end. A large read uses all connections.
 
         Raises:
-            FetchError: they cannot be had. ChangedShardError: the object is another one now.
+            FetchError: they cannot be read. ChangedShardError: the object has changed.
         """
         whole = spans.clip((offset, offset + size), self.size)
         pieces = spans.cut([whole], filesystems.connections().range_bytes(self._host, size))
@@ -146,7 +146,7 @@ class ShardBytes:
         return b"".join(done[piece] for piece in pieces)
 
     def read_first(self, size: int) -> bytes:
-        """The first bytes, up to ``size``; where the answer to that tells size and version, too, it is one request.
+        """The first bytes, up to ``size``; one request, if its answer has size and version, too.
 
         Raises:
             FetchError, ChangedShardError: as for `read`.
@@ -176,7 +176,7 @@ class ShardBytes:
     def read_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of several pieces (lo, hi), half-open, in their order; each ends at the end of the object at most.
 
-        Each comes in one request, and so is of one version in any case.
+        One request reads each piece, so the bytes of a piece are always of one version.
 
         Raises:
             FetchError, ChangedShardError: as for `read`.
@@ -224,7 +224,7 @@ class ShardBytes:
             raise CancelledTransferError
 
     def _look(self) -> Stat:
-        """What the store says of the object; it is asked if it has not said anything yet."""
+        """The stat of the object; the first call asks the store."""
         if self._stat is None:
             retrying.try_repeatedly(
                 self._look_once, url=self.url, path=None, hooks=self._session.hooks, seconds=self._seconds
@@ -237,7 +237,7 @@ class ShardBytes:
             self._learn(source.stat())
 
     def _learn(self, stat: Stat) -> None:
-        """The store has said size and version: see that they are what they were."""
+        """On learning size and version: check that they have not changed."""
         if stat.size is not None and self._size not in (None, stat.size):
             what = f"it has {stat.size:,} bytes, and had {self._size:,} (in the index, or when it was opened)"
             advice = "open the dataset again, and update the index if the shard was rewritten"
@@ -258,7 +258,7 @@ class ShardBytes:
         self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 
     def _learn_range(self, stat: Stat) -> None:
-        """Likewise, with a range that was asked for; it may come another time if it did not now."""
+        """Likewise, for a requested range; a later try may get it if this one did not."""
         if stat.size is not None:
             self._learn(stat._replace(has_ranges=True))
         if not stat.has_ranges:

@@ -1,10 +1,10 @@
 """Patience: which errors are tried again, and for how long.
 
 Transient errors (time-outs, resets, 408/429/5xx, short or damaged transfers) are retried with backoff and jitter, and
-the bytes that have arrived stay; final ones are raised at once, with advice. How long retries go on is a matter of
-time, see `RetryLimits`: ``patience_seconds`` without a new byte where the server has answered this process before, or
-says when to come back (``Retry-After``), so that a restart of a server ends no training; ``first_seconds`` where it
-never has, so that a wrong host or port is reported soon. All tries together have a time limit as well.
+the bytes that have arrived stay; final ones are raised at once, with advice. Time limits end the retries, see
+`RetryLimits`. If the server has answered this process before, or sends ``Retry-After``, retries continue for
+``patience_seconds`` without a new byte, so that a restart of a server ends no training. If it never has, they continue
+for ``first_seconds``, so that a wrong host or port is reported soon. All tries together have a time limit as well.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How patient; the default applies; tests replace it.
+    """The limits of retries; the default applies; tests replace it.
 
     Attributes:
-        first_seconds, patience_seconds: for a server that never answered this process; without a new byte from another.
+        first_seconds, patience_seconds: for a server that never answered this process; for others, without a new byte.
         wait_seconds, wait_max_seconds: before the second try, and before any.
-        retry_after_max_seconds: that a server may ask for on top of that.
-        total_seconds, slowest_bytes: a transfer may take the first and, beyond, as long as its bytes take at so many a
-            second.
-        silent_seconds: a ``pipe:`` program may write nothing for so long.
+        retry_after_max_seconds: the most that a server may add to the wait.
+        total_seconds, slowest_bytes: a transfer may take the first, plus the time of its bytes at the second, a rate in
+            bytes per second.
+        silent_seconds: the longest time without output of a ``pipe:`` program.
     """
 
     first_seconds: float = 10.0
@@ -76,16 +76,16 @@ def try_repeatedly(
     kept: Callable[[], int] = lambda: 0,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> T:
-    """What ``once`` returns, tried until it does or there is no point in more.
+    """The result of ``once``, called until it returns or another try is pointless.
 
     Args:
         once: one try.
-        url: for messages, and whose server it is.
+        url: for messages, and for the name of the server.
         path: the file that it writes.
         hooks: called for each retry.
         seconds: for all tries together.
-        kept: how many bytes another try need not fetch; a try that brought more of them was not in vain.
-        is_cancelled: asked before each try, and while the next one is waited for.
+        kept: the number of bytes that another try need not fetch; a try that increased it made progress.
+        is_cancelled: called before each try, and during the wait for it.
     """
     tries = _Tries(Place(url).origin, path, seconds, kept)
     while True:
@@ -110,7 +110,7 @@ def try_repeatedly(
 
 
 class _Tries:
-    """What became of the tries so far, and so whether there is another one.
+    """The results of the tries so far, which decide about another one.
 
     Args:
         origin: the server, or "".
@@ -125,7 +125,7 @@ class _Tries:
         self._failing_since = 0.0
 
     def find_delay(self, error: Exception) -> float | None:
-        """Seconds from a failed try to the next one; None: there is none."""
+        """Seconds from a failed try to the next one; None: no more tries."""
         is_damage = isinstance(error, DAMAGE)
         self.count += 1
         self._damaged += is_damage
@@ -159,12 +159,12 @@ _answered: set[str] = set()
 
 
 def answered() -> frozenset[str]:
-    """The servers that have answered so far, to be handed to a process that is started."""
+    """The servers that have answered so far, to be passed to a new process."""
     return frozenset(_answered)
 
 
 def note_answered(origins: Iterable[str]) -> None:
-    """These servers have answered this process, or the one that started it."""
+    """Record that these servers have answered this process, or its parent."""
     _answered.update(origin for origin in origins if origin)
 
 

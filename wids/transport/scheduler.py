@@ -1,6 +1,6 @@
-"""The one scheduler of byte ranges: the spans of an object into a sink, as many at a time as its store allows.
+"""The one scheduler of byte ranges: reads the spans of an object into a sink, as many at a time as its store allows.
 
-What one try brings stays with the sink; tries and their patience are `wids.transport.retrying`'s.
+The sink keeps the bytes of each try; `wids.transport.retrying` repeats tries.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 
 def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink, *, is_for_samples: bool = False) -> None:
-    """Write the bytes of some spans to a sink, and prove that all are of the version that the sink knows.
+    """Write the bytes of some spans to a sink, and verify that all are of the version that the sink knows.
 
-    After an error that another try may mend, the requests that have begun end and the other connections go on, or
-    what they bring would be asked for again; after one that is final, or that makes all that came useless, all end.
+    After a transient error, running requests finish and other connections continue, because their bytes would
+    otherwise be requested again. After a final error, or one that makes the received bytes useless, all requests end.
 
     Args:
-        source: of which object.
-        spans: which bytes; not empty ones.
-        sink: gets each byte once, those of one span in order, those of several in any.
-        is_for_samples: a reader waits for them: many requests at a time, and downloads give way.
+        source: of the object.
+        spans: the bytes; none is empty.
+        sink: gets each byte once; the bytes of one span in order, spans in any order.
+        is_for_samples: a reader waits for the bytes: many concurrent requests are sent, and downloads give way.
 
     Raises:
-        Exception: what the source or the sink raised first; the bytes that came are in the sink.
+        Exception: the first error of the source or the sink; the received bytes are in the sink.
     """
     waiting = deque(spans)
     if source.is_blocking:
@@ -101,7 +101,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class _Written:
-    """Holds a read to its span: no byte more, and none less."""
+    """Checks that a read returns exactly its span."""
 
     def __init__(self, url: str, span: Span, sink: Sink) -> None:
         self._url, self._span, self._sink = url, span, sink
@@ -120,7 +120,7 @@ class _Written:
 
 
 def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never waits, as those of blocking sources; in this thread, without a loop."""
+    """The result of a coroutine that never waits, as in blocking sources; run in this thread, without a loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:

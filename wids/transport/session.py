@@ -1,6 +1,6 @@
-"""What opens URLs: credentials by server, hooks that hear of it, leave to run programs. Made once, and handed down.
+"""Opens URLs: credentials by server, hooks for events, permission to run programs. Made once, and passed down.
 
-Pure. Connections and measurements of hosts are the process's (`wids.transport.filesystems`): all sessions share them.
+Pure. All sessions of a process share its connections and measurements of hosts (`wids.transport.filesystems`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """How the URLs of a dataset, a job or a command are opened; it pickles if its hooks do.
+    """The settings for opening the URLs of a dataset, a job or a command; picklable if its hooks are.
 
     Attributes:
-        storage_options: for fsspec, of one for whom they hold. A key that is a URL itself (``"https://cdn.example.com"``)
-            holds the options of that server, all of them; the other keys hold everywhere else.
+        storage_options: for fsspec. A key that is a URL itself (``"https://cdn.example.com"``) has all options of that
+            server; the other keys apply to all other servers.
         hooks: called with events.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
-        cache_dir: keeps what the processes of this machine need to know of a store once; None: the default one.
+        cache_dir: keeps answers of stores for all processes of this machine; None: the default one.
     """
 
     storage_options: dict[str, Any] | None = field(default=None, repr=False)
@@ -38,14 +38,14 @@ class Session:
 
     @property
     def has_options(self) -> bool:
-        """Whether there are any."""
+        """Whether it has any storage options."""
         return bool(self.storage_options)
 
     def options_for(self, place: Place) -> dict[str, Any]:
-        """Those options that hold for a place.
+        """The options that apply to a place.
 
         Raises:
-            ValueError: the options of a server are no dict.
+            ValueError: the options of a server are not a dict.
         """
         general, servers = self._split()
         if not servers:
@@ -56,9 +56,9 @@ class Session:
         return general
 
     def narrowed(self, origins: Iterable[str]) -> Session:
-        """The same, but its options hold for these servers, and for those they name, and nowhere else.
+        """The same, with options restricted to these servers and those that the options name.
 
-        Whom a bucket's URL goes to is not for the URL to say, so there they hold as well.
+        The URL of a bucket does not name its server, so the options apply to buckets as well.
         """
         general, servers = self._split()
         if not general:
@@ -67,7 +67,7 @@ class Session:
         return replace(self, storage_options={**here, **servers})
 
     def with_hooks(self, hooks: Sequence[Hook]) -> Session:
-        """The same, but these are called with events."""
+        """The same with these hooks, which are called with events."""
         return replace(self, hooks=hooks)
 
     def kept_in(self, cache_dir: str | None) -> Session:
@@ -75,7 +75,7 @@ class Session:
         return self if cache_dir is None or self.cache_dir is not None else replace(self, cache_dir=cache_dir)
 
     def endpoint_of(self, place: Place) -> str:
-        """The server that options name: one bucket and key may stand for two shards on two of them."""
+        """The server that options name: the same bucket and key may be different shards on two servers."""
         if not self.storage_options:
             return ""
         options = self.options_for(place)

@@ -1,4 +1,4 @@
-"""What all kinds of stores have in common: an object says its size and version, and gives its bytes."""
+"""The common interface of stores: an object has a size, a version and bytes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _STRONG_TAG = re.compile(r"""(?![Ww]/)("?)[^"\s]+\1""")
 
 
 def parse_tag(tag: str) -> tuple[str, bool]:
-    """An entity tag without what says that it is weak, and whether it is strong."""
+    """(An entity tag without its mark of weakness, whether it is strong)."""
     is_strong = _STRONG_TAG.fullmatch(tag) is not None
     return tag if is_strong else re.sub("^[Ww]/", "", tag), is_strong
 
 
 class Stat(NamedTuple):
-    """What a store says of an object.
+    """The facts of an object, as its store tells them.
 
     Attributes:
-        size: bytes of the whole; None: not said.
-        version: what tells this version from others (entity tag, generation, times); None: not said.
+        size: bytes of the whole; None: unknown.
+        version: entity tag, generation or times; None: unknown.
         has_ranges: whether spans of it can be read.
         is_strong: whether objects of the same version have the same bytes: a strong entity tag, a generation, an md5.
-            Else a version may be replaced by another of the same name, as within a second, and without one always:
-            what several requests brought may be of two.
+            Otherwise an object may be replaced by one with the same version, for instance within a second, or, without
+            a version, at any time: the bytes of several requests may then belong to two objects.
     """
 
     size: int | None
@@ -46,15 +46,15 @@ class Stat(NamedTuple):
     is_strong: bool = False
 
     def is_same(self, other: Stat) -> bool:
-        """Whether nothing says that it is another version; only if both are strong, the bytes are known to be equal."""
+        """Whether the versions do not differ; only strong versions prove that the bytes are equal."""
         return self[:3] == other[:3]
 
 
 class Sink(NamedTuple):
-    """Where the bytes of an object go.
+    """The receiver of the bytes of an object.
 
     Attributes:
-        learn: called with what the store says of the object whose bytes come, and raises if they are of no use.
+        learn: called with the stat of the object; raises if its bytes are useless.
         write: called with a position and the bytes there.
     """
 
@@ -67,13 +67,13 @@ class ByteSource(Protocol):
 
     Attributes:
         url: where the object is.
-        is_blocking: its reads take the thread that calls; one of them is under way at a time. Those of the others are
-            coroutines for fsspec's event loop, and many run at the same time.
-        answers_have_stat: each read tells its sink the size and version of what it reads; else they are asked for
-            again after the reads.
-        fills_file: `stream` gives nothing, and something else writes the file that the bytes are for.
+        is_blocking: its reads block the calling thread, one at a time. Reads of other sources are coroutines for
+            fsspec's event loop, and many run concurrently.
+        answers_have_stat: each read tells its sink size and version; otherwise they are requested again after the
+            reads.
+        fills_file: `stream` yields nothing, and a program writes the file.
         go_on: called regularly during all calls; an exception from it ends them.
-        precedence: of the download that it is for; None: its reads are no download's.
+        precedence: of its download; None: its reads are not for a download.
     """
 
     url: str
@@ -87,8 +87,8 @@ class ByteSource(Protocol):
         """Size and version of the object.
 
         Args:
-            first: the span that is read next, if any: where a request for it tells size and version, its answer is kept
-                for that read. None: the whole, by `stream`.
+            first: the span that is read next, if any; if its answer has size and version, the answer is kept for that
+                read. None: the whole, by `stream`.
             is_fresh: ask the store, not the client's memory of it.
         """
         ...
@@ -102,12 +102,12 @@ class ByteSource(Protocol):
 
         Args:
             end: of how many bytes.
-            in_one_request: also where a client would make several: nothing tells whether those are of one version.
+            in_one_request: even if a client would send several, which might read several versions.
         """
         ...
 
     def range_bytes(self, size: int | None) -> int:
-        """How many bytes of an object of ``size`` bytes to ask for at a time."""
+        """The number of bytes to request at a time, of an object of ``size`` bytes."""
         return BLOCK_BYTES
 
     def close(self) -> None:

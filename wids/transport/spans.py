@@ -1,4 +1,4 @@
-"""Byte ranges as values: cut a download into ranges, coalesce reads into requests, put together what arrives.
+"""Byte ranges as values: cut a download into ranges, coalesce reads into requests, assemble the received bytes.
 
 Pure: nothing here reads, waits or writes.
 """
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 def clip(span: tuple[int, int], size: int) -> Span:
-    """The part of a span that lies in an object of ``size`` bytes; empty if none does."""
+    """The part of a span within an object of ``size`` bytes; possibly empty."""
     lo, hi = span
     return Span(lo, max(min(hi, size), lo))
 
@@ -41,7 +41,7 @@ def cut(spans: Iterable[Span], step: int) -> list[Span]:
 
 
 def subtract(spans: Sequence[Span], done: Span) -> list[Span]:
-    """The bytes of sorted, disjoint spans that do not lie in ``done``."""
+    """The bytes of sorted, disjoint spans outside ``done``."""
     left: list[Span] = []
     for span in spans:
         parts = Span(span.lo, min(span.hi, done.lo)), Span(max(span.lo, done.hi), span.hi)
@@ -56,8 +56,8 @@ def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, 
 
     Args:
         pieces: in any order; they may overlap, and then they are one request.
-        gap: so many bytes between two pieces take no longer than another request.
-        max_bytes: a request gets no longer than this by filling a gap.
+        gap: the number of bytes between two pieces that take no longer than another request.
+        max_bytes: the longest request that filling a gap may give.
     """
     found: list[tuple[Span, list[Span]]] = []
     for piece in sorted({piece for piece in pieces if piece.lo < piece.hi}):
@@ -89,10 +89,10 @@ class Gather:
     """Pieces cut out of spans whose bytes arrive block by block; the bytes between the pieces are dropped at once.
 
     Args:
-        wanted: disjoint spans, in order, each with the pieces that lie in it.
+        wanted: disjoint spans, in order, each with its pieces.
 
     Attributes:
-        pieces: those that are complete. arrived_bytes: of the spans that are.
+        pieces: the complete ones. arrived_bytes: of complete spans.
     """
 
     def __init__(self, wanted: Mapping[Span, Sequence[Span]]) -> None:
@@ -111,7 +111,7 @@ class Gather:
     def restart(self) -> None:
         """Forget the bytes of spans that are not complete.
 
-        Would it count, a server that sends a byte now and then would never be given up.
+        If these bytes counted, retries of a server that sends single bytes would never end.
         """
         self._blocks.clear()
 

@@ -41,11 +41,11 @@ def open_source(
         url: any URL that fsspec knows, ``pipe:command``, or a local path.
         session: opens URLs.
         go_on: see `ByteSource`.
-        path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
-        precedence: of a download, which only silence ends; None: requests for samples, each with a time limit in all.
+        path: the file for the bytes, which a program may fill itself; without it, no program is run.
+        precedence: of a download, which only silence ends; None: requests for samples, each with a total time limit.
 
     Raises:
-        NotAllowedError: a program that may not be run.
+        NotAllowedError: the URL is a program, which is not allowed.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
         FetchError, aiohttp.ClientError: see `wids.transport.hub.open_hub`.
     """
@@ -67,7 +67,7 @@ def open_source(
 
 
 class LocalSource(ByteSource):
-    """A local file, held open: one that is put in its place is not mixed with it."""
+    """A local file, kept open: bytes of a replacement are not mixed with it."""
 
     is_blocking, answers_have_stat = True, False
 
@@ -76,7 +76,7 @@ class LocalSource(ByteSource):
         self._fd, _ = atomic.open_file(Place(url).path)
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """Those of the file that was opened, which may be written to."""
+        """The current stat of the open file, which may be written to."""
         facts = os.fstat(self._fd)
         return Stat(facts.st_size, (facts.st_mtime_ns, facts.st_ino), has_ranges=True, is_strong=True)
 
@@ -161,7 +161,7 @@ class AsyncSource(_FilesystemSource):
         sink.write(span.lo, data)
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """In one block: these clients have no other way. Without an end, gcsfs asks three times."""
+        """Read in one block, the only way of these clients. Without an end, gcsfs sends three requests."""
         size = self.stat(is_fresh=False).size if end is None else end
         options = {} if size is None else {"start": 0, "end": size}
         limit = None if end is None else filesystems.limit_of(min(end, _MAX_RANGE_BYTES))
@@ -198,7 +198,7 @@ class SyncSource(_FilesystemSource):
         sink.write(span.lo, self._filesystem.cat_file(self._name, start=span.lo, end=span.hi, **options))
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """Through one open file: to open it for each range could be to unpack it, or to log in, each time."""
+        """Read through one open file: opening it for each range could decompress it, or log in, each time."""
         from fsspec.spec import AbstractBufferedFile
 
         at = 0
@@ -212,5 +212,5 @@ class SyncSource(_FilesystemSource):
 
 
 def _step(at: int, end: int | None) -> int:
-    """How long the next block of a stream is."""
+    """The length of the next block of a stream."""
     return BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - at)

@@ -1,9 +1,9 @@
 """Outputs: files in a local directory, in any store that fsspec knows, or committed to a repository of the Hub.
 
-A file appears whole or not at all. Locally it is renamed from a part file; a store of objects shows an object when its
-upload is done; elsewhere it is uploaded under another name, and then renamed. A local output replaces an earlier one of
-its kind, known by its content, or an empty file; any other file only where ``overwrite`` says so; and never a file that
-it is made of, by any path.
+A file is published complete or not at all. A local file is renamed from a part file; an object store shows an object
+after its upload; other stores get the file under another name, and rename it. A local output replaces an earlier one of
+its kind, recognised by its content, or an empty file. It replaces any other file only with ``overwrite``, and never one
+of its inputs, by any path.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Target:
                 os.makedirs(os.path.dirname(place.absolute.path), exist_ok=True)
 
     def put_file(self, part: str, url: str) -> None:
-        """Move a local file to a URL, under its name once it is whole.
+        """Move a local file to a URL, under its name once it is complete.
 
         Raises:
-            OutputError: it cannot be put there.
+            OutputError: it cannot be written there.
         """
         if (place := Place(url)).is_local:
             with explained(url):
@@ -84,7 +84,7 @@ class Target:
             filesystem.pipe_file(name, data)
 
     def get_bytes(self, url: str) -> bytes | None:
-        """Read a small file; None if there is none.
+        """Read a small file; None if it does not exist.
 
         Raises:
             FetchError: it cannot be read.
@@ -95,7 +95,7 @@ class Target:
             return None
 
     def describe(self, url: str) -> tuple[int, int] | None:
-        """(size in bytes, modification time in nanoseconds or 0 where that is not known); None if there is no file.
+        """(size in bytes, modification time in nanoseconds, or 0 if unknown); None if the file does not exist.
 
         Raises:
             OutputError: the store does not answer.
@@ -109,7 +109,7 @@ class Target:
         return None
 
     def list_beside(self, url: str) -> list[str]:
-        """The names of the files in the directory of a URL; none where there is no such directory.
+        """The names of the files in the directory of a URL; empty without such a directory.
 
         Raises:
             OutputError: the store does not answer.
@@ -123,7 +123,7 @@ class Target:
         return []
 
     def remove(self, url: str) -> None:
-        """Remove a file, if it is there.
+        """Remove a file, if it exists.
 
         Raises:
             OutputError: it cannot be removed.
@@ -137,14 +137,14 @@ class Target:
                     filesystem.rm_file(name)
 
     def _fresh(self, url: str) -> tuple[Any, str]:
-        """The file system, which forgets what it knows of the store, and the name in it."""
+        """The file system, with its cache of the store dropped, and the name in it."""
         filesystem, name = filesystems.open_filesystem(url, self.session)
         filesystem.invalidate_cache()
         return filesystem, name
 
     @contextlib.contextmanager
     def _written(self, url: str) -> Iterator[tuple[Any, str]]:
-        """(file system, the name to write to): in the end, the file has its own name, or there is none."""
+        """(file system, the name to write to): at the end, the file has its own name, or does not exist."""
         with explained(url):
             filesystem, final = filesystems.open_filesystem(url, self.session)
             if Place(url).scheme in _WHOLE:
@@ -161,7 +161,7 @@ class Target:
 
 
 def check_place(output: str, what: str, name: str) -> str:
-    """The absolute path of a file that is to be written.
+    """The absolute path of an output file.
 
     Args:
         output: a path.
@@ -183,7 +183,7 @@ def check_place(output: str, what: str, name: str) -> str:
 
 
 def check_no_device(path: str, output: str) -> None:
-    """Check that a file at a path, if there is one, can be replaced: ``output`` is how the caller wrote it.
+    """Check that a file at a path, if any, can be replaced: ``output`` is how the caller wrote it.
 
     Raises:
         OutputError: it is a device or a FIFO.
@@ -201,15 +201,15 @@ def check_replaceable(
     shards: Iterable[str] = (),
     overwrite: bool | None = False,
 ) -> None:
-    """Check that an output may take the place of the file that is there, if there is one.
+    """Check that an output may replace the existing file, if any.
 
     Args:
         path: of the output, absolute.
         what: it is, in words.
-        is_such: whether the file at a path is such an output, by its content; errors in reading it say no.
-        inputs: (URL or path, words for it) of what the output is made of, or needs.
-        shards: URLs or paths of the shards; compared only where the file is no such output.
-        overwrite: any other file may be replaced; None: no caller can say so.
+        is_such: whether the file at a path is such an output, by its content; an error of reading means no.
+        inputs: (URL or path, words for it) of the files that the output is made from, or needs.
+        shards: URLs or paths of the shards; compared only if the file is no such output.
+        overwrite: allow to replace any other file; None: the caller has no such option.
 
     Raises:
         OutputExistsError: it is one of the inputs; or something else, and ``overwrite`` is not set.
@@ -246,7 +246,7 @@ def explained(url: str) -> Iterator[None]:
     """Write to a URL in the block.
 
     Raises:
-        OutputError: that is not possible. DependencyError: a package is missing.
+        OutputError: the write failed. DependencyError: a package is missing.
     """
     try:
         yield
@@ -265,7 +265,7 @@ def _explain(url: str, error: Exception) -> WidsError:
 
 
 class Commit(NamedTuple):
-    """A commit to a repository of the Hub.
+    """A commit in a repository of the Hub.
 
     Attributes:
         name: 40 hexadecimal digits. page: its address, for people.
@@ -279,12 +279,12 @@ class Branch:
     """A branch of a repository of the Hugging Face Hub, to which files are committed by huggingface_hub.
 
     Args:
-        root: ``hf://datasets/ORG/NAME``, and ``@BRANCH`` for any but ``main``. It is known to exist.
-        session: opens URLs; the token is that of its options, else huggingface_hub's own.
+        root: ``hf://datasets/ORG/NAME``, and ``@BRANCH`` for any but ``main``. The caller knows that it exists.
+        session: opens URLs; the token is that of its options, or of huggingface_hub.
 
     Raises:
         DependencyError: huggingface_hub is not installed.
-        OutputError: there is no token, it may not write, or the revision is no branch.
+        OutputError: no token exists, it may not write, or the revision is not a branch.
     """
 
     def __init__(self, root: str, session: Session = PLAIN) -> None:
@@ -320,7 +320,7 @@ class Branch:
             data: its bytes.
             path: of the file in the repository.
             message: of the commit.
-            parent: the commit that it is to follow.
+            parent: the commit that it must follow.
 
         Raises:
             OutputError: it cannot be committed, or another commit follows that one already.
@@ -340,7 +340,7 @@ class Branch:
         return Commit(found.oid, str(found.commit_url))
 
     def _check(self) -> None:
-        """See beforehand that a commit is allowed, as far as the Hub's client can ask for that."""
+        """Check in advance that a commit is allowed, as far as the Hub's client can."""
         if self._branch != "main" and not self._branch.startswith("refs/pr/"):
             refs = self._api.list_repo_refs(self._where.repository, repo_type=self._kind)
             if self._branch not in {ref.name for ref in refs.branches}:
@@ -357,7 +357,7 @@ class Branch:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise an OutputError that says what to do for any error of the Hub or of its client."""
+        """Raise an OutputError with advice for any error of the Hub or of its client."""
         try:
             yield
         except WidsError:

@@ -1,4 +1,4 @@
-"""Patterns and names of many URLs: brace expansion, the order in which people sort.
+"""Patterns and names of many URLs: brace expansion, natural order.
 
 Pure.
 """
@@ -26,10 +26,10 @@ _INTEGER = re.compile(r"(\d+)")
 
 
 def expand(pattern: str) -> Iterator[str]:
-    """Expand a brace pattern such as ``train-{000000..000099}.tar``; other text gives itself.
+    """Expand a brace pattern such as ``train-{000000..000099}.tar``; other text is returned unchanged.
 
     Raises:
-        SpecError: the braces do not match, or stand for more shards than a dataset may have.
+        SpecError: the braces do not match, or expand to more shards than a dataset may have.
     """
     if "{" not in pattern:
         yield pattern
@@ -46,7 +46,7 @@ def expand(pattern: str) -> Iterator[str]:
 
 
 def _count(pattern: str) -> int:
-    """How many names a brace pattern stands for, or something more than `MAX_SHARDS`; nothing is expanded.
+    """The number of names of a brace pattern, or a number above `MAX_SHARDS`; nothing is expanded.
 
     Raises:
         ValueError: the braces do not match, or are nested too deeply to be expanded.
@@ -77,7 +77,7 @@ def _count(pattern: str) -> int:
 
 
 def _count_range(text: str) -> int:
-    """How many values a range has, as it stands between braces; 0 if it is none."""
+    """The number of values of a range between braces; 0 if the text is not a range."""
     if _LETTERS.fullmatch(text):
         return 52
     found = _NUMBERS.fullmatch(text)
