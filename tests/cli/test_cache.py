@@ -706,6 +706,21 @@ def test_warm_of_local_shards(tmp_path, cache):
     assert os.listdir(cache) == []
 
 
+def test_warm_of_local_shards_that_cannot_be_read(tmp_path, cache):
+    """A shard that is missing, or has another size than the index says, fails, and costs no other one."""
+    paths = [write(str(tmp_path / "www" / f"{tag}.tar"), shard(tag)) for tag in "abc"]
+    index = tmp_path / "www" / "index.json"
+    run_ok("index", "create", *paths, "-o", index)
+    os.remove(paths[0])
+    with open(paths[1], "ab") as file:
+        file.write(bytes(512))
+    code, out, err = run("cache", "warm", index, "--cache-dir", cache)
+    assert (code, out) == (1, f"{cache}: 3 shards: 1 local, read in place, 2 failed\n")
+    assert "a.tar: there is no file" in err
+    assert "b.tar: " in err
+    assert "the index says filesize" in err
+
+
 def test_warm_with_what_is_no_index(server, cache, tmp_path):
     """No JSON, another JSON, nothing there, a directory: one line that names it, and exit code 1."""
     page = server.add("/page.json", b"<html>no</html>")

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ import msgspec
 from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import table_allowance
-from wids.errors import CacheError, CacheFull, InputError, without_secrets
+from wids.errors import CacheError, CacheFull, InputError, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
@@ -31,7 +32,7 @@ from wids.jobs.arguments import check_job, texts_of
 from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run_options
-from wids.readers.provider import AutoProvider
+from wids.readers.provider import AutoProvider, open_in_place
 from wids.transport.failures import CancelledTransferError
 from wids.transport.place import cache_directory
 from wids.transport.session import PLAIN, Session
@@ -63,7 +64,7 @@ class WarmOutcome(JobOutcome, kw_only=True):
         fetched: downloaded shards.
         fetched_bytes: of those.
         cached: shards that were already cached, complete and current, or that other processes fetched meanwhile.
-        in_place: local shards, which are read in place.
+        in_place: local shards, which are read in place; they exist and have the size that the index says.
         retries: tries that failed and were followed by another one.
         node: the address of the node, on a cluster.
         nodes: the results of each node of a cluster.
@@ -268,9 +269,10 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         )
         outcome = WarmOutcome(directory=self.directory, shards=len(shards))
         super().__init__(outcome, progress, "fetching", unit="bytes")
+        self._urls = [shard.url for shard in shards]
         places = [(shard, *self.provider.cache.place(shard.url)) for shard in shards]
         self.cacheable = [(shard, path) for shard, path, is_in_place in places if not is_in_place]
-        self.outcome.in_place = len(places) - len(self.cacheable)
+        self._local = [(shard, path) for shard, path, is_in_place in places if is_in_place]
         self.missing = [shard for shard, path in self.cacheable if not os.path.exists(path)]
         self._known = [shard.filesize for shard in self.missing if shard.filesize is not None]
         self._is_full = False
@@ -315,7 +317,13 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             )
 
     def fetch(self, jobs: int) -> None:
-        """Fetch them in threads, ``jobs`` at a time."""
+        """Look at local shards, and fetch the others in threads, ``jobs`` at a time."""
+        with ThreadPoolExecutor(jobs, "wids-look") as pool:
+            for (shard, _), error in zip(self._local, pool.map(_find_fault, self._local), strict=True):
+                if error is None:
+                    self.outcome.in_place += 1
+                else:
+                    self.outcome.fail(shard.url, error)
         if not self.cacheable:
             return
         try:
@@ -329,7 +337,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             self.run(self._bring, self._while_there_is_space(waiting), RunOptions(engine="threads", jobs=jobs))
         finally:
             self._hint.close()
-        self.outcome.sort_failed(shard.url for shard, _ in self.cacheable)
+        self.outcome.sort_failed(self._urls)
 
     def show(self) -> None:
         """Show the progress, and renew the hint that these shards are needed."""
@@ -355,8 +363,8 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
         arrived = outcome.fetched_bytes + part_bytes(self.directory)
         return JobProgress(
-            shards=len(self.cacheable),
-            ended=outcome.fetched + outcome.cached + len(outcome.failed),
+            shards=outcome.shards,
+            ended=outcome.fetched + outcome.cached + outcome.in_place + len(outcome.failed),
             failed=len(outcome.failed),
             retries=outcome.retries,
             bytes=arrived,
@@ -400,6 +408,15 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                 raise CancelledTransferError
         # Opening it is a use of it. If it differs from its table, its md5 decides, and it is fetched again.
         self.provider.open(shard).close()
+
+
+def _find_fault(local: _Waiting) -> WidsError | None:
+    """Why a local shard cannot be read in place; None: it can."""
+    try:
+        open_in_place(*local)[0].close()
+    except WidsError as error:
+        return error
+    return None
 
 
 def part_bytes(directory: str) -> int:

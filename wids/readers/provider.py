@@ -125,6 +125,33 @@ class LocalFiles:
         return reader
 
 
+def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
+    """Open a local shard at ``path``: the file and its status; the caller closes.
+
+    Raises:
+        ShardNotFoundError: no such file exists. FetchDeniedError: it cannot be opened. ChangedShardError: it has
+            another size than the index says.
+    """
+    try:
+        file, facts = OpenFile.open(path)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(
+            f"{shard.url}: there is no file {path}; check the index's URLs and its base", url=shard.url
+        ) from error
+    except OSError as error:
+        raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
+    if shard.filesize not in (None, facts.size):
+        file.close()
+        raise ChangedShardError(
+            f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
+            "upload or copy the shard again; if it was rewritten, write the index again (wids index create)",
+            shard=shard.url,
+            expected=shard.filesize,
+            found=facts.size,
+        )
+    return file, facts
+
+
 class InPlaceProvider:
     """Reads local shards where they are."""
 
@@ -147,23 +174,8 @@ class InPlaceProvider:
 
     def _open_at(self, shard: Shard, path: str) -> Reader:
         start = time.perf_counter()
-        try:
-            file, facts = OpenFile.open(path)
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(
-                f"{shard.url}: there is no file {path}; check the index's URLs and its base", url=shard.url
-            ) from error
-        except OSError as error:
-            raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
+        file, facts = open_in_place(shard, path)
         with file.closing_on_error():
-            if shard.filesize not in (None, facts.size):
-                raise ChangedShardError(
-                    f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
-                    "upload or copy the shard again; if it was rewritten, write the index again (wids index create)",
-                    shard=shard.url,
-                    expected=shard.filesize,
-                    found=facts.size,
-                )
             files, beside = self._files, path + tables.SUFFIX
             table = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if files.is_standard else None
             has_saved = table is not None and table.identity.is_same(facts)
