@@ -314,8 +314,12 @@ def test_a_signal_is_told_whatever_became_of_its_exception(number):
         except SystemExit:
             sys.exit(1)
 
-    with pytest.raises(EndedBySignal) as caught, Signals():
-        end()
+    before = signal.signal(number, signal.SIG_DFL)  # a session under nohup ignores SIGHUP
+    try:
+        with pytest.raises(EndedBySignal) as caught, Signals():
+            end()
+    finally:
+        signal.signal(number, before)
     assert (caught.value.code, caught.value.name) == (128 + number, number.name)
     with pytest.raises(ZeroDivisionError), Signals():
         raise ZeroDivisionError

@@ -1104,12 +1104,7 @@ def failing_datasets(directory):
     return {
         "count": (wrong, 0, CountMismatchError, ["s0.tar: holds 3 samples, and the index says 2"]),
         "missing": (gone, 8, ShardNotFoundError, ["gone.tar", "there is no file"]),
-        "changed": (
-            other,
-            0,
-            ChangedShardError,
-            ["s0.tar", "filesize 5; upload or copy the shard again; if it was wr"],
-        ),
+        "changed": (other, 0, ChangedShardError, ["s0.tar", "filesize 5; upload or copy the shard again"]),
         "junk": ([(str(junk), 1)], 0, TarError, ["junk.tar"]),
         "unsafe": (pickled, 0, UnsafeFormatError, [".pkl", "'a'", "p.tar"]),
         "damaged": (damaged, 0, DecodeError, [".jpg", "'a'", "d.tar"]),
