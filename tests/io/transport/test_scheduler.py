@@ -310,7 +310,11 @@ def test_versions_are_never_mixed(ranges, target, marks, new, place):
     """
     ranges.validators = marks
     url = ranges.add(PATH, BODY, *[whole] * place, replaced(new), whole)
-    assert fetch_body(url, target) == (new if "ETag" in marks or place < 2 else BODY)
+    found = fetch_body(url, target)
+    if place == 20 and len(ranges.requests) == place:  # the last bytes came with the range before: the file had ended
+        assert found == BODY
+    else:
+        assert found == (new if "ETag" in marks or place < 2 else BODY)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 9], ids=lambda place: f"answer {place}")
