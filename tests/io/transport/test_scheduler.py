@@ -311,7 +311,7 @@ def test_versions_are_never_mixed(ranges, target, marks, new, place):
     ranges.validators = marks
     url = ranges.add(PATH, BODY, *[whole] * place, replaced(new), whole)
     found = fetch_body(url, target)
-    if place == 20 and len(ranges.requests) == place:  # the last bytes came with the range before: the file had ended
+    if len(ranges.requests) <= place:  # ranges are longer where answers are slow: all was read before
         assert found == BODY
     else:
         assert found == (new if "ETag" in marks or place < 2 else BODY)
