@@ -21,7 +21,7 @@ import typer
 import typer.main
 
 from wids.cli.advice import with_advice
-from wids.cli.format import print_error
+from wids.cli.format import is_debug, print_error
 from wids.cli.plain_help import App, CommandGroup, PlainCommand
 from wids.cli.signals import EndedBySignal
 from wids.errors import WidsError
@@ -102,17 +102,17 @@ class _Commands(CommandGroup):
             done = super().invoke(ctx)
             sys.stdout.flush()  # here, where an error in writing can still be reported
         except WidsError as error:
-            if _is_debug():
+            if is_debug():
                 raise
             print_error(with_advice(error))
             raise SystemExit(1) from None
         except MemoryError as error:  # for example an index with a huge count of samples
-            if _is_debug():
+            if is_debug():
                 raise
             print_error(f"there is not enough memory for this ({str(error) or 'MemoryError'})")
             raise SystemExit(1) from None
         except OSError as error:
-            if _is_debug() or error.errno == errno.EPIPE:  # the reader closed the pipe (| head): typer exits quietly
+            if is_debug() or error.errno == errno.EPIPE:  # the reader closed the pipe (| head): typer exits quietly
                 raise
             _fail_output(error)
         except KeyboardInterrupt as interrupt:
@@ -169,7 +169,7 @@ def main() -> None:
     try:
         app(args=args, prog_name="wids")
     except OSError as error:  # in writing the help or the version, before a command runs
-        if _is_debug():
+        if is_debug():
             raise
         _fail_output(error)
     except KeyboardInterrupt:  # while options are parsed, or after the command
@@ -209,7 +209,7 @@ def _open_standard_files() -> None:
 
 def _end_interrupted(advice: str = "") -> NoReturn:
     """Exit with 130; to be called in an ``except KeyboardInterrupt`` block."""
-    if _is_debug():
+    if is_debug():
         raise  # noqa: PLE0704 - the interrupt that is being handled
     print_error("; ".join(filter(None, ("interrupted", advice))))
     raise SystemExit(130) from None
@@ -227,7 +227,3 @@ def _drop_output() -> None:
         fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(fd, sys.stdout.fileno())
         os.close(fd)
-
-
-def _is_debug() -> bool:
-    return os.environ.get("WIDS_DEBUG", "0") not in ("", "0")

@@ -218,6 +218,11 @@ def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Itera
         )
 
 
+def is_debug() -> bool:
+    """Whether ``--debug`` or ``$WIDS_DEBUG`` asks for tracebacks and all log lines."""
+    return os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
+
+
 def print_error(message: str) -> None:
     """Print an error or a warning to stderr, as one line without secrets."""
     print(f"wids: {printable(without_secrets(' '.join(message.split())))}", file=sys.stderr)

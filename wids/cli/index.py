@@ -44,6 +44,9 @@ _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="T
 _Name = Annotated[
     str | None, typer.Option("--name", "-n", help="Name of the dataset; default: from -o.", show_default=False)
 ]
+_SkipErrors = Annotated[
+    bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
+]
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,7 @@ class ScanFlags:
             "written. With it, a remote sample can be read without fetching its shard.",
         ),
     ] = False
-    is_skipping: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
-    ] = False
+    is_skipping: _SkipErrors = False
     counts: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,9 +105,7 @@ class ScanFlags:
 class TablesFlags:
     """How member tables are packed."""
 
-    is_skipping: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
-    ] = False
+    is_skipping: _SkipErrors = False
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file of this name that is not the index's own pack.")
     ] = False

@@ -227,18 +227,18 @@ def batch_size_option(default: int, *, panel: str | None = None) -> Any:
     )
 
 
+def values_option(words: str, *, panel: str) -> Any:
+    """An option that has a value for each sample; `read_values` reads them."""
+    return typer.Option(metavar="COLUMN|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """The batches of a `wids.BucketBatchSampler`, whose parameters these are; none of them: a loader's own batches."""
 
     lengths: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN|FILE.npy",
-            help="A number for each sample: a column of the index, or an array (n,).",
-            show_default=False,
-            rich_help_panel=_BATCH_PANEL,
-        ),
+        values_option("A number for each sample: a column of the index, or an array (n,).", panel=_BATCH_PANEL),
     ] = None
     max_tokens: Annotated[
         float | None,
@@ -254,13 +254,7 @@ class BatchOptions:
         typer.Option(help="A batch costs its longest x its count, or the sum.", rich_help_panel=_BATCH_PANEL),
     ] = "padded"
     buckets: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN|FILE.npy",
-            help="A word or number for each sample; a batch is of one.",
-            show_default=False,
-            rich_help_panel=_BATCH_PANEL,
-        ),
+        str | None, values_option("A word or number for each sample; a batch is of one.", panel=_BATCH_PANEL)
     ] = None
     too_long: Annotated[
         Literal["error", "skip"],

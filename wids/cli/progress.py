@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from typing import TYPE_CHECKING
 
+from wids.cli.format import is_debug
 from wids.cli.signals import Signals, resumable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def quiet() -> Iterator[None]:
     """Without log lines (of each try that failed, say) in the bar, unless they are asked for by --debug."""
     logger, handler = logging.getLogger("wids"), logging.NullHandler()
-    if os.environ.get("WIDS_DEBUG", "0") in ("", "0"):
+    if not is_debug():
         logger.addHandler(handler)
     try:
         yield

@@ -17,6 +17,7 @@ from wids.cli.format import (
     count_of,
     format_rate,
     format_size,
+    is_debug,
     parse_range,
     parse_size,
     print_errors,
@@ -219,13 +220,12 @@ def run_daemon(
         raise typer.BadParameter(f"--metrics {metrics}: node_exporter reads files whose names end in .prom")
     from wids.cli.cache.daemon import DaemonLog, clean_until_signal
 
-    is_debug = os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
     clean_until_signal(
         pattern,
         max_size=max_size,
         max_files=max_files,
         every=every,
-        log=DaemonLog(form=log_format, level="debug" if is_debug else log_level),
+        log=DaemonLog(form=log_format, level="debug" if is_debug() else log_level),
         metrics_path=metrics,
     )
 

@@ -22,6 +22,7 @@ from wids.cli.options import (
     ReadFlags,
     batch_size_option,
     read_values,
+    values_option,
 )
 from wids.cli.plain_help import App, examples
 from wids.errors import SelectionError
@@ -62,12 +63,7 @@ class ScheduleOptions(OrderOptions):
     ] = None
     weights: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN|FILE.npy",
-            help="How often samples come: a column of the index, or an array (n,).",
-            show_default=False,
-            rich_help_panel=ORDER_PANEL,
-        ),
+        values_option("How often samples come: a column of the index, or an array (n,).", panel=ORDER_PANEL),
     ] = None
     workers: Annotated[
         int,
