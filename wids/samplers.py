@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
-    from wids.order.config import Reshuffle
-    from wids.order.epoch import Tail
+    from wids.order.epoch import Reshuffle, Tail
     from wids.order.mixture import SourceSpan
     from wids.order.samples import ReadSamples
 
@@ -244,22 +243,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _config(self) -> EpochConfig:
         """The config of an iteration that begins now."""
         self._samples.check_fits(self.dataset)
-        settings = self._settings
-        plan, regrouping = self._samples.plan(settings)
-        world, rank = (1, 0) if self._samples.is_own else (settings.num_replicas, settings.rank)
-        return EpochConfig(
-            plan=plan,
-            regrouping=regrouping,
-            lanes=settings.lanes,
-            world=world,
-            rank=rank,
-            tail=settings.tail,
-            epochs=settings.epochs,
-            epoch_size=settings.epoch_size,
-            length=settings.length,
-            origin=self._origin,
-            has_seeds=settings.sample_seeds,
-        )
+        return self._samples.config(self._settings, origin=self._origin)
 
     def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.

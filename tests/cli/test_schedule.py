@@ -23,10 +23,9 @@ from wids.cli.look.schedule import show_batch, show_readings
 from wids.order import batch_epochs
 from wids.order.batch_epochs import BatchConfig
 from wids.order.batching import make_rule
-from wids.order.config import EpochConfig
-from wids.order.epoch import Plan
+from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
-from wids.order.mixture import SourceSpan, plan_order
+from wids.order.mixture import SourceSpan, sampler_config
 from wids.order.schedule import BatchTimetable, Reading, Timetable, make_timetable
 
 
@@ -49,22 +48,9 @@ class Numbers(Dataset):
 
 def timetable(lengths, *, world, batch_size=1, epoch=0, samples=None, tail="pad", lanes=None, **options):
     """The timetable of a sampler with these arguments."""
-    counts = ShardCounts(lengths)
-    lo, hi = samples or (0, len(counts))
-    reshuffle = options.pop("reshuffle", "fixed")
-    plan = Plan(
-        lo=lo,
-        hi=hi,
-        boundaries=counts.boundaries(lo, hi),
-        chunksize=options.pop("chunksize", 10_000),
-        window=options.pop("window", 4),
-        lanes=lanes or world,
-        is_shuffled=options.pop("shuffle", True),
-        is_dealt=reshuffle == "epoch",
-        seed=options.pop("seed", 0),
-    )
-    assert not options
-    return Timetable(plan, epoch=epoch, world=world, batch_size=batch_size, tail=tail)
+    order = {"num_replicas": world, "lanes": lanes or world, "tail": tail, "seed": 0, "window": 4, "chunksize": 10_000}
+    config = sampler_config(ShardCounts(lengths), None, SamplerSettings(**{**order, **options}), span=samples)
+    return Timetable(config, epoch=epoch, batch_size=batch_size)
 
 
 def batches_of(lengths, rank, *, world, batch_size=1, epoch=0, samples=None, workers=0, **options):
@@ -161,9 +147,8 @@ def test_samples_by_weights(lengths, options, data):
     options["epoch_size"] = data.draw(st.none() | st.integers(8, 70))
     n, world, epoch, batch_size = sum(lengths), *map(options.pop, ("world", "epoch", "batch_size"))
     weights = data.draw(st.lists(st.sampled_from([0, 0.3, 1, 2.5]), min_size=n, max_size=n).filter(any))
-    counts, order = ShardCounts(lengths), dict(options)
-    order |= {"is_shuffled": order.pop("shuffle"), "is_dealt": order.pop("reshuffle") == "epoch"}
-    table = make_timetable(counts, None, epoch=epoch, world=world, batch_size=batch_size, weights=weights, **order)
+    order = SamplerSettings(**{**options, "lanes": options["lanes"] or world}, num_replicas=world)
+    table = make_timetable(ShardCounts(lengths), None, order, epoch=epoch, batch_size=batch_size, weights=weights)
     expected = {index: [] for index in range(n)}
     for rank in range(world):
         sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=world, rank=rank, weights=weights, **options)
@@ -203,15 +188,8 @@ def test_an_empty_epoch():
 
 def batch_timetable(lengths, rule, *, world, epoch=0, lanes=None, tail="pad", block=None, **options):
     """The timetable of a BucketBatchSampler with these arguments."""
-    plan = Plan(
-        hi=sum(lengths),
-        boundaries=ShardCounts(lengths).boundaries(0, sum(lengths)),
-        lanes=lanes or world,
-        is_shuffled=True,
-        seed=0,
-        **options,
-    )
-    config = EpochConfig(plan=plan, lanes=plan.lanes, world=world, tail=tail)
+    order = SamplerSettings(num_replicas=world, lanes=lanes or world, tail=tail, seed=0, **options)
+    config = sampler_config(ShardCounts(lengths), None, order)
     return BatchTimetable(BatchConfig.of(config, rule, seed=0, block=block), epoch=epoch)
 
 
@@ -527,10 +505,8 @@ def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
         SourceSpan("few", 0, 10, 100),
         *(SourceSpan(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35)),
     ]
-    plan = plan_order(
-        ShardCounts([10, *[10_000] * 35_000]), parts, chunksize=10_000, window=4, lanes=64, is_shuffled=True, seed=0
-    )
-    table = Timetable(plan, epoch=50, world=64, batch_size=32, tail="pad")
+    order = SamplerSettings(num_replicas=64, lanes=64, chunksize=10_000, window=4, seed=0)
+    table = Timetable(sampler_config(ShardCounts([10, *[10_000] * 35_000]), parts, order), epoch=50, batch_size=32)
     asked = 34 * 10**7 + 4711
     found = table.find([asked])[asked]
     assert found

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wids.collection.shard_collection import ShardCollection
     from wids.jobs.runner import RunOptions
     from wids.order.batching import BatchRule
+    from wids.order.config import SamplerSettings
 
     ReadColumn: TypeAlias = Callable[[str], Any]
 
@@ -154,6 +155,11 @@ class RunFlags:
         return RunOptions(jobs=self.jobs or None, engine=self.engine, ray_address=self.ray_address)
 
 
+def values_option(words: str, *, panel: str) -> Any:
+    """An option that has a value for each sample; `read_values` reads them."""
+    return typer.Option(metavar="COLUMN|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrderOptions:
     """The sampler whose order is asked for."""
@@ -198,6 +204,27 @@ class OrderOptions:
         ),
     ] = 1
 
+    def settings(self, *, world_size: int, epoch_size: int | None) -> SamplerSettings:
+        """The settings of the sampler of a rank.
+
+        Raises:
+            ValueError: see `SamplerSettings`.
+        """
+        from wids.order.config import SamplerSettings
+
+        return SamplerSettings(
+            num_replicas=world_size,
+            epoch_size=epoch_size,
+            chunksize=self.chunksize,
+            window=self.window,
+            lanes=self.lanes or world_size,
+            tail=self.tail,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            reshuffle=self.reshuffle,
+            source_batch=self.source_batch,
+        )
+
 
 def parse_batch_size(text: str) -> int | dict[str, int]:
     """Parse ``32``, or ``BUCKET=32,BUCKET=16``.
@@ -225,11 +252,6 @@ def batch_size_option(default: int, *, panel: str | None = None) -> Any:
         "each bucket, and by default any number.",
         rich_help_panel=panel,
     )
-
-
-def values_option(words: str, *, panel: str) -> Any:
-    """An option that has a value for each sample; `read_values` reads them."""
-    return typer.Option(metavar="COLUMN|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
 
 
 @dataclass(frozen=True, kw_only=True)

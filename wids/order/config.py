@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,12 +27,10 @@ from wids.order.validation import check_flag, parse_int
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wids.order.epoch import EpochOrder, Tail
+    from wids.order.epoch import EpochOrder, Reshuffle, Tail
     from wids.order.layout import Regrouping
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
-
-Reshuffle = Literal["fixed", "epoch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class SamplerSettings:
             "seed": self.seed,
             "chunksize": self.chunksize,
             "lanes": self.lanes,
-            "is_dealt": self.reshuffle == "epoch",
+            "reshuffle": self.reshuffle,
         }
 
 
@@ -273,7 +271,7 @@ class EpochConfig:
         if plan.lanes % self.world or (plan.is_dealt and self.world > 1):
             raise ValueError(
                 f"no chunks are this rank's own: {self.world} ranks read {plan.lanes} lanes, reshuffle is "
-                f"{'epoch' if plan.is_dealt else 'fixed'!r}"
+                f"{plan.reshuffle!r}"
             )
         return np.concatenate([plan.lane_chunks(lane) for lane in range(self.rank, plan.lanes, self.world)])
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wids.order.weights import Copies, Draw
 
 Tail = Literal["pad", "drop", "mask"]
+Reshuffle = Literal["fixed", "epoch"]
 
 # Indices handed on at a time: enough to make numpy's calls cheap, few enough not to delay the first one.
 _BLOCK, _BLOCK_OF_A_LANE = 4096, 32
@@ -69,7 +70,8 @@ class Plan:
         chunksize, window: see `wids.order.lane`.
         lanes: L, at least 1.
         is_shuffled: False leaves each lane in the order of the range.
-        is_dealt: chunks are dealt to other lanes in each epoch; False: a lane keeps its part of the range.
+        reshuffle: ``"epoch"``: chunks are dealt to other lanes in each epoch, if they are shuffled; ``"fixed"``: a lane
+            keeps its part of the range.
         seed: any integer, modulo 2**64.
         copies: the range is of places, not samples: which sample is at a place, by weights; None: they are the samples.
     """
@@ -82,7 +84,7 @@ class Plan:
     window: int
     lanes: int
     is_shuffled: bool
-    is_dealt: bool = False
+    reshuffle: Reshuffle = "fixed"
     seed: int
     copies: Copies | None = None
 
@@ -90,6 +92,11 @@ class Plan:
         if self.chunks is not None:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether a lane has other chunks in each epoch; otherwise it keeps its part of the range."""
+        return self.reshuffle == "epoch" and self.is_shuffled and self.chunks is None
 
     def chunk_rows(self) -> int:
         """How many samples a chunk has, about; at least 1."""
@@ -129,7 +136,7 @@ class Plan:
             "shuffle": self.is_shuffled,
             "chunksize": self.chunksize,
             "window": self.window,
-            "reshuffle": "epoch" if self.is_dealt else "fixed",
+            "reshuffle": self.reshuffle,
             "sample_weights": None if self.copies is None else self.copies.digest,
         }
 
@@ -277,7 +284,7 @@ class EpochOrder:
         """The chunks of a lane in this epoch's order: (nchunks, 2), half-open."""
         plan, epoch = self.plan, self.epoch
         first, last = plan.lane_bounds(lane, shift=self.shift)
-        if plan.is_shuffled and plan.is_dealt and plan.chunks is None:
+        if plan.is_dealt:
             if self._dealt is None:
                 chunks = plan.cut(0, self._n)
                 chunks = chunks[permutation(len(chunks), seed=plan.seed, epoch=epoch, stream=DEAL, position=plan.lo)]

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.errors import StateError
-from wids.order.config import SamplerSettings
 from wids.order.epoch import Plan, Stream
 from wids.order.layout import ShardCounts, inside_of, layout, read_column
 from wids.order.mask import seeds_of
@@ -41,6 +40,7 @@ from wids.order.validation import parse_int, parse_range
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wids.order.config import EpochConfig, SamplerSettings
     from wids.order.layout import Layout, Regrouping
     from wids.order.permutation import Indices
     from wids.order.samples import Facts
@@ -617,36 +617,30 @@ def _describe(dataset: Any) -> str:
     return f"a {type(dataset).__name__} is no mixture"
 
 
-def plan_order(
+def sampler_config(
     counts: ShardCounts,
     parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
     *,
     span: tuple[int, int] | None = None,
-    world: int = 1,
-    is_shuffled: bool = True,
-    is_dealt: bool = False,
     weights: Any = None,
-    **settings: Any,
-) -> Plan | MixturePlan:
-    """The order of the samples of an index, as samplers have it.
+) -> EpochConfig:
+    """All that the indices of a rank depend on, as in a sampler of a dataset of an index.
 
     Args:
-        counts: its shards.
-        parts: the sources, if it is a mixture.
-        span: else, which of the samples, half-open; None: all.
-        world: how many ranks read it.
-        is_shuffled: see `Plan`.
-        is_dealt: the same.
+        counts: the shards of the index.
+        parts: its sources, if it is a mixture.
+        settings: of the sampler.
+        span: which of the samples, half-open; None: all.
         weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.order.weights`.
-        settings: the others of a `SamplerSettings`.
 
     Raises:
-        ValueError: see `choose_samples`.
+        ValueError: see `choose_samples`; a nominal epoch that has less than a sample for each rank.
     """
-    reshuffle: Any = "epoch" if is_dealt else "fixed"
-    chosen = SamplerSettings(num_replicas=world, shuffle=is_shuffled, reshuffle=reshuffle, **settings)
-    span = span if parts is None else None
-    return choose_samples(counts, parts, chosen, num_samples=span, weights=weights).plan(chosen)[0]
+    samples = choose_samples(counts, parts, settings, num_samples=span, weights=weights)
+    config = samples.config(samples.set_size(settings))
+    config.first_place(0)
+    return config
 
 
 def _parse_facts(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.errors import InputError
+from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.layout import contents, fingerprint
-from wids.order.state import CONTENTS, check_order
+from wids.order.state import CONTENTS, START, check_order
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
@@ -46,6 +47,29 @@ class ReadSamples:
     def plan(self, settings: SamplerSettings) -> tuple[Plan | MixturePlan, Regrouping | None]:
         """The plan of their order, and which sample is read at which position of it; see `EpochConfig`."""
         raise NotImplementedError
+
+    def config(self, settings: SamplerSettings, *, origin: EpochPosition = START) -> EpochConfig:
+        """All that a rank's indices depend on.
+
+        Args:
+            settings: of the sampler, with the size of `set_size`.
+            origin: see `EpochConfig`.
+        """
+        plan, regrouping = self.plan(settings)
+        world, rank = (1, 0) if self.is_own else (settings.num_replicas, settings.rank)
+        return EpochConfig(
+            plan=plan,
+            regrouping=regrouping,
+            lanes=settings.lanes,
+            world=world,
+            rank=rank,
+            tail=settings.tail,
+            epochs=settings.epochs,
+            epoch_size=settings.epoch_size,
+            length=settings.length,
+            origin=origin,
+            has_seeds=settings.sample_seeds,
+        )
 
     def check_fits(self, dataset: Any) -> None:
         """See that the dataset has all samples that are to be read, and where all of it is to be read, no others.
@@ -171,4 +195,4 @@ class GivenChunks(ReadSamples):
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
         """See `ReadSamples.plan`."""
-        return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "is_dealt": False}), None
+        return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "reshuffle": "fixed"}), None

@@ -16,66 +16,59 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.order.batch_epochs import BatchConfig, BatchPlace
-from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.lane import matches
-from wids.order.mixture import nominal_size, plan_order
+from wids.order.mixture import sampler_config
 from wids.order.search import find_in_pass, find_in_stream, lanes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.order.batching import Batch, BatchRule, Block
-    from wids.order.epoch import EpochOrder, Tail
+    from wids.order.config import EpochConfig, SamplerSettings
+    from wids.order.epoch import EpochOrder
     from wids.order.layout import ShardCounts
-    from wids.order.mixture import MixturePlan, SourceSpan
+    from wids.order.mixture import SourceSpan
     from wids.order.permutation import Indices
 
 
 def make_timetable(
     counts: ShardCounts,
     parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
     *,
     epoch: int,
-    world: int,
-    tail: Tail,
-    seed: int,
     batch_size: int = 1,
-    lanes: int | None = None,
-    epoch_size: int | None = None,
     rule: BatchRule | None = None,
     block: int | None = None,
     on_block: Callable[[int, int], object] = lambda *_: None,
-    **order: Any,
+    span: tuple[int, int] | None = None,
+    weights: Any = None,
 ) -> Timetable | BatchTimetable:
     """Who reads what and when, in an epoch of a job.
 
     Args:
         counts: the shards of the index.
         parts: its sources, if it is a mixture.
+        settings: of the sampler.
         epoch: see `Timetable`.
-        world: the same.
-        tail: the same.
-        seed: of the order.
-        batch_size: see `Timetable`.
-        lanes: of the order; None: as many as ranks.
-        epoch_size: see `Timetable`.
+        batch_size: the same.
         rule: of batches of like length; None: they are of ``batch_size``.
         block: of those, see `BatchConfig.of`.
         on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
-        order: the others of `wids.order.mixture.plan_order`.
+        span: see `wids.order.mixture.sampler_config`.
+        weights: the same.
 
     Raises:
         ValueError: settings that exclude each other.
     """
-    plan = plan_order(counts, parts, world=world, lanes=lanes or world, seed=seed, epoch_size=epoch_size, **order)
-    table = Timetable(plan, epoch=epoch, world=world, batch_size=batch_size, tail=tail, epoch_size=epoch_size)
+    config = sampler_config(counts, parts, settings, span=span, weights=weights)
     if rule is None:
-        return table
-    config = BatchConfig.of(table.config, rule, seed=seed, block=block)
-    first = config.first_place(epoch)
-    total = (config.end(first) or 0) - first.position
-    return BatchTimetable(config, epoch=epoch, on_block=lambda at: on_block(at - first.position, total))
+        return Timetable(config, epoch=epoch, batch_size=batch_size)
+    batches = BatchConfig.of(config, rule, seed=settings.seed, block=block)
+    first = batches.first_place(epoch)
+    total = (batches.end(first) or 0) - first.position
+    return BatchTimetable(batches, epoch=epoch, on_block=lambda at: on_block(at - first.position, total))
 
 
 class Reading(NamedTuple):
@@ -98,40 +91,25 @@ class Timetable:
     """Who reads what and when, in one epoch.
 
     Args:
-        plan: the order's; that of a mixture has nominal epochs.
+        config: of the samples, of any rank; that of a mixture has nominal epochs.
         epoch: any integer; a nominal one from 0 on.
-        world: how many ranks read it, at least 1.
         batch_size: samples in a rank's batch, at least 1.
-        tail: what becomes of an epoch that the ranks do not divide; ``"mask"`` reads as ``"pad"`` does.
-        epoch_size: samples of all ranks in a nominal epoch; None: a pass, or as many as a mixture's sources have.
 
     Attributes:
-        config: of the samples.
+        config, epoch, batch_size: as given. plan: the order's. world: how many ranks there are.
         samples: that each rank reads in the epoch. steps: batches of each rank; the last one may be smaller.
 
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
 
-    def __init__(
-        self,
-        plan: Plan | MixturePlan,
-        *,
-        epoch: int,
-        world: int,
-        batch_size: int,
-        tail: Tail,
-        epoch_size: int | None = None,
-    ) -> None:
-        self.plan, self.epoch, self.world, self.batch_size = plan, epoch, world, batch_size
-        if not isinstance(plan, Plan):
-            epoch_size = nominal_size(epoch_size or len(plan), batch=plan.batch)
-        config = EpochConfig(plan=plan, lanes=plan.lanes, world=world, tail=tail, epoch_size=epoch_size)
-        self.config = config
+    def __init__(self, config: EpochConfig, *, epoch: int, batch_size: int) -> None:
+        self.config, self.epoch, self.batch_size = config, epoch, batch_size
+        self.plan, self.world = config.plan, config.world
         self._start, self._end = _span(config, epoch)
         self._is_stream = config.is_stream
         self._order: EpochOrder | None = None  # made once: of many shards, that takes a while
-        self.samples = (self._end - self._start) // world
+        self.samples = (self._end - self._start) // self.world
         self.steps = -(-self.samples // batch_size)
 
     def batch(self, rank: int, step: int) -> tuple[Indices, list[bool]]:

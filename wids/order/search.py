@@ -57,7 +57,7 @@ def find_in_stream(plan: Plan, wanted: Indices, start: int, stop: int) -> Iterat
 
 def lanes_of(plan: Plan, places: Indices, *, shift: int = 0) -> list[int]:
     """The lanes that may hold some of the places of the range."""
-    if plan.is_dealt and plan.is_shuffled:
+    if plan.is_dealt:
         return [*range(plan.lanes)] if len(places) else []
     bounds = [plan.lo + plan.lane_bounds(lane, shift=shift)[0] for lane in range(plan.lanes)]
     edges = np.searchsorted(places, [*bounds, plan.hi])

@@ -15,6 +15,7 @@ import numpy as np
 
 from wids.errors import InputError, WidsError, shown
 from wids.order.batching import make_rule, name_sizes, parse_sizes
+from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
 from wids.order.mixture import mixed_parts
 from wids.order.schedule import make_timetable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from wids.order.batching import BatchRule
+    from wids.order.epoch import Reshuffle, Tail
     from wids.order.schedule import BatchTimetable, Timetable
     from wids.serve.served import Served
 
@@ -58,9 +60,9 @@ class Settings:
     chunksize: int = field(default=10_000, metadata={"least": 1, "most": _MAX})
     window: int = field(default=4, metadata={"least": 1, "most": _MAX})
     lanes: int | None = field(default=None, metadata={"least": 1, "most": _MAX_RANKS})
-    tail: str = field(default="pad", metadata={"choices": ("pad", "drop", "mask")})
+    tail: Tail = field(default="pad", metadata={"choices": ("pad", "drop", "mask")})
     shuffle: str = field(default="yes", metadata={"choices": ("yes", "no")})
-    reshuffle: str = field(default="fixed", metadata={"choices": ("fixed", "epoch")})
+    reshuffle: Reshuffle = field(default="fixed", metadata={"choices": ("fixed", "epoch")})
     epoch_size: int | None = field(default=None, metadata={"least": 1, "most": _MAX})
     source_batch: int = field(default=1, metadata={"least": 1, "most": _MAX})
     weights: str = ""
@@ -205,18 +207,20 @@ class Schedules:
             table = make_timetable(
                 self._counts,
                 self.parts,
+                SamplerSettings(
+                    num_replicas=settings.world_size,
+                    tail=settings.tail,
+                    epoch_size=settings.epoch_size,
+                    chunksize=settings.chunksize,
+                    window=settings.window,
+                    lanes=settings.lanes or settings.world_size,
+                    shuffle=settings.shuffle == "yes",
+                    reshuffle=settings.reshuffle,
+                    seed=settings.seed,
+                    source_batch=settings.source_batch,
+                ),
                 epoch=settings.epoch,
-                world=settings.world_size,
                 batch_size=self._size_of(settings) if rule is None else 1,
-                tail=settings.tail,  # type: ignore[arg-type]  # of its choices
-                epoch_size=settings.epoch_size,
-                chunksize=settings.chunksize,
-                window=settings.window,
-                lanes=settings.lanes,
-                is_shuffled=settings.shuffle == "yes",
-                is_dealt=settings.reshuffle == "epoch",
-                seed=settings.seed,
-                source_batch=settings.source_batch,
                 weights=values.get("weights"),
                 rule=rule,
                 block=settings.block,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wids.order.batch_epochs import BatchConfig
-from wids.order.config import EpochConfig
-from wids.order.epoch import Plan
+from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
-from wids.order.mixture import MixturePlan, SourceSpan, nominal_size, plan_order
+from wids.order.mixture import SourceSpan, sampler_config
 from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
+from wids.order.samples import GivenChunks
 from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wids.order.batching import BatchRule
-    from wids.order.epoch import Tail
+    from wids.order.epoch import Reshuffle, Tail
 
 # Up to so many samples are looked at one by one; beyond, visits are taken from windows of chunks.
 MAX_EXACT = 4_000_000
@@ -44,7 +44,7 @@ class TrainingJob:
         parts: the sources of a mixture, whose epochs are nominal; None: it is none.
         source_batch: of a mixture: samples in turn that a rank reads of one source.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
-        chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
+        chunksize, window, lanes, seed, shuffle, reshuffle, tail: of the sampler.
         passes, nbatches, epoch_size: passes in an epoch without a tail between them, or batches of each rank in an
             epoch, or samples of all ranks.
         rule, block: of batches of like length, see `wids.order.batch_epochs.BatchConfig.of`; then ``batch_size`` is
@@ -76,8 +76,8 @@ class TrainingJob:
     window: int = 4
     lanes: int | None = None
     seed: int = 0
-    is_shuffled: bool = True
-    is_dealt: bool = False
+    shuffle: bool = True
+    reshuffle: Reshuffle = "fixed"
     tail: Tail = "pad"
     passes: int = 1
     nbatches: int | None = None
@@ -157,7 +157,7 @@ class TrainingJob:
         """How many shards, of one chunk each, a rank mixes at a time."""
         sources = 1 if self.parts is None else sum(part.weight > 0 for part in self.parts)
         lanes = 1 if self.is_by_shards else -(-(self.lanes or self.world) // self.world)
-        return sources * lanes * (self.window if self.is_shuffled else 1)
+        return sources * lanes * (self.window if self.shuffle else 1)
 
     @property
     def reads_early(self) -> bool:
@@ -197,54 +197,32 @@ class TrainingJob:
             return 0
         return max(self.drawn_ahead - ceil(self.decode_seconds / self.step_seconds) - 1, 0)
 
+    @property
+    def settings(self) -> SamplerSettings:
+        """Those of the sampler of the first rank."""
+        return SamplerSettings(
+            num_replicas=self.world,
+            chunksize=self.chunksize,
+            window=self.window,
+            lanes=self.lanes or self.world,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            reshuffle=self.reshuffle,
+            tail=self.tail,
+            epochs=self.passes,
+            epoch_size=self.nominal,
+            source_batch=self.source_batch,
+        )
+
     def courses(self) -> list[Course]:
         """What each rank reads."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         if self.is_by_shards:
-            return [self._own_shards(ends, rank) for rank in range(self.world)]
-        n = int(ends[-1])
-        plan = plan_order(
-            ShardCounts(self.lengths),
-            self.parts,
-            world=self.world,
-            source_batch=self.source_batch,
-            chunksize=self.chunksize,
-            window=self.window,
-            lanes=self.lanes or self.world,
-            is_shuffled=self.is_shuffled,
-            is_dealt=self.is_dealt,
-            seed=self.seed,
-        )
-        size = self.nominal
-        if isinstance(plan, MixturePlan):
-            size = nominal_size(size or n * self.passes, batch=plan.batch)
-        if n * self.passes < self.world and self.passes != 1:
-            raise ValueError(f"an epoch of {n * self.passes} samples on {self.world} ranks has less than one for each")
-        world = self.world if self.rule is None else plan.lanes  # which are filled up, or cut, before the ranks are
-        return [
-            Course(plan=plan, ends=ends, world=world, rank=rank, tail=self.tail, passes=self.passes, size=size)
-            for rank in range(self.world)
-        ]
-
-    def batch_config(self, course: Course) -> BatchConfig:
-        """The batches of like length, of samples in the order of a course."""
-        assert self.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
-        config = EpochConfig(
-            plan=course.plan,
-            lanes=course.plan.lanes,
-            world=self.world,
-            tail=self.tail,
-            epochs=self.passes,
-            epoch_size=course.size,
-        )
-        return BatchConfig.of(config, self.rule, seed=self.seed, block=self.block)
-
-    def _own_shards(self, ends: Indices, rank: int) -> Course:
-        chunks = np.stack([ends - self.lengths, ends], axis=1)[rank :: self.world]
-        plan = Plan(
-            chunks=chunks, chunksize=1, window=self.window, lanes=1, is_shuffled=self.is_shuffled, seed=self.seed
-        )
-        return Course(plan=plan, ends=ends, world=1, rank=0, tail=self.tail)
+            chunks = np.stack([ends - self.lengths, ends], axis=1)
+            own = (GivenChunks(chunks[rank :: self.world]).config(self.settings) for rank in range(self.world))
+            return [Course(config=config, ends=ends) for config in own]
+        config = sampler_config(ShardCounts(self.lengths), self.parts, self.settings)
+        return [Course(config=replace(config, rank=rank), ends=ends) for rank in range(self.world)]
 
 
 @dataclass(frozen=True)
@@ -386,10 +364,12 @@ def _read_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epo
 
 def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoch:
     """An epoch of batches of like length: cut once, and dealt to all ranks."""
-    config, none = job.batch_config(courses[0]), np.zeros(0, np.int64)
+    assert job.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
+    config, none = BatchConfig.of(courses[0].config, job.rule, seed=job.seed, block=job.block), np.zeros(0, np.int64)
+    course = Course(config=config.lanes_config, ends=courses[0].ends)
     chunks = list(config.deal(config.first_place(number), range(job.world)))
     epoch, shards, read = Epoch([], [], [], []), [], []
-    for rank, course in enumerate(courses):
+    for rank in range(job.world):
         blocks = [of_ranks[rank].samples for of_ranks in chunks]
         own = [batch for of_ranks in chunks for batch in of_ranks[rank].batches]
         found = RankBatches(

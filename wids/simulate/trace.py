@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.order.epoch import Plan, end_position, nominal_start
+from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts, Shards
 from wids.order.schedule import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.epoch import EpochOrder, Tail
+    from wids.order.config import EpochConfig
+    from wids.order.epoch import EpochOrder
     from wids.order.lane import Lane
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
@@ -67,34 +68,28 @@ class Course:
     """What one rank reads in every epoch.
 
     Attributes:
-        plan: the order's; that of a mixture needs a size.
+        config: of the rank's sampler, whose epochs have an end.
         ends: where each shard's samples end, of all shards.
-        world, rank: how many ranks read the plan, and which of them this is.
-        tail: what becomes of an epoch that the ranks do not divide.
-        passes: in an epoch, without a tail between them.
-        size: samples of all ranks in a nominal epoch; None: the passes.
     """
 
-    plan: Plan | MixturePlan
+    config: EpochConfig
     ends: Indices
-    world: int
-    rank: int
-    tail: Tail
-    passes: int = 1
-    size: int | None = None
 
-    def is_stream(self) -> bool:
-        """Whether passes follow each other without a seam."""
-        return self.size is not None or self.passes != 1
+    @property
+    def plan(self) -> Plan | MixturePlan:
+        """The order's."""
+        return self.config.plan
+
+    @property
+    def world(self) -> int:
+        """How many ranks read the plan."""
+        return self.config.world
 
     def span(self, epoch: int) -> tuple[int, int]:
         """From which position to which all ranks read in an epoch."""
-        n = len(self.plan)
-        if not self.is_stream():
-            return 0, end_position(n, start=0, world=self.world, tail=self.tail)
-        size = self.size or n * self.passes
-        start, stop = (nominal_start(k, size=size, origin=0, world=self.world) for k in (epoch, epoch + 1))
-        return start, stop if n else start
+        start, stop = self.config.span(self.config.first_place(epoch))
+        assert stop is not None  # noqa: S101 - for the type checker: the epoch has an end
+        return start, stop
 
     def count(self, epoch: int) -> int:
         """Samples that the rank reads in an epoch."""
@@ -105,10 +100,9 @@ class Course:
         """The rank's indices ``lo .. hi`` in an epoch, in blocks as a sampler has them."""
         start, stop = self.span(epoch)
         end = stop if hi is None else min(stop, start + hi * self.world)
-        begin = start + self.rank + lo * self.world
-        if isinstance(self.plan, Plan) and not self.is_stream():
-            return self.plan.order(epoch).blocks(begin, end, self.world)
-        return self.plan.stream(begin, end, self.world)
+        begin = start + self.config.rank + lo * self.world
+        read = self.config.read(epoch, begin, end, self.world, has_seeds=False)
+        return (samples for samples, _ in read)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
         """The shard of each of the samples ``lo .. hi``."""
@@ -134,7 +128,7 @@ class Course:
         """The passes, or parts of them, that an epoch consists of; without what a tail repeats. Of no mixture."""
         assert isinstance(self.plan, Plan)  # noqa: S101 - see `wids.simulate.job.TrainingJob`
         start, stop = self.span(epoch)
-        if self.is_stream():
+        if self.config.is_stream:
             return _passes(self.plan, start, stop)
         return [Segment(self.plan.order(epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
 
@@ -142,7 +136,7 @@ class Course:
         start, _ = self.span(epoch)
         positions = np.arange(self.count(epoch), dtype=np.int64)
         indices = np.concatenate([np.zeros(0, np.int64), *self.blocks(epoch)])
-        return self._visits_of(epoch, start + self.rank + positions * self.world, indices, positions)
+        return self._visits_of(epoch, start + self.config.rank + positions * self.world, indices, positions)
 
     def reordered(self, epoch: int, times: Indices, indices: Indices) -> Visits:
         """The visits of a rank that reads samples in another order: (n,), in that order.
@@ -160,7 +154,7 @@ class Course:
         # What a tail repeats is a visit of its own.
         groups, base = np.full(len(positions), -1, np.int64), 0
         if isinstance(self.plan, Plan):
-            is_far = self.is_stream() and len(times)  # of a long epoch, only the passes that are looked at
+            is_far = self.config.is_stream and len(times)  # of a long epoch, only the passes that are looked at
             passes = _passes(self.plan, int(times[0]), int(times[-1]) + 1) if is_far else self.segments(epoch)
             groups, base = _number_chunks(passes, times, indices, is_weighted=self.plan.copies is not None)
         else:
@@ -177,7 +171,7 @@ class Course:
         lanes, world, n = self.plan.lanes, self.world, len(self.plan)
         columns: list[tuple[Indices, ...]] = []
         for order, begin, lo, hi in self.segments(epoch):
-            first_lane = (start + self.rank - begin + order.shift) % lanes
+            first_lane = (start + self.config.rank - begin + order.shift) % lanes
             for k in range(lanes // gcd(world, lanes)):
                 number = (first_lane + k * world) % lanes
                 lane = order.lane(number)
@@ -186,13 +180,13 @@ class Course:
                 column = (number - order.shift) % lanes
                 first, last = (begin + row * lanes + column for row in _chunk_rows(lane))
                 first, last = np.maximum(first, lo), np.minimum(last, hi - 1)
-                own = start + self.rank
+                own = start + self.config.rank
                 first, last = np.maximum(-((own - first) // world), 0), (last - own) // world
                 shards = np.searchsorted(self.ends, lane.chunks[:, 0], side="right")
                 keep = first <= last
                 columns.append((first[keep], last[keep], shards[keep]))
         final = self.count(epoch) - 1
-        if not self.is_stream() and final >= 0 and start + self.rank + final * world >= n:
+        if not self.config.is_stream and final >= 0 and start + self.config.rank + final * world >= n:
             shards = self.shards(epoch, final, final + 1)
             columns.append((np.array([final]), np.array([final]), shards))
         if not columns:
@@ -214,10 +208,7 @@ def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, fir
     """
     samples, times, edges = table.read(rank, first, last)
     config = table.config if isinstance(table, Timetable) else table.config.lanes_config
-    course = Course(
-        plan=config.plan, ends=ends, world=config.world, rank=config.rank, tail=config.tail, size=config.epoch_size
-    )
-    begin, end, shard = course.reordered(table.epoch, times, samples)
+    begin, end, shard = Course(config=config, ends=ends).reordered(table.epoch, times, samples)
     begin, end = (first + np.searchsorted(edges, at, side="right") - 1 for at in (begin, end))
     return Visits(begin, end, shard)
 

@@ -22,6 +22,7 @@ from wids.order import epoch as epochs
 from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
 from wids.order.permutation import CHUNKS, DEAL, permutation
 
+RESHUFFLES = st.sampled_from(["fixed", "epoch"])
 GOLDEN = Path(__file__).parent / "golden"
 README = paths.ROOT / "wids" / "order" / "README.md"
 
@@ -70,7 +71,7 @@ def slow_lanes(plan, epoch, shift=0):
     n, count = len(plan), plan.lanes
     sizes = [len(range((lane - shift) % count, n, count)) for lane in range(count)]
     starts = [plan.lo, *accumulate(sizes, initial=plan.lo)][1:]
-    if plan.is_dealt and plan.is_shuffled:
+    if plan.reshuffle == "epoch" and plan.is_shuffled:
         hands = slow_deal(permuted(slow_cut(plan.lo, plan.hi, plan), DEAL, plan.lo), sizes)
     else:
         hands = [permuted(slow_cut(lo, lo + size, plan), CHUNKS, lo) for lo, size in zip(starts, sizes, strict=False)]
@@ -94,9 +95,9 @@ def slow_sequence(plan, epoch, stop, shift=0):
 CASES = [(n, lanes) for n in range(61) for lanes in range(1, 10)] + [(1009, 9), (2000, 4), (3001, 1), (3001, 7)]
 
 
-@pytest.mark.parametrize("is_dealt", [False, True])
+@pytest.mark.parametrize("reshuffle", ["fixed", "epoch"])
 @pytest.mark.parametrize("is_shuffled", [True, False])
-def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
+def test_the_sequence_is_what_the_definition_says(is_shuffled, reshuffle):
     """G[t] = lane[t % L][t // L], each sample once, for every n and L; every W reads it, pads are the lane's."""
     for k, (n, lanes) in some(enumerate(CASES), every=31):
         options = {
@@ -104,7 +105,7 @@ def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
             "window": (1, 2, 5)[k % 3],
             "boundaries": np.array([3, 9, 9, 40]),
         }
-        plan = plan_of(n, lo=2, lanes=lanes, is_shuffled=is_shuffled, is_dealt=is_dealt, seed=k, **options)
+        plan = plan_of(n, lo=2, lanes=lanes, is_shuffled=is_shuffled, reshuffle=reshuffle, seed=k, **options)
         expected = slow_sequence(plan, 5, n + 9 if n else 0)
         assert sorted(expected[:n]) == list(range(2, 2 + n))
         order = EpochOrder(plan, 5)
@@ -123,15 +124,15 @@ def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
     shift=st.integers(0, 39),
     window=st.integers(1, 6),
     chunksize=st.integers(1, 50),
-    is_dealt=st.booleans(),
+    reshuffle=RESHUFFLES,
     start=st.integers(0, 400),
     count=st.integers(0, 60),
     step=st.integers(1, 80),
 )
-def test_any_part_of_the_sequence(n, lo, shards, lanes, shift, window, chunksize, is_dealt, start, count, step):
+def test_any_part_of_the_sequence(n, lo, shards, lanes, shift, window, chunksize, reshuffle, start, count, step):
     """Any start and step give what the whole sequence has there, without what comes before, shifted lanes too."""
     options = {"window": window, "chunksize": chunksize, "boundaries": np.array(sorted(shards), np.int64) + lo}
-    plan = plan_of(n, lo=lo, lanes=lanes, is_dealt=is_dealt, **options)
+    plan = plan_of(n, lo=lo, lanes=lanes, reshuffle=reshuffle, **options)
     stop = start + count * step
     expected = slow_sequence(plan, 1, stop, shift % lanes)[start:stop:step]
     assert read(EpochOrder(plan, 1, shift=shift % lanes), start, stop, step) == expected
@@ -165,10 +166,10 @@ def test_lanes_do_not_go_through_their_chunks_alike():
 
 def test_dealt_lanes_change_and_fixed_ones_stay():
     """Over the epochs a lane keeps its part of the range, or is dealt another one."""
-    for is_dealt in (False, True):
-        plan = plan_of(120, lanes=3, is_dealt=is_dealt)
+    for reshuffle in ("fixed", "epoch"):
+        plan = plan_of(120, lanes=3, reshuffle=reshuffle)
         parts = {frozenset(read(EpochOrder(plan, epoch), 0, 120, 3)) for epoch in range(6)}
-        assert len(parts) == (6 if is_dealt else 1)
+        assert len(parts) == (6 if reshuffle == "epoch" else 1)
 
 
 def test_lane_bounds_cover_the_range():
@@ -237,13 +238,13 @@ def test_nominal_epochs_leave_no_gap():
 @given(
     n=st.integers(1, 50),
     lanes=st.integers(1, 12),
-    is_dealt=st.booleans(),
+    reshuffle=RESHUFFLES,
     start=st.integers(0, 400),
     step=st.integers(1, 60),
 )
-def test_a_stream_is_pass_after_pass(n, lanes, is_dealt, start, step):
+def test_a_stream_is_pass_after_pass(n, lanes, reshuffle, start, step):
     """A pass holds each sample once in an order of its own; position T is in lane T % L; any part is as the whole."""
-    plan = plan_of(n, lanes=lanes, is_dealt=is_dealt, chunksize=3)
+    plan = plan_of(n, lanes=lanes, reshuffle=reshuffle, chunksize=3)
     stop = 8 * n
     whole = read(Stream(plan), 0, stop)
     for number in range(8):
@@ -251,7 +252,7 @@ def test_a_stream_is_pass_after_pass(n, lanes, is_dealt, start, step):
         assert sorted(one) == list(range(n))
         assert one == slow_sequence(plan, number, n, number * n % lanes)
     assert read(Stream(plan), start, stop, step) == whole[start:stop:step]
-    if not is_dealt:
+    if reshuffle == "fixed":
         for lane in range(lanes):
             bounds = [plan.lane_bounds(lane, shift=number * n % lanes) for number in range(8)]
             spread = range(min(lo for lo, _ in bounds), max(hi for _, hi in bounds))
@@ -270,12 +271,12 @@ def test_a_stream_has_no_end():
 # --- cost, purity
 
 
-@pytest.mark.parametrize(("lanes", "world", "is_dealt"), [(64, 64, False), (64, 48, False), (64, 64, True)])
+@pytest.mark.parametrize(("lanes", "world", "reshuffle"), [(64, 64, "fixed"), (64, 48, "fixed"), (64, 64, "epoch")])
 @pytest.mark.parametrize("start", [0, 500_000_000])
-def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, is_dealt, start):
+def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, reshuffle, start):
     """1e9 samples in 1e5 shards: the first index of a rank, at the start or from the middle on, takes little memory."""
     boundaries = np.arange(1, 100_001) * 10_000
-    plan = plan_of(10**9, boundaries=boundaries, lanes=lanes, chunksize=2000, window=4, is_dealt=is_dealt)
+    plan = plan_of(10**9, boundaries=boundaries, lanes=lanes, chunksize=2000, window=4, reshuffle=reshuffle)
     tracemalloc.start()
     try:
         first = next(EpochOrder(plan, 3).blocks(start + 7, 10**9, world))
@@ -283,7 +284,7 @@ def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, is_dealt, star
     finally:
         tracemalloc.stop()
     assert 0 <= first.min() <= first.max() < 10**9
-    assert peak_bytes < (100e6 if is_dealt else 40e6)
+    assert peak_bytes < (100e6 if reshuffle == "epoch" else 40e6)
 
 
 def test_orders_are_pinned():
@@ -302,7 +303,7 @@ def test_orders_are_pinned():
             window=window,
             lanes=lanes,
             is_shuffled=bool(is_shuffled),
-            is_dealt=bool(is_dealt),
+            reshuffle="epoch" if is_dealt else "fixed",
             seed=seed,
         )
         pinned = [int(i) for i in indices.split()]
@@ -320,7 +321,7 @@ def test_the_same_order_in_another_process():
     program = (
         "import sys\n"
         "from wids.order.epoch import EpochOrder, Plan\n"
-        "plan = Plan(lo=0, hi=200, chunksize=9, window=3, lanes=5, is_shuffled=True, is_dealt=True, seed=5)\n"
+        "plan = Plan(lo=0, hi=200, chunksize=9, window=3, lanes=5, is_shuffled=True, reshuffle='epoch', seed=5)\n"
         "print(*[i for block in EpochOrder(plan, 6).blocks(0, 200) for i in block.tolist()])\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -332,7 +333,7 @@ def test_the_same_order_in_another_process():
         capture_output=True,
         text=True,
     ).stdout
-    plan = plan_of(200, chunksize=9, window=3, lanes=5, is_dealt=True, seed=5)
+    plan = plan_of(200, chunksize=9, window=3, lanes=5, reshuffle="epoch", seed=5)
     assert [int(i) for i in found.split()] == read(EpochOrder(plan, 6), 0, 200)
 
 

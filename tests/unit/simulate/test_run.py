@@ -28,6 +28,7 @@ from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
 from wids.order.batching import make_rule
+from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
 from wids.order.mixture import SourceSpan
 from wids.order.schedule import make_timetable
@@ -82,12 +83,12 @@ LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(lambda len
 
 
 @settings(max_examples=examples(60))
-@given(lengths=LENGTHS, options=ORDERS, is_shuffled=st.booleans(), is_dealt=st.booleans())
-def test_indices_are_the_samplers(lengths, options, is_shuffled, is_dealt):
+@given(lengths=LENGTHS, options=ORDERS, shuffle=st.booleans(), reshuffle=st.sampled_from(["fixed", "epoch"]))
+def test_indices_are_the_samplers(lengths, options, shuffle, reshuffle):
     """A rank's course is what its DistributedChunkedSampler yields, epoch by epoch; so are the shards it visits."""
-    described = describe(lengths, is_shuffled=is_shuffled, is_dealt=is_dealt, **options)
+    described = describe(lengths, shuffle=shuffle, reshuffle=reshuffle, **options)
     own = {name: options[name] for name in ("seed", "chunksize", "window", "lanes", "tail")}
-    own |= {"shuffle": is_shuffled, "reshuffle": "epoch" if is_dealt else "fixed"}
+    own |= {"shuffle": shuffle, "reshuffle": reshuffle}
     ends = np.cumsum(lengths)
     for rank, course in enumerate(described.courses()):
         sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=options["world"], rank=rank, **own)
@@ -214,7 +215,7 @@ def test_what_batches_consist_of():
     """Padding, balance, use of the budget and what is left out, by hand; batches that a tail repeats are counted."""
     lengths = np.array([1, 2, 4, 4, 9, 3, 3, 1])
     rule = make_rule(8, lengths=lengths, max_tokens=8, too_long="skip")
-    described = describe([8], world=2, rule=rule, is_shuffled=False, batch_size=2)
+    described = describe([8], world=2, rule=rule, shuffle=False, batch_size=2)
     [epoch] = job.read_epochs(described, described.courses())
     found = figures.measure_batches(described, [epoch])
     ranks = [np.split(own.samples, own.edges[1:-1]) for own in epoch.batches]
@@ -227,7 +228,7 @@ def test_what_batches_consist_of():
     assert (found.too_long, found.repeated_in_tail) == (1, 0)
     counts = figures.count_samples(described, described.courses(), [epoch])
     assert dataclasses.astuple(counts) == (8, 7, 1, 0)
-    padded = describe([8], world=3, lanes=2, rule=rule, is_shuffled=False, batch_size=2)
+    padded = describe([8], world=3, lanes=2, rule=rule, shuffle=False, batch_size=2)
     [epoch] = job.read_epochs(padded, padded.courses())
     assert epoch.steps == [2, 2, 2]
     counts = figures.count_samples(padded, padded.courses(), [epoch])
@@ -286,11 +287,11 @@ def test_shards_of_ones_own_are_the_shard_samplers():
 
 
 @pytest.mark.parametrize("lanes", [None, 3, 8])
-@pytest.mark.parametrize("is_shuffled", [True, False])
-@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"is_dealt": True}, {"chunksize": 250}], ids=str)
-def test_visits_from_windows_are_nearly_the_exact_ones(lanes, is_shuffled, options):
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"reshuffle": "epoch"}, {"chunksize": 250}], ids=str)
+def test_visits_from_windows_are_nearly_the_exact_ones(lanes, shuffle, options):
     """Without looking at indices, each window's shards are the same, and begin and end within a few samples."""
-    described = describe([700] * 40, world=4, lanes=lanes, is_shuffled=is_shuffled, **options)
+    described = describe([700] * 40, world=4, lanes=lanes, shuffle=shuffle, **options)
     for course in described.courses():
         exact, close = (course.visits(0, is_exact=way) for way in (True, False))
         a, b = (np.lexsort((v.first, v.shard)) for v in (exact, close))
@@ -306,12 +307,10 @@ def test_defaults_are_the_samplers():
     theirs = {
         name: parameter.default for name, parameter in inspect.signature(DistributedChunkedSampler).parameters.items()
     }
-    for ours, name in [("chunksize", "chunksize"), ("window", "window"), ("lanes", "lanes"), ("seed", "seed")]:
-        assert own[ours] == theirs[name]
-    assert own["is_shuffled"] is theirs["shuffle"]
-    assert theirs["reshuffle"] == "fixed"
+    for name in ("chunksize", "window", "lanes", "seed", "shuffle", "reshuffle"):
+        assert own[name] == theirs[name]
     assert theirs["tail"] is None  # "pad", for drop_last is None
-    assert (own["is_dealt"], own["tail"]) == (False, "pad")
+    assert own["tail"] == "pad"
 
 
 # --- a node's cache
@@ -679,16 +678,17 @@ def fetch_for_real(server, listed, directory, limit):
 def test_open_shards_of_some_steps(kind):
     """They are the visits that are simulated, also by weights, and of a part of the steps what of them lies there."""
     lengths, options = [40, 0, 33, 70, 9, 51], {"seed": 3, "lanes": 4, "chunksize": 20, "window": 2, "tail": "pad"}
+    options["reshuffle"] = "epoch" if kind == "dealt" else "fixed"
     parts = [SourceSpan("a", 0, 73, 0.7), SourceSpan("b", 73, 203, 0.3)] if kind == "mixture" else None
     rule = make_rule(203, lengths=np.arange(1, 204), max_tokens=900) if kind == "batches" else None
-    order = {"is_shuffled": True, "is_dealt": kind == "dealt", "epoch": 0, "world": 3, "batch_size": 5, "rule": rule}
     weights = np.arange(203) % 3 if kind == "weights" else None
-    table = make_timetable(ShardCounts(lengths), parts, **order, **options, weights=weights)
+    order = SamplerSettings(num_replicas=3, **options)
+    table = make_timetable(ShardCounts(lengths), parts, order, epoch=0, batch_size=5, rule=rule, weights=weights)
     ends = np.cumsum(lengths)
     for rank in range(3):
         whole = open_shards(table, ends, rank, 0, table.steps)
         if kind != "weights":
-            plan = {"parts": None if parts is None else tuple(parts), "rule": rule, "is_dealt": kind == "dealt"}
+            plan = {"parts": None if parts is None else tuple(parts), "rule": rule}
             simulated = describe(lengths, world=3, batch_size=5, **options, **plan)
             [epoch] = job.read_epochs(simulated, simulated.courses())
             visits = epoch.visits[rank]

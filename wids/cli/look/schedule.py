@@ -89,26 +89,17 @@ class ScheduleOptions(OrderOptions):
         read, has_weights = listed.reader_of(batches), self.weights is not None
         rule = batches.make_rule(self.batch_size, len(listed), read, has_weights=has_weights)
         weights = None if self.weights is None else read_values("--weights", self.weights, read)
-        span = _parse_samples(listed, self.num_samples)
+        span = _parse_samples(listed, self.num_samples) if self.num_samples else None
         try:
             with progress() as bar:
                 return make_timetable(
                     ShardCounts(listed.shards.lengths),
                     parts,
+                    self.settings(world_size=self.world_size, epoch_size=self.epoch_size),
                     span=span,
-                    epoch=self.epoch,
-                    world=self.world_size,
-                    batch_size=self.batch_size or 1 if rule is None else 1,
-                    tail=self.tail,
-                    epoch_size=self.epoch_size,
-                    chunksize=self.chunksize,
-                    window=self.window,
-                    lanes=self.lanes,
-                    is_shuffled=self.shuffle,
-                    is_dealt=self.reshuffle == "epoch",
-                    seed=self.seed,
-                    source_batch=self.source_batch,
                     weights=weights,
+                    epoch=self.epoch,
+                    batch_size=self.batch_size or 1 if rule is None else 1,
                     rule=rule,
                     block=batches.block,
                     on_block=lambda done, total: bar.update(done, total=total, words="batches are cut"),
@@ -232,14 +223,12 @@ def show_readings(
 
 
 def _parse_samples(listed: Listed, text: str) -> tuple[int, int]:
-    """``""``: all, ``N``: the first N, ``A:B``.
+    """``N``: the first N, ``A:B``.
 
     Raises:
         typer.BadParameter: none of these. SelectionError: not inside the dataset.
     """
     n = len(listed)
-    if not text:
-        return 0, n
     first, _, last = text.rpartition(":")
     try:
         lo, hi = int(first or 0), int(last)
