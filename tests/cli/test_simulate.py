@@ -11,9 +11,10 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
+from tests.support import columns
 from tests.support.cli import in_one_line, run, run_apart
 from tests.support.shards import mixture_index, write_index, write_json
-from wids import BucketBatchSampler, DistributedChunkedSampler
+from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.order.layout import ShardCounts
 
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
@@ -113,6 +114,30 @@ def test_batches_of_like_length(tmp_path):
     summed = simulate(*SMALL, *rule, "--cost", "sum").out
     assert "none if they are packed" in summed
     assert "balance of a step" not in summed  # there is one rank
+
+
+def test_samples_with_weights(tmp_path):
+    """They are a column, or an array: batches, shards and what is left out are those of a sampler that has them."""
+    index = columns.write_dataset(tmp_path, [30, 12])
+    columns.make_columns(index)
+    values = ShardListDataset(index).read_column("label")
+    np.save(tmp_path / "values.npy", values)
+    read = []
+    for rank in range(2):
+        sampler = DistributedChunkedSampler(
+            ShardCounts([30, 12]), num_replicas=2, rank=rank, weights=values, epoch_size=90
+        )
+        read += list(sampler)
+    order = (index, "--world-size", "2", "--batch-size", "4", "--epoch-size", "90")
+    table = f"{index.removesuffix('.json')}.columns.parquet"
+    by_array = ("--weights", tmp_path / "values.npy")
+    for flags in (("--weights", "label"), ("--weights", "label", "--columns", table), by_array):
+        found = values_of(*order, *flags)
+        assert found["batches"] == [[-(-len(read) // 2 // 4)]] * 2
+        left_out, repeated = 42 - len(set(read)), len(read) - len(set(read))
+        assert found["samples"] == {"samples": 42, "read": len(read), "left_out": left_out, "repeated": repeated}
+    assert f"{len(read)} (left out {left_out}, repeated {repeated})" in simulate(*order, "--weights", "label").out
+    assert values_of(*order)["samples"]["left_out"] == 0 < left_out
 
 
 def test_a_bound_on_the_cache_costs_downloads():
@@ -266,6 +291,8 @@ def test_a_picture(tmp_path):
         ((*SMALL, "--html", "/"), 1, "is a directory or a device"),
         ((*SMALL, "--plot", "/nowhere/job.png"), 1, "no file can be made in /nowhere"),
         ((*SMALL, "--plot", "job.nothing"), 1, "the picture cannot be written as nothing"),
+        ((*SMALL, "--weights", "label"), 2, "there is no INDEX that could have a column 'label'; give FILE.npy"),
+        ((*SMALL, "--weights", "/nowhere/w.npy"), 1, "/nowhere/w.npy: --weights cannot be read"),
     ],
     ids=str,
 )

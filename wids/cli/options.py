@@ -203,6 +203,18 @@ class OrderOptions:
             rich_help_panel=ORDER_PANEL,
         ),
     ] = 1
+    weights: Annotated[
+        str | None,
+        values_option("How often samples come: a column of the index, or an array (n,).", panel=ORDER_PANEL),
+    ] = None
+
+    def read_weights(self, read: ReadColumn) -> Any:
+        """The weights of all samples, (n,); None: none are given.
+
+        Raises:
+            InputError: the file holds no such array. WidsError: the column cannot be read.
+        """
+        return None if self.weights is None else read_values("--weights", self.weights, read)
 
     def settings(self, *, world_size: int, epoch_size: int | None) -> SamplerSettings:
         """The settings of the sampler of a rank.

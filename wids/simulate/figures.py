@@ -92,7 +92,7 @@ class Counts:
     Attributes:
         samples: of the dataset. read: by all ranks, in all epochs.
         left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture,
-            of its sources, and in batches of like length of its samples.
+            of its sources, and with weights or in batches of like length of its samples.
     """
 
     samples: int
@@ -134,8 +134,8 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
     """Samples that are read, left out and repeated."""
     n = int(job.lengths.sum())
     first = courses[0]
-    if epochs[0].batches is not None:
-        drawn = [np.concatenate([of_rank.samples for of_rank in epoch.batches or ()]) for epoch in epochs]
+    if epochs[0].batches is not None or job.weights is not None:
+        drawn = [_samples_of(courses, epoch, number) for number, epoch in enumerate(epochs)]
         some = np.concatenate(drawn) if first.config.is_stream else drawn[0]
         distinct = int(np.count_nonzero(np.bincount(some, minlength=n)))
         return Counts(samples=n, read=sum(map(len, drawn)), left_out=n - distinct, repeated=len(some) - distinct)
@@ -156,6 +156,14 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
         return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))
     stop = first.span(0)[1]
     return Counts(samples=n, read=stop * job.epochs, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
+
+
+def _samples_of(courses: Sequence[Course], epoch: Epoch, number: int) -> Indices:
+    """The samples that all ranks read in an epoch."""
+    blocks = (block for course in courses for block in course.blocks(number))
+    if epoch.batches is not None:
+        blocks = (of_rank.samples for of_rank in epoch.batches)
+    return np.concatenate([np.zeros(0, np.int64), *blocks])
 
 
 def find_splits(job: TrainingJob, epochs: Sequence[Epoch]) -> Splits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class TrainingJob:
         source_batch: of a mixture: samples in turn that a rank reads of one source.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
         chunksize, window, lanes, seed, shuffle, reshuffle, tail: of the sampler.
+        weights: how often samples come, (n,); None: once in a pass.
         passes, nbatches, epoch_size: passes in an epoch without a tail between them, or batches of each rank in an
             epoch, or samples of all ranks.
         rule, block: of batches of like length, see `wids.order.batch_epochs.BatchConfig.of`; then ``batch_size`` is
@@ -79,6 +80,7 @@ class TrainingJob:
     shuffle: bool = True
     reshuffle: Reshuffle = "fixed"
     tail: Tail = "pad"
+    weights: Any = None
     passes: int = 1
     nbatches: int | None = None
     epoch_size: int | None = None
@@ -114,10 +116,11 @@ class TrainingJob:
                 f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MAX_EPOCHS:,} that can be "
                 "simulated; simulate fewer epochs, an epoch is much like the next"
             )
-        if (self.parts is not None or self.rule is not None) and not is_exact(self):
-            what, fewer = "a mixture is", "batches (nbatches)"
-            if self.rule is not None:
-                what, fewer = "batches of like length are", "samples (epoch_size)"
+        kinds = {"a mixture is": self.parts, "samples with weights are": self.weights}
+        kinds["batches of like length are"] = self.rule
+        what = next((words for words, value in kinds.items() if value is not None), None)
+        if what is not None and not is_exact(self):
+            fewer = "batches (nbatches)" if self.rule is None else "samples (epoch_size)"
             raise ValueError(
                 f"{what} looked at sample by sample, and these are more than {MAX_EXACT:,}; simulate fewer {fewer} or "
                 "epochs, they are much like the next"
@@ -137,6 +140,8 @@ class TrainingJob:
             raise ValueError(f"{' and '.join(given)} are both given; one of them says when an epoch ends")
         if self.is_by_shards and given:
             raise ValueError(f"ranks that read shards of their own read them once; {given[0]} does not go with it")
+        if self.weights is not None and self.is_by_shards:
+            raise ValueError("ranks that read shards of their own read each sample once; weights do not go with it")
         if self.rule is not None and self.is_by_shards:
             raise ValueError("batches of like length are cut in lanes; ranks with shards of their own have none")
         if self.rule is not None and self.nbatches is not None:
@@ -221,7 +226,7 @@ class TrainingJob:
             chunks = np.stack([ends - self.lengths, ends], axis=1)
             own = (GivenChunks(chunks[rank :: self.world]).config(self.settings) for rank in range(self.world))
             return [Course(config=config, ends=ends) for config in own]
-        config = sampler_config(ShardCounts(self.lengths), self.parts, self.settings)
+        config = sampler_config(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
         return [Course(config=replace(config, rank=rank), ends=ends) for rank in range(self.world)]
 
 

@@ -103,6 +103,89 @@ def test_indices_are_the_samplers(lengths, options, shuffle, reshuffle):
             check_visits(course.coming(epoch), where)
 
 
+@settings(max_examples=examples(60))
+@given(
+    lengths=LENGTHS,
+    options=ORDERS,
+    end=st.none() | st.sampled_from(["passes", "nbatches", "epoch_size"]),
+    data=st.data(),
+)
+def test_samples_with_weights_are_the_samplers(lengths, options, end, data):
+    """A rank's course is that of a sampler with weights, whatever ends an epoch; so are its visits and the figures."""
+    n, world, number = sum(lengths), options["world"], options["epochs"]
+    weights = data.draw(st.lists(st.sampled_from([0, 0.3, 1, 2.5]), min_size=n, max_size=n).filter(any))
+    reshuffle = data.draw(st.sampled_from(["fixed", "epoch"]))
+    more = {} if end is None else {end: data.draw(st.integers(world if end == "epoch_size" else 1, 30))}
+    described = describe(lengths, weights=weights, batch_size=2, reshuffle=reshuffle, **options, **more)
+    own = {name: options[name] for name in ("seed", "chunksize", "window", "lanes", "tail")}
+    if end is not None:
+        own |= {"epochs": more[end]} if end == "passes" else {"epoch_size": described.nominal}
+    courses, ends, read = described.courses(), np.cumsum(lengths), [[] for _ in range(number)]
+    epochs = job.read_epochs(described, courses)
+    for rank, course in enumerate(courses):
+        sampler = DistributedChunkedSampler(
+            Numbers(lengths), num_replicas=world, rank=rank, weights=weights, reshuffle=reshuffle, **own
+        )
+        for k, epoch in enumerate(epochs):
+            sampler.set_epoch(k)
+            expected = list(sampler)
+            assert [index for block in course.blocks(k) for index in block.tolist()] == expected
+            assert (epoch.counts[rank], epoch.steps[rank]) == (len(expected), -(-len(expected) // 2))
+            where = np.searchsorted(ends, expected, side="right")
+            check_visits(epoch.visits[rank], where)
+            check_visits(epoch.coming[rank], where)
+            read[k] += expected
+    some = read[0] if end is None else list(itertools.chain(*read))
+    counts = figures.count_samples(described, courses, epochs)
+    expected = (n, sum(map(len, read)), n - len(set(some)), len(some) - len(set(some)))
+    assert dataclasses.astuple(counts) == expected
+
+
+@pytest.mark.parametrize("epoch_size", [None, 400])
+def test_batches_of_like_length_by_weights_are_the_samplers(epoch_size):
+    """Samples without a weight are in no batch, and others are in several."""
+    weights = np.random.default_rng(2).choice([0, 0.3, 1, 2.5], 152)
+    rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), "max_tokens": 300}
+    described = describe(
+        [30, 0, 41, 22, 9, 50], world=3, rule=make_rule(152, **rule), batch_size=3, epochs=2, chunksize=7, window=2,
+        weights=weights, epoch_size=epoch_size,
+    )  # fmt: skip
+    epochs = check_batches(described, Numbers([30, 0, 41, 22, 9, 50]), rule, weights=weights, epoch_size=epoch_size)
+    drawn = np.concatenate([own.samples for epoch in epochs for own in epoch.batches])
+    assert (weights[drawn] > 0).all()
+    assert np.bincount(drawn[: len(drawn) // 2]).max() > 1
+    _, found = simulate(described)
+    assert found.stopped_at is None
+
+
+def test_a_shard_without_weights_is_not_downloaded():
+    """Shards of which no sample comes cost neither a download nor room."""
+    weights = np.repeat([1.0, 0.0, 2.0, 0.0], 50)
+    epochs, outcome = simulate(describe([50] * 4, weights=weights, epochs=2))
+    assert {k for epoch in epochs for k in epoch.visits[0].shard.tolist()} == {0, 2}
+    assert outcome.total("shards") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": [1.0] * 3}, r"shape \(3,\); it must be \(20,\)"),
+        ({"weights": [0.0] * 20}, "no weight is above 0"),
+        ({"weights": [1.0] * 19 + [-1.0]}, r"weights\[19\] is -1.0"),
+        ({"parts": (SourceSpan("a", 0, 10, 1.0), SourceSpan("b", 10, 20, 1.0))}, "sources have weights of their own"),
+        ({"is_by_shards": True}, "read each sample once; weights do not go with it"),
+        ({"epoch_size": 2, "world": 3}, "an epoch of 2 samples on 3 ranks has less than one for each"),
+        ({"epoch_size": 5_000_000}, "samples with weights are looked at sample by sample, and these are more than"),
+        ({"nbatches": 500_000}, r"simulate fewer batches \(nbatches\) or epochs"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_weights_that_cannot_be_simulated(options, words):
+    """They are refused, most of them in the words of a sampler."""
+    with pytest.raises(ValueError, match=words):
+        describe([10, 10], **{"weights": [1.0] * 20, **options}).courses()
+
+
 @pytest.mark.parametrize(("nbatches", "source_batch"), [(None, 1), (None, 8), (7, 1)])
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches, source_batch):
@@ -687,13 +770,12 @@ def test_open_shards_of_some_steps(kind):
     ends = np.cumsum(lengths)
     for rank in range(3):
         whole = open_shards(table, ends, rank, 0, table.steps)
-        if kind != "weights":
-            plan = {"parts": None if parts is None else tuple(parts), "rule": rule}
-            simulated = describe(lengths, world=3, batch_size=5, **options, **plan)
-            [epoch] = job.read_epochs(simulated, simulated.courses())
-            visits = epoch.visits[rank]
-            expected = zip(visits.first // 5, visits.last // 5, visits.shard, strict=True)
-            assert sorted(zip(*whole, strict=True)) == sorted(expected)
+        plan = {"parts": None if parts is None else tuple(parts), "rule": rule, "weights": weights}
+        simulated = describe(lengths, world=3, batch_size=5, **options, **plan)
+        [epoch] = job.read_epochs(simulated, simulated.courses())
+        visits = epoch.visits[rank]
+        expected = zip(visits.first // 5, visits.last // 5, visits.shard, strict=True)
+        assert sorted(zip(*whole, strict=True)) == sorted(expected)
         for step in range(table.steps):
             read = set(np.searchsorted(ends, table.batch(rank, step)[0], side="right").tolist())
             assert read <= {k for first, last, k in zip(*whole, strict=True) if first <= step <= last}

@@ -14,15 +14,12 @@ import typer
 from wids.cli.format import count_of, print_json, print_table, printable, shown_url
 from wids.cli.look import LookCommand
 from wids.cli.options import (
-    ORDER_PANEL,
     BatchOptions,
     Index,
     Json,
     OrderOptions,
     ReadFlags,
     batch_size_option,
-    read_values,
-    values_option,
 )
 from wids.cli.plain_help import App, examples
 from wids.errors import SelectionError
@@ -61,10 +58,6 @@ class ScheduleOptions(OrderOptions):
             show_default=False,
         ),
     ] = None
-    weights: Annotated[
-        str | None,
-        values_option("How often samples come: a column of the index, or an array (n,).", panel=ORDER_PANEL),
-    ] = None
     workers: Annotated[
         int,
         typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it."),
@@ -86,9 +79,9 @@ class ScheduleOptions(OrderOptions):
             raise typer.BadParameter(
                 f"--num-samples {self.num_samples} of a mixture, which has its own sub-datasets; make a view of it"
             )
-        read, has_weights = listed.reader_of(batches), self.weights is not None
-        rule = batches.make_rule(self.batch_size, len(listed), read, has_weights=has_weights)
-        weights = None if self.weights is None else read_values("--weights", self.weights, read)
+        read = listed.reader_of(batches)
+        rule = batches.make_rule(self.batch_size, len(listed), read, has_weights=self.weights is not None)
+        weights = self.read_weights(read)
         span = _parse_samples(listed, self.num_samples) if self.num_samples else None
         try:
             with progress() as bar:

@@ -50,9 +50,11 @@ def run_simulate(
     ranks_per_node = machines.ranks_of_a_node(training.world_size)
     result.check(index)
     shards = described.find(index)
-    rule = _make_rule(index, shards, training, batches)
+    read = _reader_of(index, shards, batches)
+    rule = batches.make_rule(training.batch_size, sum(shards.lengths), read, has_weights=order.weights is not None)
+    weights = order.read_weights(read)
     try:
-        job = _describe(shards, rule, batches.block, training, machines, order, ranks_per_node)
+        job = _describe(shards, rule, batches.block, weights, training, machines, order, ranks_per_node)
         report = build(job, name=index)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -64,25 +66,24 @@ def run_simulate(
         raise typer.Exit(1)
 
 
-def _make_rule(
-    index: str | None, shards: options.Described, training: options.TrainingOptions, batches: BatchOptions
-) -> BatchRule | None:
+def _reader_of(index: str | None, shards: options.Described, batches: BatchOptions) -> ReadColumn:
+    """What reads a column of the index, if there is one."""
     from wids.files.own_folder import default_cache_dir
     from wids.transport.place import cache_directory
 
     def refuse(name: str) -> Any:
         raise typer.BadParameter(f"there is no INDEX that could have a column {name!r:.80}; give FILE.npy")
 
-    read: ReadColumn = refuse
-    if index is not None and shards.collection is not None:
-        read = batches.reader_of(index, shards.collection, cache_directory(default_cache_dir()))
-    return batches.make_rule(training.batch_size, sum(shards.lengths), read)
+    if index is None or shards.collection is None:
+        return refuse
+    return batches.reader_of(index, shards.collection, cache_directory(default_cache_dir()))
 
 
 def _describe(
     shards: options.Described,
     rule: BatchRule | None,
     block: int | None,
+    weights: Any,
     training: options.TrainingOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,
@@ -113,6 +114,7 @@ def _describe(
         shuffle=order.shuffle,
         reshuffle=order.reshuffle,
         tail=order.tail,
+        weights=weights,
         passes=training.repeat,
         nbatches=training.nbatches,
         epoch_size=training.epoch_size,

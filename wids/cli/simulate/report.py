@@ -233,7 +233,7 @@ def waited_for(job: TrainingJob) -> str:
 def _how_often(job: TrainingJob, counts: figures.Counts) -> str:
     """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
     least, more = divmod(counts.read, max(counts.samples, 1))
-    if least and job.rule is None and (job.passes > 1 or job.nominal is not None):
+    if least and job.rule is None and job.weights is None and (job.passes > 1 or job.nominal is not None):
         return f"each {least:,} to {least + 1:,} times" if more else f"each {least:,} times"
     return f"left out {counts.left_out:,}, repeated {counts.repeated:,}"
 
