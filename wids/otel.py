@@ -1,8 +1,8 @@
 """Spans and metrics of a dataset's cache for OpenTelemetry (``pip install 'wids[otel]'``).
 
 Rules: only this module imports opentelemetry, and no other module of the package imports it. Spans and durations are
-reported by the process where the event happened; counts come from `ShardListDataset.stats()`, which includes all worker
-processes. URLs are reported without query and credentials.
+reported by the process where the event happened; counts come from `wids.ShardListDataset.stats`, which includes all
+worker processes. URLs are reported without query and credentials.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class HasStats(Protocol):
 def observe(
     dataset: HasStats, *, name: str | None = None, meter_provider: MeterProvider | None = None
 ) -> dict[str, Any]:
-    """Report a dataset's `stats()`, of this process and of its loaders' workers, as observable counters.
+    """Report a dataset's ``stats()``, of this process and of its loaders' workers, as observable counters.
 
     They are named ``wids.fetches``, ``wids.fetched_bytes`` and so on, one for each field. Call it in the process that
     makes the loaders. It holds a weak reference: when the dataset is freed, its values are no longer reported.

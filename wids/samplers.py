@@ -326,8 +326,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     Args:
         dataset: anything with ``len()``; shard boundaries are used where it has ``lengths``, and through
-            `torch.utils.data.Subset` and ``ConcatDataset``. A subset in another order (`random_split`) is read shard by
-            shard if it is shuffled.
+            `torch.utils.data.Subset` and ``ConcatDataset``. A subset in another order (``random_split``) is read shard
+            by shard if it is shuffled.
         num_replicas: default: the process group's size, else ``$WORLD_SIZE``, else 1.
         num_samples: the range to divide among the ranks: ``n``, or ``(lo, hi)``; default the whole dataset.
         rank: default: 0 of one replica, else the process group's, else ``$RANK``.

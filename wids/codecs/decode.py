@@ -50,7 +50,7 @@ _registry = _Registry()
 
 @suggest_names
 def register_decoder(extension: str, decoder: Decoder) -> None:
-    """Decode members of this extension with `decoder`, in every format but "raw".
+    """Decode members of this extension with ``decoder``, in every format but "raw".
 
     It takes the place of the built-in decoder and of an earlier registration. The longest registered
     extension wins, so ".seg.png" goes before ".png". With ".gz" on top of it, it is given the inflated bytes.

@@ -56,7 +56,7 @@ class WithIndex:
 
     @property
     def shards(self) -> Sequence[dict[str, Any]]:
-        """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
+        """The shards as dicts, with ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
 
         A list; of 20,000 shards or more a sequence that makes each dict on access (``list(dataset.shards)``
         makes all). Neither the list nor a dict in it can be changed (TypeError); copies of them can.
@@ -137,7 +137,7 @@ class WithIndex:
 
     @property
     def keys(self) -> Keys:
-        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
+        """The keys of the samples, as ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
 
         Shards are opened as needed: free for local and cached ones, a download for others.
         """

@@ -89,14 +89,14 @@ class ReaderSuite(_WayToOpen):
     - It is complete when it is made, and says what it reads: URL, path, member table.
     - ``read`` gives a sample with all its members, or those asked for and no other; ``read_rows`` gives as much for
       each row; ``read_part`` the bytes of a slice of one member. Hard links have the bytes of their file.
-    - ``close`` takes effect when the last read or `pin` ends, may be repeated, and leaves no file open; from then on
+    - ``close`` takes effect when the last read or ``pin`` ends, may be repeated, and leaves no file open; from then on
       reads are a ClosedReaderError. Threads may read while another closes.
     - It can be neither copied nor pickled.
 
     A subclass has `put` and `make`, and declares ``is_local`` or ``has_ranges``.
 
     Attributes:
-        home, is_local, has_ranges: see `put` and `make`, and the fixture `tmp_path`, which is ``home``.
+        home, is_local, has_ranges: see `put` and `make`, and the fixture ``tmp_path``, which is ``home``.
     """
 
     def test_open_reads_samples(self) -> None:
@@ -334,7 +334,7 @@ class ShardProviderSuite(_WayToOpen):
     # --- pools, processes
 
     def test_a_pool_gives_way(self) -> None:
-        """A need for space closes leased idle shards at once; a shard of `get_shard` is opened again."""
+        """A need for space closes leased idle shards at once; a shard of ``get_shard`` is opened again."""
         shard = described(self.put("a.tar", DATA), DATA)
         cache = str(self.home / "cache")
         pool = OpenShards(self.make(), capacity=3, find=lambda _: shard, hooks=())

@@ -1,0 +1,171 @@
+"""READMEs as pages at the addresses of their folders, their links to files, and links of types in signatures."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from sphinx.project import Project
+from sphinx.util.nodes import make_refnode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sphinx.addnodes import pending_xref
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "wids"
+_LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
+_TOP = ("class", "exception", "function", "type", "data")
+_PICTURES = (".png", ".jpg", ".svg")
+
+
+class Pages(Project):
+    """The pages: ``wids/cli/README.md`` is ``wids/cli/index``, ``.docs/reference/x.rst`` is ``reference/x``."""
+
+    def path2doc(self, filename: str | os.PathLike[str]) -> str | None:
+        """The name of the page that is made of a file; None: it is no page."""
+        name = super().path2doc(filename)
+        if name is None:
+            return None
+        path = PurePosixPath(name)
+        if path.name == "README":
+            path = path.with_name("index")
+        if path.parts[0] == HERE.name:
+            path = path.relative_to(HERE.name)
+        return path.as_posix()
+
+
+def _use_pages(app: Sphinx) -> None:
+    app.project = app.env.project = Pages(app.srcdir, app.config.source_suffix)
+
+
+def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Add the table of pages to the first page, and lead links to the repository where the site has no page."""
+    source = app.env.doc2path(docname)
+
+    def lead(link: re.Match[str]) -> str:
+        path = Path(os.path.normpath(source.parent / link[1]))
+        is_page = app.project.path2doc(path) in app.project.docnames
+        if is_page or path.suffix in _PICTURES or not path.exists():
+            return link[0]  # Sphinx warns of a file that is missing
+        return f"]({_address(app, path)}{link[2] or ''})"
+
+    if source.suffix != ".rst":
+        content[0] = _LINK.sub(lead, content[0])
+    if docname == app.config.root_doc:
+        content[0] += "\n" + (HERE / "pages.md").read_text(encoding="utf-8")
+
+
+def _address(app: Sphinx, path: Path) -> str:
+    """Where a file or folder of the checkout is in the repository."""
+    kind = "tree" if path.is_dir() else "blob"
+    return f"{app.config.repository_url}/{kind}/main/{path.relative_to(HERE.parent).as_posix()}"
+
+
+def _read_names() -> dict[str, set[str]]:
+    """Each name that a module imports or makes a type -> where it is from; annotations have the name alone."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(HERE.parent).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name, origin in _names_of(node, module):
+                found.setdefault(name, set()).add(origin)
+    return found
+
+
+def _names_of(node: ast.AST, module: str) -> Iterator[tuple[str, str]]:
+    """(name, where it is from) of what a statement of a module imports or makes."""
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        for alias in node.names:
+            origin = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+            yield alias.asname or alias.name, origin
+    elif isinstance(node, ast.ClassDef):
+        yield node.name, f"{module}.{node.name}"
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+        if ast.unparse(node.value).startswith("TypeVar("):
+            yield name, "typing.TypeVar"
+        elif ast.unparse(node.value).startswith("Literal[") or ast.unparse(node).startswith(f"{name}: TypeAlias"):
+            yield name, f"{module}.{name}"
+
+
+_NAMES = _read_names()
+_PACKAGES = {origin.partition(".")[0] for origins in _NAMES.values() for origin in origins} - {"wids"}
+
+
+def _find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Element | None:
+    """A name of ours that is written without its module: its page; what is inside: its source."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"].removesuffix("()")
+    objects = env.domains["py"].objects
+    head, _, rest = target.partition(".")
+    wanted = {target, *(f"{origin}.{rest}".rstrip(".") for origin in _NAMES.get(head, ()))}
+    found = {name for name in objects if name in wanted or (name.endswith(f".{target}") and "." in target)}
+    found |= {name for name in objects if name.rpartition(".")[2] == target and objects[name].objtype in _TOP}
+    if found:
+        name = min(found, key=lambda name: (name not in wanted, len(name)))
+        at = objects[name]
+        return make_refnode(app.builder, node["refdoc"], at.docname, at.node_id, text, name)
+    for name in sorted(wanted):
+        parts = name.split(".")
+        for length in range(len(parts), 1, -1) if parts[0] == "wids" else ():
+            path = PACKAGE.joinpath(*parts[1:length]).with_suffix(".py")
+            if path.is_file():
+                return nodes.reference("", "", text, refuri=_address(app, path), internal=False)
+    outside = sorted(name for name in wanted if name.partition(".")[0] in _PACKAGES)
+    if outside:
+        node["reftarget"] = outside[-1]  # for the lists of names of other projects
+    return None
+
+
+def _is_outside(_: Sphinx, __: object, node: pending_xref) -> bool | None:
+    """No warning for names of other packages: the site has no pages of them."""
+    return (node.get("refdomain") == "py" and node["reftarget"].partition(".")[0] in _PACKAGES) or None
+
+
+def _sign(_: Sphinx, *args: Any) -> tuple[str, str | None] | None:
+    """Signatures that parse as Python: a default that is made anew for each object has none."""
+    *_, signature, returns = args
+    return None if signature is None else (signature.replace("<factory>", "..."), returns)
+
+
+def _color(app: Sphinx, doctree: nodes.document) -> None:
+    """Color the cells of notebooks as IPython's, which have lines of a shell."""
+    if app.env.doc2path(app.env.docname).suffix == ".ipynb":
+        for block in doctree.findall(nodes.literal_block):
+            if block.get("language") in ("python", "ipython"):
+                block["language"] = "ipython3"
+
+
+def _type_attributes(_: Sphinx, *args: Any) -> None:
+    """Put the types of attributes into their signatures: napoleon writes them below the texts."""
+    lines: list[str] = args[-1]
+    text = "\n".join(lines)
+    text = re.sub(
+        r"^(\.\. attribute:: \w+\n)((?:(?!\.\. ).*\n)*?)   :type: (.*)$",
+        r"\1   :type: \3\n\2",
+        text,
+        flags=re.MULTILINE,
+    )
+    lines[:] = text.split("\n")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect it all."""
+    app.add_config_value("repository_url", "", "env", types=str)
+    app.connect("builder-inited", _use_pages, priority=0)
+    app.connect("source-read", _prepare)
+    app.connect("doctree-read", _color)
+    app.connect("autodoc-process-docstring", _type_attributes, priority=600)  # after napoleon
+    app.connect("autodoc-process-signature", _sign)
+    app.connect("missing-reference", _find, priority=0)
+    app.connect("warn-missing-reference", _is_outside)
+    return {"parallel_read_safe": True, "version": "1"}
