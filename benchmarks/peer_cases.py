@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import envs
 
-# One installation of torch for all: each environment sees this one's packages behind its own.
-BASE = envs.Entry(
-    name="peers-base", requirements=("torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0")
-)
+# One installation of torch for all: each environment sees this one's packages behind its own. Not pinned, for pip of
+# some machines may install one version alone (constraints, wheels without CUDA): the results have the versions.
+BASE = envs.Entry(name="peers-base", requirements=("torch", "torchvision", "numpy", "pillow"))
 
 
 def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> envs.Entry:

@@ -12,13 +12,12 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 import wids
 from tests.support import paths, tools
-from tests.support.cli import PATIENCE_SECONDS, run, run_apart, run_ok, spawn
+from tests.support.cli import PATIENCE_SECONDS, living, run, run_apart, run_ok, spawn
 from tests.support.launch import run_script
 from tests.support.shards import serve, write_index, write_shard
 from wids import cli
@@ -130,6 +129,7 @@ COMMANDS = {
     "verify": "verify {source}/index.json --decode",
     "simulate": "simulate {source}/index.json",
     "pack": "pack {source}/index.json -o {out}/p-%d.tar --samples 1 --jobs 2",
+    "bench": "bench {url}/index.json --batch-size 2 --step 0.1 --ranks 2 --workers 1",
     "warm": "cache warm {url}/index.json",
     "clean": "cache clean {out}/copy --all",
     "cache ls": "cache ls {out}/copy",
@@ -137,23 +137,11 @@ COMMANDS = {
 }
 
 
-def living(mark):
-    """The command lines of the processes that have this in their environment, zombies aside."""
-    found = []
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            place = Path("/proc", number)
-            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and mark.encode() in (place / "environ").read_bytes():
-                found.append((place / "cmdline").read_bytes())
-    return found
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [
-        *((name, 1) for name in ("create remote", "ls", "verify", "pack", "warm", "daemon")),
+        *((name, 1) for name in ("create remote", "ls", "verify", "pack", "bench", "warm", "daemon")),
         *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS),
     ],
 )

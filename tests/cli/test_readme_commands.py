@@ -158,6 +158,15 @@ def damaged(scene):
     (scene / "train-0007.tar").write_bytes(data[: len(data) // 2 + 100])
 
 
+def pictures(scene):
+    """Small pictures, and a module that crops them."""
+    for shard in range(2):
+        members = {f"{shard}_{i:03d}.jpg": jpeg((i % 250, 2, 3)) for i in range(200)}
+        write_tar(scene / f"train-{shard}.tar", members)
+    (scene / "augment.py").write_text("def crop(sample):\n    return sample['.jpg'].getpixel((0, 0))\n")
+    run("index", "create", "train-{0..1}.tar", "-o", "train.json")
+
+
 def nothing(_):
     """For commands that read no file."""
 
@@ -222,6 +231,11 @@ SCENES = {
             "shards split           8 read by several ranks, 0 by several nodes",
             "mixing                 64 shards in a global batch, 4.0 in a rank's",
         ],
+    ),
+    "wids/cli/README.md#measuring-a-loader": (
+        pictures,
+        0,
+        ["2 ranks with 1 worker each, batches of 64, 0.1 s a step; 4 steps counted", "headroom", "decoding"],
     ),
     "wids/cli/README.md#batches-of-like-length": (
         with_lengths,

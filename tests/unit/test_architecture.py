@@ -43,8 +43,9 @@ BESIDE = {"batch_samplers": {"samplers"}, "loaders": {"samplers"}, "samplers": {
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
-# decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py")
+# decoders.py loads .pt members, encoders.py saves them, the demo trains and bench loads: inside functions, when it
+# comes to it.
+LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py|cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
 WHOLE = {
@@ -190,7 +191,14 @@ def test_options_of_stores_travel_in_a_session():
             if name == "storage_options" or (isinstance(node, ast.Name) and node.id == "storage_options"):
                 named.add(path.relative_to(ROOT).as_posix())
     users = {"dataset.py", "collection/arguments.py", "writing/writer.py", "testing/sources.py", "transport/session.py"}
-    of_datasets = {"serve/__init__.py", "serve/served.py", "serve/marks.py", "cli/serve.py", "cli/view.py"}
+    of_datasets = {
+        "serve/__init__.py",
+        "serve/served.py",
+        "serve/marks.py",
+        "cli/serve.py",
+        "cli/view.py",
+        "cli/bench.py",
+    }
     assert named == users | of_datasets
 
 

@@ -72,6 +72,10 @@ COMMANDS = {
         "simulate",
         "Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.",
     ),
+    "bench": (
+        "bench",
+        "Measure how well a loader feeds emulated accelerators: their utilisation, as MLPerf Storage has it.",
+    ),
     "cache": ("cache", "List, clean, fill and limit cache directories."),
 }
 

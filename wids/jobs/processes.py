@@ -108,7 +108,7 @@ class ProcessRunner:
     def _begin(self) -> _Worker:
         ours, its = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(its, self._function), daemon=True, name="wids-job")
-        with _signals_blocked():
+        with signals_blocked():
             process.start()
         its.close()
         return _Worker(process, ours)
@@ -165,7 +165,7 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """A process that is started meanwhile never gets signals of a terminal: not while Python starts, nor later.
 
     A signal of this process is handled afterwards: it may come to another thread, and the handler would end a start

@@ -1,0 +1,164 @@
+"""`wids bench`: figures of real ranks and workers on tiny data, errors, and processes that end with the command."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.support.cli import complaint, living, run_ok, spawn
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
+from tests.support.shards import serve, write_index
+
+FUNCTIONS = """
+import os, signal
+
+def squares(sample):
+    return sum(i * i for i in range(20_000)), int(sample[".cls"])
+
+def lengths(samples):
+    return [len(samples)]
+
+def bad(sample):
+    raise ValueError(f"no use for {sample['.txt']}")
+
+def die(sample):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def note(sample):
+    open("began", "w").close()
+
+number = 3
+"""
+PARTS = ["read", "decode", "transform", "collate", "cross", "rest"]
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """96 samples in 4 shards; the current directory has a module of functions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return write_index(tmp_path / "data", (24,) * 4)
+
+
+def bench(index, *args):
+    """The figures of a run that lasts some steps."""
+    return json.loads(run_ok("bench", index, "--batch-size", 4, "--step", 0.001, "--json", *args))
+
+
+def test_figures_of_ranks_with_workers(index):
+    """Each rank counts its steps but the first of each epoch; shares are those of the whole time of a sample."""
+    found = bench(index, "--ranks", 2, "--workers", 1, "--epochs", 2, "--persistent-workers", "--prefetch-factor", 3)
+    assert found["steps"] == [2 * (96 // 2 // 4 - 1)] * 2
+    assert 0 < min(found["utilisation_of_ranks"]) <= found["utilisation"] <= max(found["utilisation_of_ranks"]) <= 100
+    assert found["samples_per_second_in_memory"] == pytest.approx(2 * 4 / 0.001)
+    assert found["samples_per_second"] == pytest.approx(
+        sum(found["utilisation_of_ranks"]) / 100 * 4 / 0.001
+    )  # a rank's share of its steps is its share of the samples
+    waits = [found["wait_seconds"][name] for name in ("p50", "p95", "p99", "max")]
+    assert waits == sorted(waits)
+    assert found["first_batch_seconds"] > 0
+    assert found["headroom"] == pytest.approx(
+        found["samples_per_second_without_steps"] / found["samples_per_second_in_memory"]
+    )
+    assert list(found["sample_percent"]) == PARTS
+    assert sum(found["sample_percent"].values()) == pytest.approx(100)
+    assert found["sample_seconds"]["cross"] > 0
+    assert found["sample_seconds"]["transform"] == 0
+    assert found["timed_samples"] == 2 * 2 * 4 * (96 // 2 // 4 - 1)
+    sizes = [len(f"text {g}") + len(f"{g}") + 40 for g in range(96)]
+    assert min(sizes) <= found["bytes_per_sample"] <= max(sizes)
+    assert found["bytes_per_second"] == pytest.approx(found["samples_per_second"] * found["bytes_per_sample"])
+
+
+def test_the_loop_reads_itself_without_workers(index):
+    """Nothing then crosses between processes; a transformation that works hard has most of the time."""
+    found = bench(index, "--transform", "functions:squares", "--collate", "functions:lengths", "--steps", 5)
+    assert found["steps"] == [4]
+    assert found["sample_seconds"]["cross"] == 0
+    assert found["sample_percent"]["transform"] > 50
+    assert sum(found["sample_percent"].values()) == pytest.approx(100)
+
+
+def test_the_default_collation_of_transformed_samples(index):
+    """Tensors are made of what the transformation returns, which takes time."""
+    found = bench(index, "--transform", "functions:squares", "--workers", 2, "--steps", 3)
+    assert found["sample_seconds"]["collate"] > 0
+
+
+def test_remote_shards(index, tmp_path):
+    """They are downloaded to the cache directory once, for all passes and ranks."""
+    with serve(tmp_path / "data") as server:
+        found = bench(f"{server.url}/index.json", "--ranks", 2, "--cache-dir", tmp_path / "cache", "--chunksize", 8)
+    assert found["steps"] == [11, 11]
+    assert sum(name.endswith(".tar") for name in os.listdir(tmp_path / "cache")) == 4
+
+
+def test_what_is_printed(index):
+    """A table of the figures, and one of the parts of a sample."""
+    shown = run_ok("bench", index, "--batch-size", 4, "--step", 0.001, "--ranks", 2, "--seconds", 60)
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[0] == "2 ranks with 0 workers each, batches of 4, 0.001 s a step; 22 steps counted"
+    names = ["utilisation", "samples", "with batches in memory", "without steps", "first batch", "waits for a batch"]
+    assert [line[:24].strip() for line in lines[2:8]] == names
+    assert "p50 " in lines[7]
+    assert [line.rsplit(maxsplit=2)[0] for line in lines[10:]] == [
+        "reading its bytes",
+        "decoding",
+        "transformation",
+        "collation",
+        "from the worker to the loop",
+        "the loader (indices, requests to the worker)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--batch-size", 0), 2, "--batch-size"),
+        (("--step", 0), 2, "--step"),
+        (("--ranks", 0), 2, "--ranks"),
+        (("--prefetch-factor", 2), 2, "--prefetch-factor and --persistent-workers are of --workers"),
+        (("--ranks", 2, "--batch-size", 49), 1, "a rank has 48 samples in an epoch, which are 0 whole batches of 49"),
+        (("--warmup", 24), 1, "which are 24 whole batches of 4, and the first 24 do not count"),
+        (("--steps", 1), 1, "a rank came to no step that counts (the first 1 of an epoch do not)"),
+        (("--transform", "functions"), 1, "transform 'functions' cannot be imported (AttributeError"),
+        (("--transform", "nowhere:f"), 1, "transform 'nowhere:f' cannot be imported (ModuleNotFoundError"),
+        (("--transform", "functions:number"), 1, "transform 'functions:number' is not a function, but of type int"),
+        (("--collate", "defaults"), 1, "collate 'defaults' cannot be imported"),
+        (("--transform", "functions:bad"), 1, "rank 0: ValueError: no use for text "),
+        (("--transform", "functions:bad", "--workers", 1), 1, "rank 0: ValueError: no use for text "),
+        (("--transform", "functions:die", "--workers", 1), 1, "rank 0: DataLoader worker (pid"),
+        (("--transform", "functions:die"), 1, "rank 0 was killed by SIGKILL"),
+    ],
+)
+def test_what_does_not_fit(index, args, code, words):
+    """Is an error that says what; of a sample, also which one it was."""
+    found = complaint(code, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
+    assert words in found
+    assert "no use" not in found or "key 's" in found
+
+
+def test_more_ranks_than_samples(tmp_path):
+    """They would read the same samples."""
+    index = write_index(tmp_path, (1,))
+    assert "2 ranks are more than the 1 sample of" in complaint(
+        1, "bench", index, "--batch-size", 1, "--step", 1, "--ranks", 2, "--warmup", 0
+    )
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_ranks_and_workers_end_with_the_command(index, tmp_path, number, code):
+    """However it ends, in the middle of its steps."""
+    args = ("--batch-size", 4, "--step", 1, "--ranks", 2, "--workers", 1, "--transform", "functions:note")
+    mark = f"mark-{tmp_path}-{number}"
+    with spawn("bench", index, *args, "--collate", "list", env={"MARK": mark}) as process:
+        wait_until(lambda: os.path.exists("began"))
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    wait_until(lambda: living(mark) == [])
