@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 E2E = ROOT / "tests" / "e2e"
 # The tier `core`: tests/unit and files of these names, but what is marked `thorough`; and what is marked so.
 UNIT = ROOT / "tests" / "unit"
-CORE = re.compile(r"test_(\w+_conformance|store_model|promises|readme_commands)")
+CORE = re.compile(r"test_(\w+_conformance|store_model|goldens|promises|readme_commands)")
 LONGEST = (
     "test_train_ddp",
     "test_notebook_programs",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "1.0.0.dev0"
+__version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:
     from wids.batch_samplers import BucketBatchSampler, MixtureBatchSampler

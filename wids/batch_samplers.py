@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
+from wids import __version__
 from wids.errors import InputError, StateError, shown
 from wids.events import logger
 from wids.order import cursor
@@ -20,7 +21,7 @@ from wids.order.batching import make_rule
 from wids.order.iteration import Iteration, state_of
 from wids.order.layout import read_column
 from wids.order.mixture import mixed_parts
-from wids.order.state import MAX_POSITION, EpochPosition, check_order, nested_state
+from wids.order.state import MAX_POSITION, EpochPosition, check_order, naming_writer, nested_state
 from wids.order.validation import parse_int, suggest_names
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
@@ -194,7 +195,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         if isinstance(self.sampler._cursor, cursor.Loaded):
             self._seen = self.sampler._cursor  # what was loaded there is replaced
         now = self._cursor
-        self._cursor = cursor.load(now, self._adopt(state, is_reweighted=reweight))
+        with naming_writer(state):
+            self._cursor = cursor.load(now, self._adopt(state, is_reweighted=reweight))
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
@@ -226,6 +228,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         return {
             "kind": KIND,
             "version": VERSION,
+            "wids": __version__,
             "offset": place.offset,
             "yielded": place.yielded,
             "block": config.checksum(place),
@@ -244,7 +247,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         if not isinstance(state, Mapping) or state.get("kind") != KIND:
             raise StateError(f"not the state of a wids.BucketBatchSampler: {state!r:.200}")
         if state.get("version") != VERSION:
-            raise StateError(f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}")
+            raise StateError(
+                f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; resume with "
+                "the wids that wrote it"
+            )
         offset, yielded = (_read_count(state, name) for name in ("offset", "yielded"))
         order = state.get("order")
         if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):

@@ -31,7 +31,7 @@ from wids.order.iteration import Iteration, Run, state_of
 from wids.order.layout import takes_marks
 from wids.order.mixture import MixtureWeights, choose_samples, mixed_parts
 from wids.order.samples import GivenChunks, SampleRange
-from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, parse_state
+from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, naming_writer, parse_state
 from wids.order.validation import check_flag, parse_int, parse_range, shard_ends, suggest_names
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
-        loaded = self._adopt(state, is_reweighted=reweight)
+        with naming_writer(state):
+            loaded = self._adopt(state, is_reweighted=reweight)
         self._cursor, self._epoch_rng = cursor.load(self._cursor, loaded), None
         node = _loading_node()
         if node is not None:

@@ -56,6 +56,7 @@ WHOLE = {
     "troubleshooting": "the messages in them",
     "tools": "tests/support",
     "resume": "a sampler's state, through all of order",
+    "goldens": "files and states that earlier versions wrote",
     "promises": "what the README promises, from outside",
     "shared_cache": "a cache directory of several users",
     "store_model": "all of a cache directory, against a model",

@@ -8,7 +8,6 @@ import tracemalloc
 import warnings
 from collections import Counter
 from itertools import islice, pairwise, product
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,12 +20,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 import wids
 from tests.support.examples import some
+from tests.support.goldens import golden_lines
 from tests.support.numbers import Numbers, alone
 from wids.errors import InputError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.wids import iterate_ranges, lengths_to_ranges
-
-GOLDEN = Path(__file__).parent / "order" / "golden"
 
 
 class Shards:
@@ -339,7 +337,7 @@ def test_shufflefirst_is_accepted():
 
 
 def pinned(line):
-    """The sampler of a line of `golden/orders.txt`."""
+    """The sampler of a line of `orders.txt`."""
     kind, *options = line.split()
     facts = dict(option.split("=") for option in options)
     facts = {name: int(text) if text.lstrip("-").isdigit() else text for name, text in facts.items()}
@@ -351,8 +349,8 @@ def pinned(line):
 
 
 def test_orders_are_pinned():
-    """The orders of `golden/orders.txt` never change: a run that resumes goes on with the order it began with."""
-    lines = [line for line in (GOLDEN / "orders.txt").read_text().splitlines() if not line.startswith("#")]
+    """The orders of `orders.txt` never change: a run that resumes goes on with the order it began with."""
+    lines = golden_lines("orders.txt")
     assert len(lines) == 22
     for line in lines:
         what, indices = line.split(":")

@@ -112,9 +112,11 @@ def open_table(path: str) -> TableFile:
     try:
         data = (file.schema_arrow.metadata or {})[METADATA_KEY]
         facts = msgspec.json.decode(data, type=TableFacts)
+        if facts.version != VERSION:
+            raise ValueError(f"it is of version {facts.version}, and this wids reads version {VERSION}")  # noqa: TRY301
         needed = table_schema(dict(zip(facts.columns, facts.kinds, strict=True)), facts.sizes.values())
-        if facts.version != VERSION or not file.schema_arrow.equals(needed):
-            raise ValueError("it is of another version, or contradicts itself")  # noqa: TRY301
+        if not file.schema_arrow.equals(needed):
+            raise ValueError("it contradicts itself")  # noqa: TRY301
         if file.metadata.num_rows != facts.samples:
             raise ValueError(f"it has {file.metadata.num_rows} rows and says {facts.samples}")  # noqa: TRY301
     except Exception as error:

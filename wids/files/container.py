@@ -16,6 +16,10 @@ may be mapped, and its beginning says which byte ranges hold what::
                   sections, each padded with zeros to 8 bytes
                   tail: bytes that the sections lead to; they have checksums of their own
 
+Every later 1.y reads the files of any 1.x. A reader passes over facts and sections that it does not know; sections that
+a later version adds follow the others. What it adds has a default for files without it. If a reader of before would
+misread a file, the kind gets another version, and the earlier one is read as well.
+
 No memory is allocated by a count that a file claims before the count is compared with the file's length.
 """
 
@@ -49,8 +53,9 @@ MAGIC = b"\x89WIDS\r\n\x1a"
 _OLD = (b"\x89WIDX\r\n\x1a", b"\x89WIDSX\r\n", b"\x89WIDST\r\n", b"WIDSROWS")
 _START = struct.Struct("<8s8sIIII")
 START_BYTES, _PREFIX_BYTES = _START.size, 20
-# Type -> its code for `memoryview.cast`, and its bytes.
-_TYPES = {"u1": ("B", 1), "u4": ("I", 4), "u8": ("Q", 8), "i8": ("q", 8)}
+# Type -> its code for `memoryview.cast`.
+_CODES = {"u1": "B", "u4": "I", "u8": "Q", "i8": "q"}
+_WIDTHS = ("1", "2", "4", "8")
 _EMPTY = memoryview(b"")
 # Sections are checked so many items at a time: what that takes is freed, and is little.
 _CHECKED_ITEMS = 1 << 16
@@ -86,12 +91,14 @@ class Unpacked(NamedTuple, Generic[F]):
     Attributes:
         facts: what its header says.
         columns: its sections by name, as numbers; views of the file.
+        start: where the sections begin.
         end: where the sections end, and the tail begins.
         identity: tells this file from others.
     """
 
     facts: F
     columns: dict[str, memoryview]
+    start: int
     end: int
     identity: bytes
 
@@ -101,7 +108,7 @@ class Format(Generic[F]):
 
     Args:
         kind: its name, 8 ASCII letters at most.
-        version: changed whenever a reader of before would misread it.
+        version: raised only if a reader of before would misread it.
         facts: the type of what the header says; its values are those of JSON.
         sections: name -> type (``"u1"``, ``"u4"``, ``"u8"``, ``"i8"``), in the order of the file. A type that ends in
             ``"?"`` is of a section that may be missing, and is empty then.
@@ -139,7 +146,7 @@ class Format(Generic[F]):
             if kind.endswith("?") and not len(columns.get(name, b"")):
                 continue
             data = _little(columns[name], kind.rstrip("?"))
-            listed.append((name, kind.rstrip("?"), len(data) // _TYPES[kind.rstrip("?")][1]))
+            listed.append((name, kind.rstrip("?"), len(data) // _width(kind.rstrip("?"))))
             for part in (data, bytes(-len(data) % 8)):
                 body.append(part)
                 checksum = crc32(part, checksum)
@@ -198,16 +205,16 @@ class Format(Generic[F]):
             raise broken(f"was cut short ({len(view)} of {end} bytes)")
         if not is_checked and crc32(view[at:end]) != _START.unpack_from(view)[5]:
             raise broken("is damaged (the checksum of its sections is another)")
-        columns = dict.fromkeys(self._sections, _EMPTY)
+        columns, start = dict.fromkeys(self._sections, _EMPTY), at
         for name, typed, count in head.sections:
-            code, width = _TYPES[typed]
-            size = width * count
-            columns[name] = _native(view[at : at + size], code)
+            size = _width(typed) * count
+            if name in self._sections:
+                columns[name] = _native(view[at : at + size], _CODES[typed])
             at += size + -size % 8
         for what, holds in self._invariants:
             if not holds(head.facts, columns):
                 raise broken(what)
-        return Unpacked(head.facts, columns, end, bytes(view[:START_BYTES]))
+        return Unpacked(head.facts, columns, start, end, bytes(view[:START_BYTES]))
 
     def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int, int]:
         """(the header, where it ends, where the sections end)."""
@@ -218,14 +225,16 @@ class Format(Generic[F]):
         if crc32(view[28:at], crc32(view[8:24])) != int.from_bytes(view[24:28], "little"):
             raise broken("is damaged (the checksum of its header is another)")
         head = self._parse(view[START_BYTES:at], broken)
-        listing = tuple([(name, typed) for name, typed, _ in head.sections])
+        # Those of a later version follow the others.
+        nknown = sum([name in self._sections for name, _, _ in head.sections])
+        listing = tuple([(name, typed) for name, typed, _ in head.sections[:nknown]])
         if listing not in self._listings or head.tail < 0:
             raise broken("contradicts its own header")
         for _, typed, count in head.sections:
-            if count < 0:
+            width = _width(typed)
+            if min(width, count) < 0:
                 raise broken("contradicts its own header")
-            length = _TYPES[typed][1] * count
-            at += length + -length % 8
+            at += width * count + -width * count % 8
         if size is not None and at + head.tail != size:
             raise broken(f"is damaged ({size} of {at + head.tail} bytes)")
         return head, first, at
@@ -342,6 +351,11 @@ def _little(data: Data, kind: str) -> bytes | memoryview:
         return data
     found = np.asarray(data)
     return memoryview(found.astype("<" + kind, copy=False).tobytes())
+
+
+def _width(kind: str) -> int:
+    """The bytes of an item, which a type ends with; -1: it is no type of this version or a later one."""
+    return int(kind[-1]) if kind[1:] in _WIDTHS else -1
 
 
 def _native(section: memoryview, code: str) -> memoryview:

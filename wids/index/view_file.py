@@ -73,6 +73,8 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
     """
     if "rows" not in index or "view_of_fingerprint" not in index:
         return None
+    if (version := index.get("wids_version", 1)) != 1:
+        checks.fail(place, "wids_version", f"is {version}; this wids reads version 1")
     found: View = checks.convert({key: index[key] for key in View.__struct_fields__ if key in index}, View, place=place)
     return found
 
@@ -131,8 +133,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place
         raise broken(f"is of {len(ends)} shards, and the index has {len(counts)}")
     if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
         raise broken("names rows that its shards do not have, or not in order")
-    sizes = 8 * len(ends) + rows.nbytes + -rows.nbytes % 8
-    return RowsFile(ends, rows, found.end - sizes)
+    return RowsFile(ends, rows, found.start)
 
 
 def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wids.errors import StateError
 from wids.order.cursor import Loaded, Running, current_run, finish, next_place
 from wids.order.mask import mark
-from wids.order.state import EpochPosition, check_order
+from wids.order.state import EpochPosition, check_order, naming_writer
 from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ class Iteration:
         """
         if self._run.is_begun:
             raise StateError("this iteration has begun; load the state into a new one, or into the sampler")
-        self._run.loaded = self._sampler._adopt(state)
+        with naming_writer(state):
+            self._run.loaded = self._sampler._adopt(state)
 
 
 def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:

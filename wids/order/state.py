@@ -3,12 +3,18 @@
 ::
 
     {"kind": "wids.sampler", "version": 2,
+     "wids": "1.0.0",       the wids that wrote it, for messages
      "epoch": 3,            the epoch, or nominal epoch
      "position": 5120,      samples of its sequence that all ranks together have had
      "yielded": 640,        of them by each rank, in this epoch
      "lanes": 8,            lanes of the run, which any other world size takes over
      "order": {...}}        all other settings that the sequence depends on; the sampler that loads the state must
                             have the same
+
+Every later 1.y reads the states of any 1.x. So the version is raised only if a reader of before would misread a state,
+and then the earlier one is read as well. A fact that is added to an order is left out of it while it has the value that
+all versions before acted by. No key is added beside the order: `torch.distributed.checkpoint` refuses to load a
+checkpoint that lacks a key of the loading program's state.
 
 Plain ints, strings, lists, bools and None, so that JSON, `torch.save` and weights-only loaders take it; the same
 on every rank. The state of a loader (`wids.resumable`) has its order as JSON text: `torch.distributed.checkpoint`
@@ -22,9 +28,13 @@ import contextlib
 import json
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wids import __version__
 from wids.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KIND, VERSION = "wids.sampler", 2
 # In an order: digests of the shards' contents, by kinds of checksums. A kind that only one side has does not count.
@@ -45,7 +55,19 @@ START = EpochPosition(0, 0)
 
 def build_state(place: EpochPosition, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
     """The state that `parse_state` reads."""
-    return {"kind": KIND, "version": VERSION, **place._asdict(), "lanes": lanes, "order": order}
+    return {"kind": KIND, "version": VERSION, "wids": __version__, **place._asdict(), "lanes": lanes, "order": order}
+
+
+@contextlib.contextmanager
+def naming_writer(state: Any) -> Iterator[None]:
+    """Let a StateError that is raised for a state name the wids that wrote it, if that is not this one."""
+    try:
+        yield
+    except StateError as error:
+        writer = state.get("wids") if isinstance(state, Mapping) else None
+        if not isinstance(writer, str) or writer == __version__:
+            raise
+        raise StateError(f"{error}. wids {writer:.40} wrote the state, and this is wids {__version__}") from None
 
 
 def flat_state(state: dict[str, Any]) -> dict[str, Any]:

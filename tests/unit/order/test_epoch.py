@@ -17,13 +17,13 @@ import wids
 from tests.support import paths
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import some
+from tests.support.goldens import golden_lines
 from tests.support.slow_lanes import slow_lane
 from wids.order import epoch as epochs
 from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
 from wids.order.permutation import CHUNKS, DEAL, permutation
 
 RESHUFFLES = st.sampled_from(["fixed", "epoch"])
-GOLDEN = Path(__file__).parent / "golden"
 README = paths.ROOT / "wids" / "order" / "README.md"
 
 
@@ -288,8 +288,8 @@ def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, reshuffle, sta
 
 
 def test_orders_are_pinned():
-    """The orders of `golden/lanes.txt` never change, and are those of the definition: saved runs resume in them."""
-    lines = [line for line in (GOLDEN / "lanes.txt").read_text().splitlines() if not line.startswith("#")]
+    """The orders of `lanes.txt` never change, and are those of the definition: saved runs resume in them."""
+    lines = golden_lines("lanes.txt")
     assert len(lines) == 12
     for line in lines:
         arguments, indices = line.split(":")

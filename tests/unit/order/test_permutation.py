@@ -1,17 +1,16 @@
 """Permutations, against Philox in plain Python; random words, whoever else draws at the same time."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.goldens import golden_lines
 from wids.order import permutation as permutations
 from wids.order.permutation import CHUNKS, SAMPLES, permutation, random_words, word_of_each
 
-GOLDEN = Path(__file__).parent / "golden"
 WORD = 1 << 64
 # Philox4x64-10 known answers, counter and key -> block: `kat_vectors` of Random123, the reference implementation of
 # Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (little-endian words).
@@ -162,8 +161,8 @@ def test_permutation_ignores_and_leaves_the_global_generators():
 
 
 def test_permutations_are_pinned():
-    """The permutations of `golden/permutations.txt` never change: saved runs resume from them."""
-    lines = [line for line in (GOLDEN / "permutations.txt").read_text().splitlines() if not line.startswith("#")]
+    """The permutations of `permutations.txt` never change: saved runs resume from them."""
+    lines = golden_lines("permutations.txt")
     assert len(lines) == 8
     for line in lines:
         arguments, indices = line.split(":")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wids
 from wids.errors import StateError
 from wids.order.state import KIND, VERSION, EpochPosition, build_state, check_order, parse_state
 
@@ -24,6 +25,7 @@ def test_a_state_is_what_the_module_says():
     assert state() == {
         "kind": "wids.sampler",
         "version": 2,
+        "wids": wids.__version__,
         "epoch": 3,
         "position": 5120,
         "yielded": 640,
