@@ -100,7 +100,7 @@ class RepositorySplit(NamedTuple):
     left: list[str]
 
 
-class _Source(NamedTuple):
+class _CountFile(NamedTuple):
     """A file that may have counts: its path, the one shard that it is of (None: of many), and its reader."""
 
     path: str
@@ -431,7 +431,7 @@ def find_counts(
     """
     counts = RepositoryCounts({}, {})
 
-    def claims_of(source: _Source) -> dict[str, Any] | WidsError:
+    def claims_of(source: _CountFile) -> dict[str, Any] | WidsError:
         data = read(source.path)
         try:
             return source.parse(data, source.path, files)
@@ -499,7 +499,7 @@ def _own_stems(split: RepositorySplit) -> list[str]:
     return [split.name, f"wids-{split.name}"]
 
 
-def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[list[_Source]]:
+def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[list[_CountFile]]:
     """The files that may have counts: those for many shards, one by one, then those of one shard, a kind at a time."""
     folders = list(dict.fromkeys(["", *(posixpath.dirname(path) for path in split.shards)]))
     stems = dict.fromkeys([*_own_stems(split), *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])
@@ -514,14 +514,14 @@ def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Ite
         last = list(names)
         for path in (posixpath.join(folder, each) for folder in folders for each in last):
             if path in files:
-                yield [_Source(path, None, parse)]
+                yield [_CountFile(path, None, parse)]
     for path in _ENERGON:
         if path in files:
-            yield [_Source(path, None, _of_energon)]
+            yield [_CountFile(path, None, _of_energon)]
     stem_of = {shard: posixpath.splitext(shard)[0] for shard in split.shards}
     for ending, of_one in (("_stats.json", _of_stats), (".json", _of_webshart)):
         yield [
-            _Source(stem + ending, shard, partial(of_one, shard=shard))
+            _CountFile(stem + ending, shard, partial(of_one, shard=shard))
             for shard, stem in stem_of.items()
             if stem + ending in files
         ]

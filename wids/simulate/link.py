@@ -66,7 +66,7 @@ class Delivery(NamedTuple):
     batch: int | None = None
 
 
-class _Transfer(NamedTuple):
+class _CarriedDelivery(NamedTuple):
     """A delivery that has the link since ``begin``, with ``left`` bytes to come."""
 
     delivery: Delivery
@@ -105,7 +105,7 @@ class Link:
         self._first: list[tuple[int, int, Delivery, float]] = []  # a heap: (kind, number, delivery, bytes to come)
         self._count = 0
         self._turns: dict[int, deque[Delivery]] = {}  # of each rank, shards that no loader waits for
-        self._carried: _Transfer | None = None
+        self._carried: _CarriedDelivery | None = None
 
     def bring(self, delivery: Delivery) -> Process:
         """A process that asks for a shard, or for byte ranges; it ends when the first byte is here."""
@@ -126,7 +126,7 @@ class Link:
             self._clock.start(self._carry(*found))
 
     def _carry(self, delivery: Delivery, left: float) -> Process:
-        transfer = self._carried = _Transfer(delivery, self._clock.now, left)
+        transfer = self._carried = _CarriedDelivery(delivery, self._clock.now, left)
         yield self._clock.now + left / self._bandwidth
         if self._carried is transfer:  # else it was interrupted
             self._carried = None

@@ -35,7 +35,7 @@ _RANGES = {"samples by ranges": "range_requests", "range bytes": "range_bytes"}
 _WAITED = {"waited for": "waited"}
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """One figure.
 
     Attributes:
@@ -62,7 +62,7 @@ class Report:
     title: str
     found: SimulationResult
     curves: figures.Curves
-    rows: list[Row]
+    rows: list[ReportRow]
     notes: list[str]
 
     @property
@@ -96,11 +96,11 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     needed = max(figures.needed_bytes(job, [epoch]) for epoch in epochs)
     notes = _notes(job, found, needed=needed)
     rows = [
-        Row("index", name),
+        ReportRow("index", name),
         *_order_rows(job, courses, epochs, batching),
         _cache_row(job, epochs, needed),
         *_time_rows(job, found, epochs, steps),
-        Row("approximated", notes),
+        ReportRow("approximated", notes),
     ]
     title = f"{count_of(len(job.lengths), 'shard')}, {count_of(int(job.lengths.sum()), 'sample')}, "
     title += f"{format_size(int(job.sizes.sum()))}; "
@@ -128,58 +128,60 @@ def _bound_of(job: TrainingJob) -> str:
 
 def _order_rows(
     job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch], batching: figures.Batching | None
-) -> Iterator[Row]:
+) -> Iterator[ReportRow]:
     """The figures that depend on the order alone."""
     counts, splits = figures.count_samples(job, courses, epochs), figures.find_splits(job, epochs)
-    yield Row("shards", len(job.lengths))
-    yield Row("samples", asdict(counts))
-    yield Row("size_bytes", int(job.sizes.sum()))
-    yield Row("world_size", job.world)
-    yield Row("nodes", job.nodes)
+    yield ReportRow("shards", len(job.lengths))
+    yield ReportRow("samples", asdict(counts))
+    yield ReportRow("size_bytes", int(job.sizes.sum()))
+    yield ReportRow("world_size", job.world)
+    yield ReportRow("nodes", job.nodes)
     batches = [[epoch.steps[rank] for epoch in epochs] for rank in range(job.world)]
     is_equal = all(own == batches[0] for own in batches)
     totals = sorted({sum(own) for own in batches})
     many = f"{totals[0]:,}, the same on all" if is_equal else f"{totals[0]:,} to {totals[-1]:,}: NOT EQUAL"
-    yield Row("batches", batches, "batches of a rank", many)
-    yield Row("batching", batching and {name: value for name, value in asdict(batching).items() if name != "costs"})
+    yield ReportRow("batches", batches, "batches of a rank", many)
+    yield ReportRow(
+        "batching", batching and {name: value for name, value in asdict(batching).items() if name != "costs"}
+    )
     if batching is not None and job.rule is not None:
         yield from _batch_rows(batching, job.rule, job.world)
-    yield Row("ranks_are_equal", is_equal)
-    yield Row("", None, "samples read", f"{counts.read:,} ({_how_often(job, counts)})")
+    yield ReportRow("ranks_are_equal", is_equal)
+    yield ReportRow("", None, "samples read", f"{counts.read:,} ({_how_often(job, counts)})")
     words = f"{splits.by_ranks:,} read by several ranks, {splits.by_nodes:,} by several nodes"
     shards = {str(shard): ranks for shard, ranks in splits.shards.items()}
-    yield Row("splits", {**asdict(splits), "shards": shards}, "shards split", words)
+    yield ReportRow("splits", {**asdict(splits), "shards": shards}, "shards split", words)
     opened = [figures.open_at_a_time(job, epochs, rank) for rank in range(job.world)]
     mean = float(np.mean([own.mean() for own in opened if len(own)] or [0.0]))
     most = max((int(own.max(initial=0)) for own in opened), default=0)
     value = {"mean": mean, "most": most, "by_rank": [_thin(own) for own in opened]}
-    yield Row("open", value, "shards open at a time", f"{mean:.1f} on a rank, {most} at most")
+    yield ReportRow("open", value, "shards open at a time", f"{mean:.1f} on a rank, {most} at most")
     mixing = figures.measure_mixing(job, courses, epochs)
     words = f"{mixing.in_global_batch:,.0f} shards in a global batch, {mixing.in_batch:.1f} in a rank's"
-    yield Row("mixing", asdict(mixing), "mixing", words)
-    yield Row("", None, "", f"the next sample of a rank is of the same shard in {mixing.neighbours:.0%} of cases")
+    yield ReportRow("mixing", asdict(mixing), "mixing", words)
+    yield ReportRow("", None, "", f"the next sample of a rank is of the same shard in {mixing.neighbours:.0%} of cases")
 
 
-def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iterator[Row]:
+def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iterator[ReportRow]:
     """What batches of like length consist of, for people; their value is that of `batching`."""
     samples = f"{batching.smallest:,} to {batching.largest:,} samples, median {batching.median:,.10g}"
-    yield Row("", None, "a batch", samples)
+    yield ReportRow("", None, "a batch", samples)
     if batching.padding is not None:
         words = "with it, batches have" if rule.is_padded else "none if they are packed; with it, batches would have"
-        yield Row("", None, "padding", f"{words} {batching.padding:.3f} x the tokens of their samples")
+        yield ReportRow("", None, "padding", f"{words} {batching.padding:.3f} x the tokens of their samples")
     if world > 1:
         mean, worst = batching.imbalance_mean, batching.imbalance_worst
         words = f"the costliest batch is {mean:.3f} x the mean of the ranks, {worst:.3f} x at worst"
-        yield Row("", None, "balance of a step", words)
+        yield ReportRow("", None, "balance of a step", words)
     if batching.used_mean is not None:
         words = f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"
-        yield Row("", None, "budget used", words)
+        yield ReportRow("", None, "budget used", words)
     if batching.too_long:
         words = f"{count_of(batching.too_long, 'sample')} of more than {batching.max_tokens:,.10g} tokens, left out"
-        yield Row("", None, "too long", words)
+        yield ReportRow("", None, "too long", words)
 
 
-def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> Row:
+def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> ReportRow:
     overall, smallest = figures.needed_bytes(job, epochs), figures.smallest_cache(job, epochs)
     words = f"at least {format_size(needed)} on a node"
     if job.epochs > 1:
@@ -193,10 +195,10 @@ def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> Row:
         "needed_over_all_epochs": overall,
         "smallest_without_downloads_again": smallest,
     }
-    return Row("cache", value, "cache size", words)
+    return ReportRow("cache", value, "cache size", words)
 
 
-def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch], steps: int) -> Iterator[Row]:
+def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch], steps: int) -> Iterator[ReportRow]:
     """What nodes download and how long it takes; of a job that was given up, people see no times."""
     traffic, first, compute = (
         found.traffic,
@@ -212,17 +214,17 @@ def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch
             f"{_seconds(mean)}; {_seconds(computing)} of computing{f', {mean / computing:.2f} x' if computing else ''}"
         )
         stalls = f"{_seconds(stalled)} in {len(found.waits):,} of {steps:,} steps, for {waited_for(job)}"
-    yield Row("traffic", [[asdict(own) for own in nodes] for nodes in traffic])
-    yield Row("first_batch_seconds", first, "first batch", begin)
-    yield Row("epoch_seconds", found.epoch_seconds, "an epoch", epoch)
-    yield Row("compute_seconds", compute)
-    yield Row("stalled_seconds", stalled, "stalls", stalls)
-    yield Row("stalled_steps", len(found.waits))
-    yield Row("steps", steps)
+    yield ReportRow("traffic", [[asdict(own) for own in nodes] for nodes in traffic])
+    yield ReportRow("first_batch_seconds", first, "first batch", begin)
+    yield ReportRow("epoch_seconds", found.epoch_seconds, "an epoch", epoch)
+    yield ReportRow("compute_seconds", compute)
+    yield ReportRow("stalled_seconds", stalled, "stalls", stalls)
+    yield ReportRow("stalled_steps", len(found.waits))
+    yield ReportRow("steps", steps)
     given_up = (
         found.stopped_at is not None and f"given up at step {found.stopped_at:,} of {steps:,}; more is read at a time"
     )
-    yield Row("stopped_at_step", found.stopped_at, "cache too small", given_up or "")
+    yield ReportRow("stopped_at_step", found.stopped_at, "cache too small", given_up or "")
 
 
 def waited_for(job: TrainingJob) -> str:
