@@ -1,4 +1,4 @@
-"""A mapping of bounded size that drops the least recently used item; threads share it without a lock."""
+"""Mappings of bounded size that drop the least recently used items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """A mapping that forgets the least recently used entry beyond ``capacity``.
+    """A mapping that forgets the least recently used entry beyond ``capacity``; threads share it without a lock.
 
     Args:
         capacity: entries to keep; at least the newest one stays.
@@ -98,3 +98,39 @@ class LRUCache(Generic[K, V]):
     def _release(self, key: K, value: V) -> None:
         if self.release_handler is not None:
             self.release_handler(key, value)
+
+
+class SizedLRUCache(Generic[K, V]):
+    """A mapping that forgets the least recently used entries beyond ``most_bytes``; its user locks.
+
+    Args:
+        most_bytes: of all entries together; the newest one stays, of any size.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def use(self, key: K) -> V | None:
+        """The value, which is the most recently used one then; None: there is none."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self.peek(key)
+
+    def peek(self, key: K) -> V | None:
+        """The value; None: there is none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def keep(self, key: K, value: V, size: int) -> None:
+        """Keep a value of so many bytes."""
+        if key in self._entries:
+            self._bytes -= self._entries.pop(key)[1]
+        self._entries[key] = value, size
+        self._bytes += size
+        while self._bytes > self._most and len(self._entries) > 1:
+            self._bytes -= self._entries.popitem(last=False)[1][1]
+
+    def keys(self) -> KeysView[K]:
+        """The keys, least recently used first."""
+        return self._entries.keys()

@@ -19,7 +19,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample, samples
+from wids.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample
 from wids.serve.answers import answer
 from wids.serve.guard import LOOPBACK, Guard
 
@@ -59,10 +59,15 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     )
     environment.globals |= {"pages": PAGES, "version": __version__, "name": served.name}
     templates = Jinja2Templates(env=environment)
+
+    def show_samples(request: Request) -> Response:
+        facts = {"samples": len(served.dataset), "shards": len(served.collection.ends)}
+        return templates.TemplateResponse(request, "samples.html", facts)
+
     routes: list[Route | Mount] = [
         *overview.routes(served, templates),
         *fields.routes(served),
-        *samples.routes(served, templates),
+        Route("/samples", show_samples),
         *rows.routes(served),
         *facets.routes(served),
         *places.routes(served),

@@ -10,7 +10,6 @@ import asyncio
 import io
 import os
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,9 @@ from wids.codecs import pictures
 from wids.codecs.decode import UNASKED, SampleDecoder
 from wids.errors import DecodeError, WidsError, shown
 from wids.events import format_size
+from wids.readers.lru import SizedLRUCache
 from wids.serve.members import open_member
+from wids.serve.waiting import WATCH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +51,6 @@ _KEPT_BYTES, _MAX_BYTES = 64 << 20, 256 << 20
 _LARGE_BYTES = 8 << 20
 _DECODE = SampleDecoder("numpy", also=UNASKED, max_inflate_bytes=64 << 20)
 _LARGE_PIXELS = 16_000_000
-_WATCH_SECONDS = 0.25
 _SMALL = 128  # an array of fewer numbers a side is drawn with larger squares
 
 
@@ -114,8 +114,7 @@ class Previews:
         self._dataset = dataset
         self._pool = ThreadPoolExecutor(_THREADS, "wids-previews")
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, str, int], Preview] = OrderedDict()
-        self._left_bytes = kept_bytes
+        self._kept: SizedLRUCache[tuple[int, str, int], Preview] = SizedLRUCache(kept_bytes)
         self._begun: dict[tuple[int, str, int], tuple[Future[Preview], list[object]]] = {}
         self._decoding = threading.BoundedSemaphore(max(2, min(os.cpu_count() or 1, _THREADS - 2)))
         self._large = threading.Lock()
@@ -129,8 +128,7 @@ class Previews:
         """
         key, waiter = (index, field, side), object()
         with self._lock:
-            if (found := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
+            if (found := self._kept.use(key)) is not None:
                 return found
             future, waiters = self._begun.get(key) or (None, [])
             if future is None:
@@ -140,7 +138,7 @@ class Previews:
             waiters.append(waiter)
         made = asyncio.wrap_future(future)
         try:
-            while not (await asyncio.wait([made], timeout=_WATCH_SECONDS))[0]:
+            while not (await asyncio.wait([made], timeout=WATCH_SECONDS))[0]:
                 if await request.is_disconnected():
                     raise NoPreviewError("no request waits for it any more", 499)
             return made.result()
@@ -168,7 +166,8 @@ class Previews:
             raise
         except Exception as error:
             raise DecodeError(f"it is damaged ({type(error).__name__}: {error})") from error
-        self._keep(key, made)
+        with self._lock:
+            self._kept.keep(key, made, len(made.data))
         return made
 
     def _draw(self, kind: str, name: str, data: bytes, side: int, place: dict[str, str]) -> Preview:
@@ -183,13 +182,6 @@ class Previews:
                 return _encode(pictures.draw_small(image, side), is_photo=is_photo or not is_small)
             value = _DECODE({name: data, **place})[name]
             return _encode(_enlarge(pictures.from_array(first_array(value)), side), is_photo=False)
-
-    def _keep(self, key: tuple[int, str, int], made: Preview) -> None:
-        with self._lock:
-            self._kept[key] = made
-            self._left_bytes -= len(made.data)
-            while self._left_bytes < 0:
-                self._left_bytes += len(self._kept.popitem(last=False)[1].data)
 
     def close(self) -> None:
         """End the threads; what they have begun is finished."""

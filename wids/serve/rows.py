@@ -10,7 +10,6 @@ import math
 import re
 import threading
 import time
-from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,9 +20,10 @@ from wids.columns.kinds import writable
 from wids.columns.plain import rows_of, to_plain
 from wids.columns.sql import within
 from wids.errors import InputError, SelectionError, WidsError, shorten, shown, without_secrets
+from wids.readers.lru import SizedLRUCache
 from wids.serve.answers import answer
 from wids.serve.previews import main_field
-from wids.serve.waiting import acquire, check_waited_for, is_left, watched
+from wids.serve.waiting import WATCH_SECONDS, acquire, check_waited_for, is_left, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 200
 _TABLE_BYTES, _MATCH_BYTES = 128 << 20, 256 << 20  # that are kept
 _THREADS = 16
-_WATCH_SECONDS = 0.25
 _QUERIES = 2  # at a time: each may take 512 MiB
 _QUERY_SECONDS = 60.0
 _EXACT = 1 << 53  # beyond, JavaScript has not all integers
@@ -60,28 +59,6 @@ class RowLimits(NamedTuple):
 LIMITS = RowLimits()
 
 
-class _Kept(OrderedDict[Any, tuple[Any, int]]):
-    """Values by key, of which those used last stay, up to so many bytes, and at least one. Its user locks."""
-
-    def __init__(self, most_bytes: int) -> None:
-        super().__init__()
-        self._most, self._bytes = most_bytes, 0
-
-    def get_kept(self, key: Any) -> Any:
-        if key not in self:
-            return None
-        self.move_to_end(key)
-        return self[key][0]
-
-    def keep(self, key: Any, value: Any, size: int) -> None:
-        if key in self:
-            self._bytes -= self.pop(key)[1]
-        self[key] = value, size
-        self._bytes += size
-        while self._bytes > self._most and len(self) > 1:
-            self._bytes -= self.popitem(last=False)[1][1]
-
-
 class ServedRows:
     """Facts of samples, and which samples a predicate chooses.
 
@@ -92,7 +69,8 @@ class ServedRows:
     def __init__(self, served: Served) -> None:
         self._served, self._collection = served, served.collection
         self._lock = threading.Lock()
-        self._tables, self._matches = _Kept(_TABLE_BYTES), _Kept(_MATCH_BYTES)
+        self._tables: SizedLRUCache[int, MemberTable] = SizedLRUCache(_TABLE_BYTES)
+        self._matches: SizedLRUCache[str, Integers] = SizedLRUCache(_MATCH_BYTES)
         self._errors: dict[int, tuple[float, WidsError]] = {}
         self._asked: dict[Any, Future[Any]] = {}
         self._queries = threading.BoundedSemaphore(_QUERIES)
@@ -118,10 +96,10 @@ class ServedRows:
             return kept
 
         with self._lock:
-            found: Integers | None = self._matches.get_kept(where)
-        if found is not None:
-            return found
-        found = self._once(("where", where), find)
+            kept = self._matches.use(where)
+        if kept is not None:
+            return kept
+        found: Integers = self._once(("where", where), find)
         with self._lock:
             self._matches.keep(where, found, found.nbytes)
         return found
@@ -156,7 +134,7 @@ class ServedRows:
                 if asked is None:
                     own = self._asked[what] = Future()
                     break
-            while not wait([asked], _WATCH_SECONDS).done:
+            while not wait([asked], WATCH_SECONDS).done:
                 check_waited_for()
             if not asked.cancelled():
                 return asked.result()
@@ -192,12 +170,12 @@ class ServedRows:
             WidsError: it cannot be had.
         """
         with self._lock:
-            table: MemberTable | None = self._tables.get(k, (None, 0))[0]
+            table = self._tables.peek(k)
         return self._collection.open(k).table if table is None else table
 
     def _table_soon(self, k: int) -> Future[MemberTable]:
         with self._lock:
-            table, asked = self._tables.get_kept(k), self._asked.get(k)
+            table, asked = self._tables.use(k), self._asked.get(k)
             if table is None and asked is not None:
                 return asked
             done: Future[MemberTable] = Future()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import importlib
 import secrets
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
-from wids.errors import InputError, OutputError
-from wids.serve.packages import require_packages
+from wids.errors import DependencyError, InputError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -53,7 +53,8 @@ class PageServer:
         has_token: bool = False,
         has_frames: bool = False,
     ) -> None:
-        require_packages()
+        for name in ("starlette", "uvicorn", "jinja2"):
+            _import(name, "pip install 'wids[serve]'")
         import uvicorn
 
         from wids.serve.app import make_app
@@ -120,9 +121,8 @@ class PageServer:
         Raises:
             DependencyError: this is no notebook: there is no IPython.
         """
-        from wids.serve.packages import import_ipython
-
-        return import_ipython().display.IFrame(urljoin(self.url, page), "100%", height)
+        display = _import("IPython.display", "it is a part of every notebook; elsewhere open the server's url")
+        return display.IFrame(urljoin(self.url, page), "100%", height)
 
 
 _started: dict[Hashable, PageServer] = {}
@@ -147,6 +147,18 @@ def start_alone(key: Hashable, make: Callable[[], PageServer]) -> PageServer:
 def _close_all() -> None:
     for server in list(_started.values()):
         server.close()
+
+
+def _import(name: str, advice: str) -> Any:
+    """A package that the pages take.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DependencyError(f"the pages take {name.partition('.')[0]}; {advice}") from error
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

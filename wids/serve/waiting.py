@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WATCH_SECONDS = 0.25
+# Between looks whether the browser still waits.
+WATCH_SECONDS = 0.25
 
 
 async def work_for(request: Request, work: Callable[[], T]) -> T:
@@ -39,7 +40,7 @@ async def work_for(request: Request, work: Callable[[], T]) -> T:
     finally:
         REASON_TO_STOP.reset(outer)
     try:
-        while not (await asyncio.wait([task], timeout=_WATCH_SECONDS))[0]:
+        while not (await asyncio.wait([task], timeout=WATCH_SECONDS))[0]:
             if await request.is_disconnected():
                 gone.set()
         return task.result()
@@ -77,5 +78,5 @@ def acquire(lock: Any) -> None:
     Raises:
         QueryError: no request waits.
     """
-    while not lock.acquire(timeout=_WATCH_SECONDS):
+    while not lock.acquire(timeout=WATCH_SECONDS):
         check_waited_for()

@@ -178,6 +178,21 @@ def test_lru_snapshot_while_the_collector_runs():
     assert found == [(key, str(key)) for key in range(first, count)]
 
 
+def test_lru_of_bytes():
+    """The last used stay, up to so many bytes, and at least one; a look at a value is no use of it."""
+    lru = lru_module.SizedLRUCache(10)
+    for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 6)):
+        lru.keep(key, key.upper(), size)
+    assert list(lru.keys()) == ["a", "c"]
+    assert [lru.use("a"), lru.peek("c"), lru.peek("b"), lru.use("b")] == ["A", "C", None, None]
+    lru.keep("d", "D", 3)
+    assert list(lru.keys()) == ["a", "d"]
+    lru.keep("e", "E", 100)
+    assert [lru.use(key) for key in "ade"] == [None, None, "E"]
+    lru.keep("f", "F", 1)
+    assert list(lru.keys()) == ["f"]
+
+
 @pytest.mark.parametrize("number", range(1, 6))
 def test_lru_loses_nothing_that_another_thread_sets_meanwhile(number):
     """Wherever in an assignment another thread assigns the same key, each value is kept or released."""

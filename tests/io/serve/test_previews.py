@@ -4,12 +4,14 @@ import asyncio
 import io
 import threading
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from wids.readers.local import LocalReader
+from wids.serve import served as served_module
 from wids.serve.previews import NoPreviewError, Preview, Previews, kind_of, main_field
 
 
@@ -157,19 +159,15 @@ def test_pictures_are_kept(pages, monkeypatch):
     assert reads == [(".png",), (".jpg",)]
 
 
-def test_there_is_room_for_so_many_bytes(pages):
-    """The picture that was used longest ago goes."""
-    previews = Previews(None, kept_bytes=10)
-    for k, size in enumerate((4, 4, 4, 30)):
-        previews._keep((k, "", 0), previews_of(size))
-        assert [key[0] for key in previews._kept] == [[0], [0, 1], [1, 2], []][k]
-    assert previews._left_bytes == 10
-    previews.close()
-
-
-def previews_of(size):
-    """A picture of so many bytes."""
-    return Preview(bytes(size), "image/png")
+def test_there_is_room_for_so_many_bytes(pages, monkeypatch):
+    """The picture that was used longest ago goes, and is made again."""
+    monkeypatch.setattr(served_module, "Previews", partial(Previews, kept_bytes=1))
+    client, reads = pages({".png": picture(), ".jpg": picture("JPEG")}), []
+    real = LocalReader.read
+    monkeypatch.setattr(LocalReader, "read", lambda self, *a: reads.append(a[1]) or real(self, *a))
+    for name in (".png", ".png", ".jpg", ".png"):
+        assert client.get(f"/thumb/0/{name}").status_code == 200
+    assert reads == [(".png",), (".jpg",), (".png",)]
 
 
 def test_a_slow_sample_stops_no_other(pages, monkeypatch):

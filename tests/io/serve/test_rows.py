@@ -184,18 +184,6 @@ def test_a_slow_shard(tmp_path, serve_index, monkeypatch):
     assert [row["key"] for row in pages.get("/api/rows")["rows"]][2:] == ["s1-000", "s1-001"]
 
 
-def test_what_is_kept():
-    """Of tables and of the indices of predicates: the last used, up to so many bytes, and at least one."""
-    kept = serve_rows._Kept(10)
-    for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 6)):
-        kept.keep(key, key.upper(), size)
-    assert list(kept) == ["a", "c"]
-    kept.keep("d", "D", 100)
-    assert [kept.get_kept(key) for key in "acd"] == [None, None, "D"]
-    kept.keep("e", "E", 1)
-    assert list(kept) == ["e"]
-
-
 def test_a_predicate_is_asked_once(tmp_path, serve_index, monkeypatch):
     """All pages of what it chooses come of one answer."""
     index = write_dataset(tmp_path)
