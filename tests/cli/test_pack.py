@@ -823,7 +823,7 @@ def test_a_killed_process_is_told(tmp_path):
         (("in", "-o", "o/x-%d.tar", "--range", "5:"), 1, "no samples to pack in this range"),
         (("in", "-o", "o/x-%d.tar", "--field", ".a=b"), 2, "for manifests"),
         (("in/r.csv", "-o", "o/x-%d.tar"), 2, "say what samples of a manifest hold"),
-        (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=b", "--field", "a=c"), 2, "same extension"),
+        (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=b", "--field", "a=c"), 2, "give different extensions"),
         (("in", "-o", "file/x-%d.tar"), 1, "check the path"),
         (("in/broken.json", "-o", "o/x-%d.tar"), 1, "not valid JSON"),
         (("empty", "-o", "o/x-%d.tar"), 1, "there are no files in it"),

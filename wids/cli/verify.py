@@ -153,7 +153,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
             settings,
             shards=selected,
             decode=_decoder(flags),
-            max_keys=flags.max_keys,
+            max_keys=0 if flags.is_quick else flags.max_keys,
             journal=flags.journal,
             engine=options,
             progress=None if is_json else "bar",

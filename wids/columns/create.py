@@ -25,7 +25,7 @@ from wids.events import logger
 from wids.files import atomic
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.paths import absolute
-from wids.jobs.arguments import check_job, check_kind, text_of
+from wids.jobs.arguments import check_index, check_job, check_session, check_value, text_of
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome
@@ -122,7 +122,10 @@ def create_columns(
         jobs.create_columns("train.json", spec=jobs.parse_spec(fields=[".cls=label"]))
     """
     check_job(spec, ColumnSpec, engine, progress, name="spec")
-    check_kind("session", session, Session)
+    check_index(index)
+    spec.check()
+    check_session("session", session)
+    check_value("overwrite", overwrite, bool)
     import_parquet()
     output = check_output(place_of_table(index) if output is None else text_of("output", output))
     _, shards, narrowed = load_shards(index, session=session)

@@ -11,7 +11,7 @@ import msgspec
 
 from wids.columns.kinds import writable
 from wids.errors import InputError
-from wids.jobs.arguments import texts_of
+from wids.jobs.arguments import check_struct, check_value, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,6 +64,23 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The names of the columns, except the sizes of fields, which are known after all shards were read."""
         return [*OWN_COLUMNS, *(rule.name for rule in self.rules)]
 
+    def check(self) -> None:
+        """Check rules that a program made without `parse_spec`.
+
+        Raises:
+            InputError: one does not fit, or two columns would have the same name.
+        """
+        for number, rule in enumerate(self.rules):
+            name = f"spec: rules[{number}]"
+            check_struct(name, rule, ColumnRule)
+            if not all(part.startswith(".") and part != "." for part in rule.extension.split(";")):
+                raise InputError(
+                    f"{name}: extension={rule.extension!r}: give extensions that begin with a dot, as .jpg;.png"
+                )
+            if bool(rule.keys) != (rule.how == "json"):
+                raise InputError(f"{name}: keys={rule.keys!r}: give at least 1 for how='json', and none for others")
+        check_names(self.names)
+
     def digest(self) -> str:
         """The same for the same columns."""
         return hashlib.blake2b(msgspec.json.encode((_VERSION, self)), digest_size=16).hexdigest()
@@ -89,8 +106,7 @@ def parse_spec(
     Raises:
         InputError: one of them is malformed, or two columns would have the same name.
     """
-    if missing not in ("error", "null"):
-        raise InputError(f"missing is {missing!r}; it is 'error' or 'null'")
+    check_value("missing", missing, Literal["error", "null"])
     rules = [_parse_whole(text, "field") for text in texts_of("fields", fields)]
     for text in texts_of("jsons", jsons):
         rules += _parse_json(text)

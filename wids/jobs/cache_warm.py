@@ -16,7 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -90,7 +90,7 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     directory: str | None = None
-    cache_size: int | None = None
+    cache_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
     session: Session = PLAIN
 
 
@@ -131,6 +131,8 @@ def warm(
     """
     check_job(settings, WarmSettings, engine, progress)
     excluded = texts_of("excluded", excluded)
+    _check_engine(run_options(engine), excluded)
+    cache_directory(settings.directory or "")  # before the index is read
     chosen = load_selected(index, shards, settings.session)
     settings = msgspec.structs.replace(settings, session=chosen.session)
     wanted = {shard.url: shard for _, shard in chosen.shards}
@@ -165,15 +167,17 @@ def warm_cache(
         CacheError: the shards do not fit, or the directory cannot be used; on Ray a node's failure is in the outcome.
         ClusterError: no cluster can be reached.
     """
-    cache_directory(settings.directory or "")  # before a node is asked
     options = run_options(engine)
     if options.is_ray:
         return _warm_nodes(shards, settings, options, excluded, progress)
-    if excluded:
-        raise InputError("nodes to leave out are those of a Ray cluster")
-    if options.engine == "processes":
-        raise InputError("shards are fetched in threads, or on a Ray cluster")
     return _warm_here(shards, settings, options.jobs or DEFAULT_JOBS, progress)
+
+
+def _check_engine(options: RunOptions, excluded: Collection[str]) -> None:
+    if excluded and not options.is_ray:
+        raise InputError(f"excluded={excluded!r:.200}: names nodes of a Ray cluster, which engine='ray' uses")
+    if options.engine == "processes":
+        raise InputError("engine='processes': give threads, or ray; shards are downloaded in threads")
 
 
 def _warm_here(shards: Sequence[Shard], settings: WarmSettings, jobs: int, progress: Progress) -> WarmOutcome:

@@ -63,7 +63,7 @@ class CheckTask(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         number: of the shard in its index. shard: its entry in the index.
-        has_version: the finding must name its version.
+        has_version: the finding must name its version. has_keys: it must have the keys of the samples.
         known: a finding of an earlier run; the result, if the version has not changed.
         rows: the samples to decode: int array; None: all.
     """
@@ -72,6 +72,7 @@ class CheckTask(msgspec.Struct, kw_only=True, frozen=True):
     shard: Shard
     rows: Any = None
     has_version: bool = False
+    has_keys: bool = False
     known: Finding | None = None
 
 
@@ -112,11 +113,11 @@ def check_shard(
         if Place(shard.url).is_local:
             path = Place(shard.url).path
             facts = scan.scan_file(path, wanted, context.is_cancelled)
-            return _look_into(path, facts, shard, finding, settings, decode, task.rows)
+            return _look_into(path, facts, task, finding, settings, decode)
         with tempdirs.directory("verify") as directory:
             path = os.path.join(directory, "shard.tar")
             facts = scan.scan_copy(path, wanted, context.is_cancelled, is_sound=partial(_is_sound, shard))
-            return _look_into(path, facts, shard, finding, settings, decode, task.rows)
+            return _look_into(path, facts, task, finding, settings, decode)
     except (ShardError, FetchError, NotAllowedError) as error:
         return msgspec.structs.replace(finding, problems=(problem_of(error),))
 
@@ -164,20 +165,19 @@ def _look_from_outside(shard: Shard, finding: Finding, settings: VerifySettings)
 def _look_into(
     path: str,
     facts: scan.ShardFacts,
-    shard: Shard,
+    task: CheckTask,
     finding: Finding,
     settings: VerifySettings,
     decode: Decode | None,
-    rows: Any,
 ) -> Finding:
     """All problems of a file, from its facts."""
-    table = facts.table
+    shard, table = task.shard, facts.table
     problems = [*compare(facts, shard)]
     undecoded = 0
     if table is not None:
         problems += _problems_beside(path, shard, table, settings)
         if decode is not None:
-            found, undecoded = decode_file(path, table, shard.url, decode, rows)
+            found, undecoded = decode_file(path, table, shard.url, decode, task.rows)
             problems += found
     return msgspec.structs.replace(
         finding,
@@ -186,7 +186,7 @@ def _look_into(
         problems=tuple(problem for problem in problems if problem.kind != UNUSED),
         left_files=facts.nleft,
         undecoded=undecoded,
-        keys=list(table.keys()) if settings.has_keys and table is not None else None,
+        keys=list(table.keys()) if task.has_keys and table is not None else None,
         has_unused_table=any(problem.kind == UNUSED for problem in problems),
     )
 

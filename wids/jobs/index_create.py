@@ -19,7 +19,7 @@ from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
-from wids.jobs.arguments import check_job, check_kind, text_of, texts_of
+from wids.jobs.arguments import Name, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, unwritten
@@ -147,14 +147,16 @@ def create_index(
         outcome = jobs.create_index("shards/*.tar", "train.json", name="train", progress="bar")
     """
     check_job(settings, IndexSettings, engine, progress)
+    check_counts(settings)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
-    base = text_of("base", base) if base else None
-    for key, value in (("name", name), ("info", info)):
-        check_kind(key, value or "", str)
+    base = None if base is None else text_of("base", base)
+    check_value("name", name, Name | None)
+    check_value("info", info, Name | None)
+    check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
     found = list(named.found.values())
     if not (found or named.failed):
-        raise InputError("no shards to index: give tars, directories, patterns or URLs")
+        raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # what cannot be, fails before the work
@@ -172,6 +174,19 @@ def create_index(
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
         indexing.publish({**index, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
+
+
+def check_counts(settings: IndexSettings) -> None:
+    """Check that no settings need the content of shards that ``counts`` leaves unread.
+
+    Raises:
+        InputError: some do.
+    """
+    if settings.counts and (settings.has_md5 or settings.has_tables or settings.checksums):
+        raise InputError(
+            f"settings: counts={settings.counts!r:.200}: shards that have counts are not read, and checksums and "
+            "member tables are made by reading them; ask for one of these"
+        )
 
 
 def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
@@ -266,9 +281,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         settings, outcome = self._settings, self.outcome
         if not settings.counts:
             return {}
-        if settings.has_md5 or settings.has_tables or settings.checksums:
-            what = "counts are of shards that are not read, and checksums and member tables are made by reading them"
-            raise InputError(f"{what}; ask for one of these")
+        check_counts(settings)
         counts = match_counts(settings.counts, [each.url for each in found], session=settings.session)
         outcome.counts, outcome.unused_counts = counts.sources, counts.unused
         return counts.nsamples

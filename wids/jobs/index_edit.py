@@ -22,7 +22,7 @@ from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.arguments import check_job, text_of, texts_of
-from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
+from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_counts
 from wids.jobs.view_edit import IndexToMerge
 from wids.transport.download import read_bytes
 from wids.transport.place import Place, relative_name
@@ -128,6 +128,7 @@ def update_index(
         jobs.update_index("train.json", add="more/*.tar", drop=["shard-000007.tar"])
     """
     check_job(settings, IndexSettings, engine, progress)
+    check_counts(settings)
     place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)
     output = check_output(place)
     index = read_index(output)

@@ -158,7 +158,7 @@ def create_tables(
         jobs.create_tables("train.json")  # makes train.tables
     """
     check_job(settings, TablesSettings, engine, progress)
-    place = text_of("place", place)
+    place, output = text_of("place", place), None if output is None else text_of("output", output)
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
     index = check_output(place)
@@ -166,7 +166,7 @@ def create_tables(
     refuse_view(shards, place)
     settings = msgspec.structs.replace(settings, session=session)
     beside = os.path.splitext(index)[0] + pack_format.SUFFIX
-    path = _check_pack(text_of("output", output) if output else beside, shards, settings)
+    path = _check_pack(beside if output is None else output, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
     with _TablePacking(shards, outcome, settings, progress) as packing:
         packing.find_all(engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from wids.errors import CacheError, ClusterError, InputError, OutputError, Worke
 from wids.events import logger
 from wids.index.checksums import promised
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
-from wids.jobs.arguments import check_job, check_kind, text_of
+from wids.jobs.arguments import check_by, check_job, check_value, text_of
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.decode import crash_of
 from wids.jobs.job import ShardJob, load_selected
@@ -23,6 +23,7 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.problems import Finding, Problem, VerifySettings
 from wids.jobs.runner import run_options
+from wids.tables.table import parse_group, parse_rule
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target
@@ -173,14 +174,19 @@ def verify(
         wrong = jobs.verify("train.json", decode=wids.SampleDecoder("PIL")).wrong
     """
     check_job(settings, VerifySettings, engine, progress)
-    check_kind("max_keys", max_keys, int)
+    check_by("settings: ", lambda: (parse_rule(settings.rule), parse_group(settings.group)))
+    check_value("max_keys", max_keys, Annotated[int, msgspec.Meta(ge=0)])
+    journal = None if journal is None else text_of("journal", journal)
     if decode is not None and not callable(decode):
         raise InputError(f"decode={decode!r}: give what decodes members, as wids.SampleDecoder, or None")
+    given = {"decode": decode is not None, "max_keys": max_keys, "journal": journal is not None}
+    if settings.is_quick and (unused := [name for name, is_given in given.items() if is_given]):
+        raise InputError(f"{unused[0]} is for checks that read shards, and settings.is_quick reads none; leave one out")
     chosen = load_selected(index, shards, settings.session)
     settings = msgspec.structs.replace(settings, session=chosen.session)
     kept: contextlib.AbstractContextManager[JobJournal[CheckedShard] | None] = contextlib.nullcontext()
     if journal is not None:
-        kept = contextlib.closing(open_journal(text_of("journal", journal), chosen.session))
+        kept = contextlib.closing(open_journal(journal, chosen.session))
     elif (place := find_journal(index, settings)) is not None:
         with contextlib.suppress(OutputError):  # another run has it
             kept = contextlib.closing(open_journal(place))
@@ -246,15 +252,13 @@ def verify_shards(
         max_keys: the keys of so many samples are compared with each other, in 12 bytes of memory each; see `KeyCensus`.
         engine: runs the tasks. Of remote shards there are never more on the disk than ``jobs``.
         journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
-            Of decoders it knows the name alone. A quick look does without.
+            Of decoders it knows the name alone.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
         CacheError: the disk has no space for a remote shard.
         JobError: no shard can be checked.
     """
-    journal = None if settings.is_quick else journal
-    settings = msgspec.structs.replace(settings, has_keys=max_keys > 0 and not settings.is_quick)
     with _Verifying(shards, settings, decode, selection, max_keys, journal, progress) as verifying:
         verifying.look(shards, decode, engine)
         if verifying.crashed:  # they may have other faults
@@ -294,7 +298,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         self.outcome.unsaid = _unsaid([shard for _, shard in shards], settings)
         self.crashed = dict[int, Problem]()
         self._settings, self._journal, self._decode = settings, journal, decode
-        self.outcome.keys = KeyCensus(max_keys) if settings.has_keys else None
+        self.outcome.keys = KeyCensus(max_keys) if max_keys else None
         self._selection, self._chosen = None if decode is None else selection, selection
         decoder = getattr(decode, "__qualname__", type(decode).__qualname__)
         rows = "" if self._selection is None else self._selection.digest
@@ -324,12 +328,13 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
 
     def _task(self, number: int, shard: Shard) -> CheckTask:
         rows = None if self._selection is None else self._selection.rows_of(number)
+        has_keys = self.outcome.keys is not None
         if self._journal is None or number in self.crashed:
-            return CheckTask(number=number, shard=shard, rows=rows)
+            return CheckTask(number=number, shard=shard, rows=rows, has_keys=has_keys)
         before = self._before.get(shard.url)
         known = None if before is None or before.shard != shard else before.finding
         known = known and msgspec.structs.replace(known, number=number)
-        return CheckTask(number=number, shard=shard, rows=rows, has_version=True, known=known)
+        return CheckTask(number=number, shard=shard, rows=rows, has_version=True, has_keys=has_keys, known=known)
 
     def take(self, name: CheckTask, found: Finding) -> None:
         """Take the finding of a shard."""

@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from wids.collection.shard_collection import load_shards
-from wids.errors import InputError, SelectionError
+from wids.errors import SelectionError
+from wids.jobs.arguments import check_index, check_value
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.progress import Progress, showing
 from wids.jobs.runner import Engine, RunOptions, run, run_options
@@ -198,10 +199,11 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
     """The selected shards of an index; of a view, those of which it has samples.
 
     Raises:
-        InputError: it is no slice. SelectionError: no shards are selected. WidsError: the index cannot be read.
+        InputError: an argument is of another type. SelectionError: no shards are selected.
+        WidsError: the index cannot be read.
     """
-    if not isinstance(selected, slice):
-        raise InputError(f"shards={selected!r}: give a slice, as slice(0, 10)")
+    check_index(index)
+    check_value("shards", selected, slice)
     _, listed, session = load_shards(index, session=session)
     numbers, chosen = select_shards(len(listed), selected), listed.selection
     found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]

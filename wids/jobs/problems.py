@@ -69,14 +69,12 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         is_quick: at existence and size only. has_digest: at checksums, where the index has them.
-        has_keys: at the keys of samples: which of them several have.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
     """
 
     is_quick: bool = False
     has_digest: bool = True
-    has_keys: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
     session: Session = PLAIN

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
-import numbers
 import pickle
 import queue
 import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -52,7 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
     """
 
-    jobs: int | None = None
+    jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     engine: EngineName = "auto"
     ray_address: str | None = None
 
@@ -88,8 +87,6 @@ def run_options(engine: Engine) -> RunOptions:
     options = engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
     if options.engine not in _ENGINES:
         raise InputError(f"engine {options.engine!r} is none of threads, processes and ray")
-    if options.jobs is not None and not (isinstance(options.jobs, numbers.Integral) and options.jobs >= 0):
-        raise InputError(f"engine: jobs={options.jobs!r}: give the number of tasks at a time, or None")
     return options
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
 from wids.errors import SampleError, WidsError, shown
 from wids.files import tempdirs
+from wids.jobs.arguments import Name  # noqa: TC001 - `check_struct` reads the annotations
 from wids.tables import headers
 from wids.transport.failures import CancelledTransferError
 from wids.transport.place import Place
@@ -93,8 +94,8 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     output: str
-    samples: int | None = None
-    size: int | None = None
+    samples: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     selected: slice = slice(None)
     seed: int | None = None
     keeps_order: bool = False
@@ -102,7 +103,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     skips_errors: bool = False
     md5: bool = True
     tables: bool = True
-    name: str | None = None
+    name: Name | None = None
     overwrite: bool = False
     session: Session = PLAIN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -67,7 +67,7 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     base: str | None = None
     classes: str | None = None
-    keep_fields: Sequence[str] | None = None
+    keep_fields: Annotated[Sequence[str], msgspec.Meta(min_length=1)] | None = None
     where: Sequence[str] = ()
     cache_dir: str | None = None
 
@@ -118,13 +118,20 @@ def pack(
     """
     check_job(settings, PackSettings, engine, progress)
     check_struct("source", source, PackSource)
-    settings = msgspec.structs.replace(settings, output=text_of("output", settings.output))
-    parse_pattern(settings.output)  # before anything is looked at
+    settings = msgspec.structs.replace(settings, output=text_of("settings: output", settings.output))
+    parse_pattern(settings.output)
+    if settings.keeps_order and settings.seed is not None:
+        raise InputError(f"settings: seed={settings.seed}: shuffles, and keeps_order does not; give one of them")
     lists = {name: getattr(source, name) for name in ("fields", "keep_fields", "where")}
-    source = msgspec.structs.replace(source, **{name: texts_of(name, value) for name, value in lists.items() if value})
+    lists = {name: value if value is None else texts_of(f"source: {name}", value) for name, value in lists.items()}
+    source = msgspec.structs.replace(source, **lists)
+    parse_rules(source.fields)
+    parse_fields(source.keep_fields)
+    if source.form != "auto":
+        source.check(source.form)
     given = texts_of("sources", sources)
     if not given:
-        raise InputError("nothing to pack: give a folder, manifests, an index, or tars")
+        raise InputError(f"sources={sources!r}: nothing to pack; give a folder, manifests, an index, or tars")
     found, kind = find_sources(given, source, settings.session)
     source.check(kind)
     listing = list_source(kind, found, source, settings, is_shown=progress == "bar")
@@ -258,5 +265,5 @@ def parse_rules(fields: Sequence[str]) -> list[Any]:
     """
     rules = [parse_field(text) for text in fields]
     if len({rule.extension for rule in rules}) < len(rules):
-        raise InputError("two --field give the same extension; one would hide the other")
+        raise InputError(f"fields={fields!r:.200}: give different extensions; one field would hide the other")
     return rules
