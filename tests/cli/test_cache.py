@@ -695,7 +695,9 @@ def test_warm_into_a_full_cache(server, cache):
     assert (code, len(names_in(cache))) == (1, 1)
     assert out.startswith(f"{cache}: 6 shards: 1 fetched (")
     assert "bytes too few for" in err.splitlines()[0]
-    assert [line.partition(".tar: ")[2] for line in err.splitlines()[1:5]] == ["not tried, for the cache is full"] * 4
+    assert [line.partition(".tar: ")[2] for line in err.splitlines()[1:5]] == [
+        "not tried, because the cache is full"
+    ] * 4
     assert set(shards_asked(server)) == {"/a.tar", "/b.tar"}
 
 

@@ -24,7 +24,6 @@ import msgspec
 from wids.errors import InputError
 from wids.jobs.progress import check_progress
 from wids.jobs.runner import RunOptions, run_options
-from wids.transport.place import Place
 from wids.transport.session import Session
 
 if TYPE_CHECKING:
@@ -77,17 +76,8 @@ def check_session(name: str, session: Any) -> None:
         InputError: it is not, or one does not fit.
     """
     if not isinstance(session, Session):
-        raise InputError(f"{name}={session!r:.200}: give Session(storage_options), from wids.jobs")
-    options: Any = session.storage_options
-    hooks: Any = session.hooks
-    if options is not None and not (isinstance(options, dict) and all(isinstance(key, str) for key in options)):
-        what = f"storage_options is a {type(options).__name__}"  # its values may be secrets
-        raise InputError(f"{name}: {what}: give a dict, with texts for keys, as fsspec takes it")
-    check_by(f"{name}: ", lambda: session.options_for(Place("")))
-    if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable) or not all(map(callable, hooks)):
-        raise InputError(f"{name}: hooks={hooks!r:.200}: give a list of functions, each of which takes an event")
-    check_value(f"{name}: allow_pipe", session.allow_pipe, bool)
-    check_value(f"{name}: cache_dir", session.cache_dir, str | None)
+        raise InputError(f"{name}={session!r:.200}: give a wids.jobs.Session")
+    check_by(f"{name}: ", session.check)
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
     _Waiting: TypeAlias = tuple[Shard, str]
 
-# The hint says that these shards are needed so much later; shards needed within twice of that are not evicted for them.
+# The hint says that these shards are needed in an hour; shards needed within two hours are not evicted for them.
 _LATER_SECONDS, _HINT_SECONDS = 3600.0, 600.0
-# So long after the last success, others may still release what they do not read.
+# For so long after the last success, other processes may still release shards.
 _FULL_SECONDS, _AGAIN_SECONDS = 3.0, 0.25
 DEFAULT_JOBS = 8
 
@@ -61,13 +61,12 @@ class WarmOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         directory: of the cache.
-        fetched: downloaded shards.
-        fetched_bytes: of those.
-        cached: shards that were already cached, complete and current, or that other processes fetched meanwhile.
-        in_place: local shards, which are read in place; they exist and have the size that the index says.
-        retries: tries that failed and were followed by another one.
-        node: the address of the node, on a cluster.
-        nodes: the results of each node of a cluster.
+        fetched: downloaded shards. fetched_bytes: their bytes.
+        cached: shards that were already cached, complete and current, or that other processes downloaded meanwhile.
+        in_place: local shards, which are read in place; they exist and have the size that the index has.
+        retries: of failed requests.
+        node: on a cluster, the address of the node.
+        nodes: on a cluster, the results of each node.
     """
 
     directory: str
@@ -113,7 +112,7 @@ def warm(
         shards: the chosen shards of the index, as ``slice(0, 10)``.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
         engine: ``"threads"``, ``"ray"`` (each node of the cluster fetches all of them), or `RunOptions`, whose ``jobs``
-            are shards at a time; 8 unless it says.
+            are shards at a time; default: 8.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Returns:
@@ -122,8 +121,8 @@ def warm(
     Raises:
         InputError: an argument is of another type; names it.
         SelectionError: there are no such shards. FetchError, SpecError: the index cannot be read, or is malformed.
-        CacheError: the cache cannot be used, or the shards do not fit: ``found`` is the slice of those that would.
-        ClusterError: there is no Ray cluster, or no such node.
+        CacheError: the cache cannot be used, or the shards do not fit; ``found`` is then the slice of those that fit.
+        ClusterError: no Ray cluster, or no such node, exists.
 
     Example::
 
@@ -153,11 +152,11 @@ def warm_cache(
     excluded: Collection[str] = (),
     progress: Progress = None,
 ) -> WarmOutcome:
-    """Download shards into a cache; on Ray, into the cache of each node, once for each.
+    """Download shards into a cache; on Ray, into the cache of each node.
 
     Args:
         shards: each once.
-        settings: into which cache.
+        settings: of the cache.
         engine: runs the tasks; ``jobs`` are shards at a time, on each node.
         excluded: nodes of a cluster to leave out: ids, addresses or host names.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
@@ -239,7 +238,7 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
         super().show()
 
     def report(self, name: str, *state: Any) -> None:
-        """How far one node is."""
+        """Take the progress of a node."""
         (self.parts[name],) = state
 
     def end(self, name: str, result: TaskResult[WarmOutcome]) -> None:
@@ -253,7 +252,7 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
         self.done[name] = found
 
     def url_of(self, name: str) -> str:
-        """A node in words."""
+        """The node, for messages."""
         return f"node {self.nodes[name].address} ({name[:8]})"
 
 
@@ -261,7 +260,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
     """Downloads shards into a cache of this machine.
 
     Attributes:
-        missing: the shards that are not cached, judged by their names.
+        missing: the shards whose names are not in the cache.
     """
 
     def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:
@@ -292,7 +291,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                 fit); or the directory cannot be listed.
         """
         sizes = [shard.filesize or 0 for shard, _ in self.cacheable]
-        tables = min((_table_bytes(shard) for shard in self.missing), default=0)  # when the last one comes
+        tables = min((_table_bytes(shard) for shard in self.missing), default=0)  # when the last shard arrives
         limit = self.provider.cache.cache_size
         if limit is not None and sum(sizes) + tables > limit:
             whole = [(shard.filesize or 0) + _table_bytes(shard) for shard, _ in self.cacheable]
@@ -314,14 +313,14 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             raise _unusable(self.directory, "listed", error) from error
         if missing > free + used:
             raise CacheError(
-                f"{missing:,} bytes are to be fetched, and the disk of {self.directory} has {free:,} free, {used:,} "
+                f"{missing:,} bytes are to be downloaded, and the disk of {self.directory} has {free:,} free, {used:,} "
                 "more if all that is cached there is evicted",
                 path=self.directory,
                 hint="disk",
             )
 
     def fetch(self, jobs: int) -> None:
-        """Look at local shards, and fetch the others in threads, ``jobs`` at a time."""
+        """Check local shards, and download the others in threads, ``jobs`` at a time."""
         with ThreadPoolExecutor(jobs, "wids-look") as pool:
             for (shard, _), error in zip(self._local, pool.map(_find_fault, self._local), strict=True):
                 if error is None:
@@ -334,7 +333,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             atomic.make_directory(self.directory, is_private=self.directory == atomic.private_dir())
         except OSError as error:
             raise _unusable(self.directory, "made", error) from error
-        # Cached shards are checked first: they need no space, and a full cache ends the rest.
+        # Cached shards first: they need no space, and a full cache ends the job.
         waiting = sorted(self.cacheable, key=lambda item: not os.path.exists(item[1]))
         self._hint = usage_hints.PlanFile(self.directory)
         try:
@@ -390,7 +389,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         """The shards to download, until the cache is full: each further one would send a request, wait, and fail."""
         for shard, path in waiting:
             if self._is_full:
-                words = f"{shard.url}: not tried, for the cache is full"
+                words = f"{shard.url}: not tried, because the cache is full"
                 self.outcome.failed[shard.url] = without_secrets(words, shard.url)
             else:
                 yield shard.url, (shard, path)
@@ -410,12 +409,12 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                     raise
             if context.wait_cancelled(_AGAIN_SECONDS):
                 raise CancelledTransferError
-        # Opening it is a use of it. If it differs from its table, its md5 decides, and it is fetched again.
+        # Opening it marks it as used. If it differs from its table, its md5 decides, and it is downloaded again.
         self.provider.open(shard).close()
 
 
 def _find_fault(local: _Waiting) -> WidsError | None:
-    """Why a local shard cannot be read in place; None: it can."""
+    """The error of a local shard that cannot be read in place; None: it can."""
     try:
         open_in_place(*local)[0].close()
     except WidsError as error:
@@ -424,7 +423,7 @@ def _find_fault(local: _Waiting) -> WidsError | None:
 
 
 def part_bytes(directory: str) -> int:
-    """Bytes that this process has downloaded into a cache so far; the size of its sparse part files tells nothing."""
+    """Bytes that this process has downloaded into a cache so far; part files are sparse, so their blocks count."""
     mark = f".{os.getpid()}-"
     count = 0
     with contextlib.suppress(OSError), os.scandir(CacheDirectory(directory).own) as found:

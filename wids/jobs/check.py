@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
     from wids.transport.session import Session
 
-# What may be wrong with a copy and right with the shard.
+# Problems that the transfer may have caused: the shard itself may be right.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
-# A table that is right and not used, as after copying without times: nothing is wrong, but shards open more slowly.
+# A right table that readers ignore, for instance after a copy without times: shards open more slowly.
 UNUSED, _UNUSED_WORDS = "unused", "it is right, but not of the shard's time, so it is not used"
 _PACK_AGAIN = "if it is two archives in one file, extract it (tar -i) and pack it again"
 _FETCH_AGAIN = "upload or copy the shard again; if it was rewritten, write the index again"
@@ -192,7 +192,7 @@ def _look_into(
 
 
 def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: VerifySettings) -> Iterator[Problem]:
-    """Faults of tables beside a shard or in packs, which group members as all do."""
+    """Faults of tables beside a shard or in packs. Saved tables always have the standard grouping."""
     fd, _ = atomic.open_file(path)
     try:
         if not tables.is_standard(settings.rule, settings.group):
@@ -253,12 +253,12 @@ def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scan
         return what
 
 
-# By session: the directory of a pack is for all shards.
+# Session -> packs: all shards share the directory of a pack.
 _packs: dict[Session, TablePacks] = {}
 
 
 def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:
-    """Faults of the shard's member tables in the packs that its index names; one that cannot be used says so itself."""
+    """Faults of the shard's member tables in the packs that its index names."""
     if not shard.packs:
         return
     packs = _packs.get(settings.session)
@@ -306,7 +306,7 @@ def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Proble
             with open(atomic.open_file(name)[0], "rb") as file:
                 what = find(file.read())
         except OSError as error:
-            # There is none, or no file can be called so.
+            # No such file exists, or the name is too long for one.
             if isinstance(error, (FileNotFoundError, IsADirectoryError)) or error.errno == errno.ENAMETOOLONG:
                 continue
             what = f"it cannot be read ({error.strerror})"
@@ -322,5 +322,5 @@ def _compare_own(saved: MemberTable, scanned: MemberTable) -> str:
     facts = scanned.identity
     if what := find_difference_in_table(saved, facts, scanned):
         return what
-    # Who opens the shard does not know its md5.
+    # A reader of the shard does not know its md5.
     return "" if saved.identity.is_same(msgspec.structs.replace(facts, md5=None)) else _UNUSED_WORDS

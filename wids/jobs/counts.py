@@ -60,7 +60,7 @@ class SampleCounts(msgspec.Struct, kw_only=True):
 def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Session = PLAIN) -> SampleCounts:
     """Find the counts of shards in files.
 
-    A shard gets the count with its name in a file beside it, else one in any other file, if its name is unique.
+    The count of a shard is found by its name, first in a file beside it, then in any other file if the name is unique.
 
     Args:
         places: files, directories of them, patterns, URLs, prefixes.
@@ -68,7 +68,7 @@ def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Sessi
         session: opens URLs.
 
     Raises:
-        InputError: a file has no counts, or counts contradict each other, or match several shards.
+        InputError: a file has no counts, or two counts of a shard differ, or one matches several shards.
         FetchError: a file cannot be read.
     """
     claims: dict[str, dict[str, Claim]] = {}
@@ -97,10 +97,15 @@ def match_counts(places: Iterable[str], shards: Sequence[str], *, session: Sessi
 
 
 def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | None:
-    """The claim of a shard; ``claims``: of its name, by directory; ``same``: all shards of this name.
+    """The claim of a shard.
+
+    Args:
+        claims: directory -> claim of this name.
+        url: of the shard.
+        same: the URLs of all shards of this name.
 
     Raises:
-        InputError: a claim may belong to this shard or to another one.
+        InputError: it is unclear which shard a claim belongs to.
     """
     directories = {str(Place(url).directory) for url in same}
     own = claims.get(str(Place(url).directory))
@@ -129,14 +134,14 @@ def _read(place: str, session: Session) -> Iterator[Claim]:
             continue
         if not raw:
             raise InputError(f'{source}: has no counts; it must be like {{"00000.tar": 1000}}', path=source)
-        for key, value in json.loads(data, object_pairs_hook=list):  # a key that is there twice counts twice
+        for key, value in json.loads(data, object_pairs_hook=list):  # each of two equal keys is a claim
             below, _, shard = key.rpartition("/")
             home = directory.join(below) if below else directory
             yield Claim(str(home), shard, _count(value, source, key), source)
 
 
 def _files(given: str, session: Session) -> list[str]:
-    """The files of counts that a text names."""
+    """The files that a place of counts names."""
     place = Place(given)
     if not place.is_local:
         is_many = place.without_query.endswith("/")

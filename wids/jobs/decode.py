@@ -25,7 +25,7 @@ _ADVICE = "repair or leave out the member, or register a decoder for it"
 def decode_file(
     path: str, table: MemberTable, url: str, decode: Decode, rows: Sequence[int] | None = None
 ) -> tuple[list[Problem], int]:
-    """Decode each member of a local file, or of the samples in these rows of it; see `decode_samples`."""
+    """Decode each member of a local file, or only of the samples in ``rows``; see `decode_samples`."""
     chosen = range(table.nsamples) if rows is None else [int(row) for row in rows if row < table.nsamples]
     try:
         file, _ = OpenFile.open(path)
@@ -55,7 +55,7 @@ def decode_samples(samples: Iterable[tuple[int, Sample]], decode: Decode, url: s
             except DecodeError as error:
                 problems.append(_problem(key, field, row, error.__cause__ or error, str(error)))
             except MemoryError as error:
-                problems.append(_problem(key, field, row, error, "it takes more memory than there is"))
+                problems.append(_problem(key, field, row, error, "it takes more memory than the process has"))
     return problems, undecoded
 
 
@@ -68,7 +68,7 @@ def crash_of(error: JobError) -> Problem:
 
 
 def _problem(key: str, field: str, row: int, cause: BaseException, detail: str) -> Problem:
-    is_ours = isinstance(cause, DecodeError)  # what it advises has a column of its own
+    is_ours = isinstance(cause, DecodeError)  # reports have its advice in a column of its own
     words = str(cause).partition("; ")[0] if is_ours else f"{type(cause).__name__}: {cause}"
     return Problem(
         kind="decode",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine, RunOptions
 
-# Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
+# Processes take half a second to start; in that time, threads read the headers of shards of about so many bytes.
 _PROCESSES_PAY_BYTES = 16 << 30
 _MAX_NAME_BYTES = 200
 
@@ -71,18 +71,18 @@ class IndexOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         output: the index's path.
-        samples, members: in the index, as the ``shards``. bytes: of its shards.
+        samples, members, bytes: of the shards in the index.
         surveyed: shards that were read. unchanged: shards known from an earlier run.
-        counted: shards indexed by their counts, not read. counts: the files of these -> number of counts from each.
-        unused_counts: shards that these files name, but the sources do not.
+        counted: shards indexed by their counts, not read. counts: file of counts -> number of counts from it.
+        unused_counts: shards that these files name and the sources do not.
         added, dropped: by an update.
         requests, read_bytes: byte ranges of remote shards.
         tables: member tables that could not be written beside their shards: place -> path.
         repeated: further name of a file that the index already has -> its first name.
-        behind: shards with bytes after their end marker, which nothing reads -> the offset of these bytes.
-        empty: shards without a sample -> their files, which belong to no sample.
-        left_files: files of all shards that are part of no sample. repeated_keys: samples with a key that appeared
-            before in their shard.
+        behind: shard with bytes after its end marker, which are not read -> the offset of these bytes.
+        empty: shard without a sample -> the number of its files.
+        left_files: files of all shards that are part of no sample. repeated_keys: samples whose key an earlier sample
+            of their shard has.
     """
 
     output: str
@@ -140,7 +140,7 @@ def create_index(
     Raises:
         InputError: an argument is of another type, or the sources name no shards.
         OutputError: the output cannot be written. OutputExistsError: a file exists that must not be replaced.
-        WidsError: a shard cannot be read, and is not to be skipped.
+        WidsError: a shard cannot be read, and failures are not skipped.
 
     Example::
 
@@ -159,7 +159,7 @@ def create_index(
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
     home = os.path.dirname(output)
-    writing.place_entries([shard.url for shard in found], home=home, base=base)  # what cannot be, fails before the work
+    writing.place_entries([shard.url for shard in found], home=home, base=base)  # raises before the work
     with Indexing(output, settings, engine, progress) as indexing:
         indexing.note(named)
         scanned = indexing.scan(found)
@@ -168,7 +168,7 @@ def create_index(
         places = writing.place_entries([each.url for each in scanned], home=home, base=base)
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
         index = writing.make_index((), name=name, info=info, base=base)
-        del index["shardlist"]  # which comes last
+        del index["shardlist"]  # added last
         root = Place(home).join(base or "")
         written = (str(root.join(place).absolute) for place in places)
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
@@ -190,12 +190,12 @@ def check_counts(settings: IndexSettings) -> None:
 
 
 def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
-    """The key that names packs of member tables, if the index that is there has it and one of these shards; else {}.
+    """The key that names packs of member tables, if the existing index has it and shares a shard; otherwise {}.
 
-    As after an update, a pack then lacks the new shards, and no reader takes its table of a shard that has changed.
+    As after an update, the pack then lacks new shards, and readers ignore its tables of changed shards.
     """
     try:
-        fd, _ = atomic.open_file(output)  # a FIFO would be waited for
+        fd, _ = atomic.open_file(output)  # does not wait for a FIFO
         with open(fd, "rb") as file:
             data = file.read()
         if PACKS.encode() not in data:
@@ -207,16 +207,16 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
         root = Place(home).join(base if isinstance(base, str) else "")
         rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
         is_same = any(str(root.join(row.url).absolute) in shards for row in rows)
-    except (OSError, WidsError):  # there is none, or none that can be read
+    except (OSError, WidsError):  # no index that can be read
         return {}
     return {PACKS: index[PACKS]} if is_same else {}
 
 
 class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
-    """Collects shards into one index; shards that were read stay known for the next run.
+    """Collects shards into one index. The next run does not read unchanged shards again.
 
     Attributes:
-        summed: remote shards that need a CRC-32, too. listed: shards that the index already has.
+        summed: remote shards that also need a CRC-32. listed: shards of the existing index.
     """
 
     def __init__(self, output: str, settings: IndexSettings, engine: Engine, progress: Progress) -> None:
@@ -234,7 +234,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         """Record sources that are left out.
 
         Raises:
-            FetchDeniedError: a directory cannot be read, and nothing is to be skipped.
+            FetchDeniedError: a directory cannot be read, and failures are not skipped.
         """
         self.outcome.repeated = named.repeated
         for place, error in named.failed.items():
@@ -246,7 +246,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         """Read the shards; unreadable ones are left out, if the settings say so.
 
         Raises:
-            WidsError: one cannot be read and none is to be skipped.
+            WidsError: one cannot be read, and failures are not skipped.
             JobError: none can be read.
         """
         self._name_tables(found)
@@ -268,7 +268,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.sort_failed([*outcome.failed, *places])
         outcome.tables = {place: outcome.tables[place] for place in places if place in outcome.tables}
         if not done:
-            first = next(iter(outcome.failed.values()), "they are not there")
+            first = next(iter(outcome.failed.values()), "they do not exist")
             raise JobError(f"none of {len(found):,} shards can be read; the first: {first}")
         scanned = [done[place] for place in places if place in done]
         outcome.behind = {each.url: each.behind for each in scanned if each.behind is not None}
@@ -287,14 +287,14 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         return counts.nsamples
 
     def _claim(self, shard: Found, nsamples: int) -> None:
-        """Add a shard by its count; nothing of it is kept for another run."""
+        """Add a shard with a claimed count; the next run does not reuse it."""
         self.outcome.counted += 1
         self.progress.ended += 1
         size = shard.size or 0
         self._done[shard.url] = ShardFacts(url=shard.url, nsamples=nsamples, filesize=size, is_claimed=True)
 
     def entry(self, found: ShardFacts, place: str) -> dict[str, Any]:
-        """The entry of a shard that is written as ``place``."""
+        """The entry of a shard, with ``place`` for its URL."""
         settings, entry = self._settings, {**found.entry(), "url": place}
         if not settings.has_md5:
             entry.pop("md5sum", None)
@@ -327,7 +327,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             return None
         if not self._settings.has_tables:
             return known
-        if not known.has_table:  # a table that lies there may be of an earlier shard
+        if not known.has_table:  # an existing table may belong to an earlier shard
             return None
         place = Place(shard.url)
         places = (self._table_names[shard.url], place.path + TABLE_SUFFIX)
@@ -368,7 +368,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         self._done[name] = found
 
     def fail(self, name: str, error: BaseException) -> None:
-        """As for all jobs, but the update of an index may leave out a missing shard."""
+        """As for all jobs, except that an update may leave out a missing shard."""
         is_gone = name in self.listed and isinstance(error, ShardNotFoundError)
         if not (is_gone and self._settings.is_dropping_missing):
             super().fail(name, error)
@@ -379,7 +379,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         for shard in found:
             place = Place(shard.url)
             name = place.name
-            # A name of 230 bytes has no room for the endings of a table and of a file that is being written.
+            # A name of 230 bytes leaves no room for the endings of a table and of its part file.
             if name in taken or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES:
                 name = place.cache_name()
             taken.add(name)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wids.jobs.runner import Engine
 
 
-# An index that is written of another one's shards lies elsewhere.
+# Keys of an index that hold only for its own directory.
 _BASES = ("base", "base_path")
 
 
@@ -46,10 +46,9 @@ class Merged(msgspec.Struct, kw_only=True):
 
     Attributes:
         output: the path of the index.
-        shards, samples: in it.
-            Of a view: those that it has, and the shards in which they are.
-        repeated: shards that several indexes had, and this one has once.
-        repeated_samples: likewise samples that were in several views.
+        shards, samples: in it; of a view, the chosen samples and their shards.
+        repeated: further occurrences of shards in several indexes; the output has each shard once.
+        repeated_samples: further occurrences of samples in several views.
     """
 
     output: str
@@ -67,12 +66,12 @@ class _Base(msgspec.Struct):
 
 
 def read_index(place: str) -> dict[str, Any]:
-    """An index as it is written, its shard list checked; no view.
+    """The JSON of an index, with a valid shard list.
 
     Raises:
         FetchError: it cannot be read.
-        SpecError: it is not an index, or a compiled one, has no shard list of its own, promises more samples than can
-            be counted, or has a number in it that JSON does not have; or it is a view.
+        SpecError: it is not an index, is compiled, is a view, has no shard list of its own, promises more samples than
+            can be counted, or has a number that is not JSON (NaN).
     """
     index, view = _read(place)
     if view is not None:
@@ -81,7 +80,7 @@ def read_index(place: str) -> dict[str, Any]:
 
 
 def _read(place: str) -> tuple[dict[str, Any], View | None]:
-    """See `read_index`; of a view also what it says."""
+    """See `read_index`; (the JSON, the parsed view or None)."""
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
     index = parse_json(read_bytes(place), place)
@@ -105,13 +104,13 @@ def update_index(
     engine: Engine = "auto",
     progress: Progress = None,
 ) -> IndexOutcome:
-    """Read again what changed, drop and add shards.
+    """Update an index: read changed shards again, drop and add shards.
 
     Args:
         place: path of the index.
-        add: more shards, as the ``sources`` of `create_index`. They come last; those that the index has stay in place.
-        drop: patterns (as in a shell) of URLs, or of their last parts, of shards to remove.
-        settings: how. Checksums are wanted too if the index has some, and none if it has none.
+        add: more shards, as the ``sources`` of `create_index`; they follow the present ones.
+        drop: shell patterns of the URLs or file names of shards to remove.
+        settings: of the job. An index with checksums gets them for all shards, one without gets none.
         engine: runs the tasks.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
@@ -121,7 +120,7 @@ def update_index(
     Raises:
         InputError: an argument is of another type; names it.
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
-        WidsError: a shard cannot be read, and is not to be skipped.
+        WidsError: a shard cannot be read, and failures are not skipped.
 
     Example::
 
@@ -185,17 +184,16 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
 
 
 def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None, overwrite: bool = False) -> Merged:
-    """Write one index of the shards of several, in order; sub-datasets are taken apart, each shard keeps its keys.
+    """Write one index of the shards of several, in order. Sub-datasets are flattened; each shard keeps its keys.
 
-    A shard whose index has a name, and that belongs to no sub-dataset, has that name as ``dataset``. Where one of them
-    is a view, a view is written; see `wids.jobs.view_edit`.
+    A shard that belongs to no sub-dataset gets the name of its index as ``dataset``. If one input is a view, the output
+    is a view; see `wids.jobs.view_edit`.
 
     Args:
         places: of the indexes.
-        output: where to write it. An index that is there is replaced, and with ``overwrite`` any file but a shard;
-            none of ``places``, nor an index that one of these names.
-        name: of the dataset.
-        overwrite: see there.
+        output: its path. It may replace an index, but none of ``places`` and none that these name.
+        name: of the dataset; None: the name of the output's file; "": none.
+        overwrite: also replace a file that is neither an index nor a shard.
 
     Raises:
         OutputExistsError: a file exists that must not be replaced.
@@ -228,18 +226,18 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
 def split_index(
     place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]], overwrite: bool = False
 ) -> list[Merged]:
-    """Write an index for each part of another one; of a view, views.
+    """Write an index for each part of another one, or a view for each part of a view.
 
     Args:
         place: the index.
-        outputs: one path with ``{}`` in it, where the number of the part goes, or one for each part.
-        parts: from the shards' samples to the shards of each part; see `wids.index.writing`. Of a view, only shards of
-            which it has samples are counted, and of these only the samples that it has.
-        overwrite: outputs replace any file but a shard; else only indexes. The index itself, and those that it names,
-            they never replace.
+        outputs: a path for each part, or one path with ``{}`` for the number of the part.
+        parts: takes the sample counts of the shards, returns the shards of each part; see `wids.index.writing`. Of a
+            view, it gets the counts of chosen samples, without shards that have none.
+        overwrite: also replace files that are neither indexes nor shards. The input and the indexes that it names are
+            never replaced.
 
     Raises:
-        InputError: there are not as many outputs as parts. OutputExistsError: one is not to be replaced.
+        InputError: the numbers of outputs and parts differ. OutputExistsError: a file exists that must not be replaced.
     """
     source = _flatten(place)
     shards, flat = source.shards, source.entries
@@ -267,11 +265,11 @@ def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
     """The absolute path of each part.
 
     Raises:
-        InputError: there are not as many outputs as parts, or two are one; or there is nothing to split.
+        InputError: the numbers of outputs and parts differ, two outputs are one file, or no shard has samples.
     """
     names = list(outputs)
     if not count:
-        raise InputError("there is nothing to split: no shard has samples of it")
+        raise InputError("there is nothing to split: no shard has samples")
     if len(names) == 1 and "{}" in names[0]:
         names = [names[0].replace("{}", f"{k:0{len(str(count - 1))}}") for k in range(count)]
     if len(names) != count or len(set(names)) != count:
@@ -286,15 +284,15 @@ def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
 
 
 def rebase_index(place: str, base: str, *, output: str | None = None, overwrite: bool = False) -> Merged:
-    """Say that an index's shards lie below ``base`` now; see `wids.index.writing.rebase`.
+    """Set the base of an index: its shards are below ``base`` now; see `wids.index.writing.rebase`.
 
-    Of a view: that the index lies there of which it is one.
+    For a view, ``base`` is the directory of the index that it is a view of.
 
     Args:
         place: of the index.
         base: a URL or a path.
-        output: where to write it; None: at its place. With ``overwrite`` it replaces any file, else only an index.
-        overwrite: see there.
+        output: its path; None: the index is replaced.
+        overwrite: also replace a file that is not an index.
 
     Raises:
         OutputExistsError: a file exists that must not be replaced.
@@ -319,7 +317,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
 
 
 def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> dict[str, Any]:
-    """An entry whose relative URL is the name of a file that is there says so: elsewhere it could be read otherwise."""
+    """An entry, with ``./`` before the name of an existing file that could be taken for another URL elsewhere."""
     name = relative_name(entry["url"])
     if name == entry["url"] or Place(name[2:]).scheme or name[2:].startswith(("/", "~")):
         return entry
@@ -329,16 +327,15 @@ def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> 
 
 
 def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged:
-    """Write the compiled form of an index, which is mapped instead of parsed; sub-datasets are taken apart.
+    """Write the compiled form of an index, which is mapped instead of parsed. Sub-datasets are flattened.
 
     Args:
         place: the index: JSON or compiled.
-        output: where to write it; the name ends in ``.widsx``. URLs of shards below its directory are written relative
-            to it.
-        overwrite: it replaces any file but a shard; else only a compiled index.
+        output: its path, which ends in ``.widsx``. URLs of shards below its directory become relative to it.
+        overwrite: also replace a file that is neither a compiled index nor a shard.
 
     Raises:
-        SpecError: it is not an index. OutputError: the output cannot be written, or its name ends otherwise.
+        SpecError: it is not an index. OutputError: the output cannot be written, or has another ending.
         OutputExistsError: a file exists that must not be replaced.
     """
     path = check_output(output, is_compiled=True)
@@ -365,10 +362,10 @@ def _no_index(place: str) -> SpecError:
 
 
 def refuse_view(shards: ShardList, place: str) -> None:
-    """Check that an index that is to be changed is no view.
+    """Check that an index is not a view, which this command cannot change.
 
     Raises:
-        SpecError: it is one.
+        SpecError: it is a view.
     """
     if shards.selection is not None:
         raise _is_view(place, shards.header.get("view_of"))
@@ -393,7 +390,7 @@ def _flatten(place: str) -> IndexToMerge:
             raise _no_index(place)
         name = shards.dataset_of(k) or shards.header.get("name")
         if entry.get("name") == shards.header.get("name"):
-            entry.pop("name", None)  # the whole index's, which each of its shards is given
+            entry.pop("name", None)  # the name of the whole index, which `describe` adds to each shard
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
     return IndexToMerge(place, shards, flat)
 

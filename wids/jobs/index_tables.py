@@ -1,9 +1,9 @@
 """Packs the member tables of an index's shards into one file, which the index then names.
 
-A table is read beside its shard, if it belongs to that shard, or made from the shard's headers. Tables are stored in
-``PACK.spool`` as they arrive, and their places in ``PACK.journal``: a killed run continues where it stopped. When all
-are there, the pack is written in the order of the shards, so its bytes depend on the shards alone; it appears in one
-step, and after it the index that names it.
+The table of a shard is the one saved beside it, if that is valid, or is made from the shard's headers. Tables are
+stored in ``PACK.spool`` as they arrive, and their places in ``PACK.journal``, so that a killed run continues where it
+stopped. The pack is then written in the order of the shards, so its bytes depend only on the shards. It is published in
+one step, before the index that names it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class FoundTable(msgspec.Struct, kw_only=True):
 
     Attributes:
         data: the table. is_scanned: it was made from the shard.
-        requests, read_bytes: that a remote shard was scanned with.
+        requests, read_bytes: of the scan of a remote shard.
     """
 
     data: bytes
@@ -108,11 +108,11 @@ class FoundTable(msgspec.Struct, kw_only=True):
 
 
 class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that a run has found, as its journal has it.
+    """The journal's record of a table in the spool.
 
     Attributes:
-        url, filesize, md5sum, crc32: of its shard in the index. mark: of the shard, if it is a local file.
-        offset, length: where the table is in the spool. checksum: its CRC-32, for a disk may lose some.
+        url, filesize, md5sum, crc32: of its shard in the index. mark: version of a local shard.
+        offset, length: of the table in the spool. checksum: its CRC-32, because a crash may lose bytes of the spool.
     """
 
     url: str
@@ -138,9 +138,9 @@ def create_tables(
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal and spool: the next run finds the other tables.
 
     Args:
-        place: path of the index: JSON.
-        output: path of the pack, which ends in ``.tables``; by default that of the index with this ending.
-        settings: how.
+        place: path of a JSON index.
+        output: path of the pack, which ends in ``.tables``; None: the path of the index with this ending.
+        settings: of the job.
         engine: runs the tasks; by default threads.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
@@ -150,8 +150,8 @@ def create_tables(
     Raises:
         InputError: an argument is of another type; names it.
         SpecError: it is not an index, or a compiled one. OutputError: the pack cannot be written.
-        OutputExistsError: there is a file of this name that is not the index's pack.
-        WidsError: the table of a shard cannot be had, and none is to be skipped.
+        OutputExistsError: another file has this name.
+        WidsError: the table of a shard can be neither read nor made, and failures are not skipped.
 
     Example::
 
@@ -177,7 +177,7 @@ def create_tables(
 
 
 def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTable:  # noqa: B008 - frozen
-    """The table of one shard, from beside it or from its headers.
+    """The table of one shard: the saved one beside it, or one made from its headers.
 
     Raises:
         FetchError: the shard cannot be downloaded. ShardError: it is not a readable tar, or not what the index says.
@@ -192,7 +192,7 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
     if facts.error is not None:
         raise facts.error
     data = facts.table.to_bytes()
-    member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="what is there now")
+    member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="the table of the shard")
     if shard.nsamples not in (None, facts.nsamples):
         raise count_mismatch(shard.url, shard.nsamples or 0, facts.nsamples, advice="; write the index again")
     return FoundTable(data=data, is_scanned=True, requests=facts.requests, read_bytes=facts.read_bytes)
@@ -203,7 +203,7 @@ def _local_beside(shard: Shard) -> MemberTable | None:
     path = Place(shard.url).path
     try:
         fd, identity = atomic.open_file(path)
-    except OSError:  # the scan gives the error
+    except OSError:  # the scan reports it
         return None
     os.close(fd)
     table = member_tables.load_table(path + tables.SUFFIX, shard.url, shard_bytes=identity.size)
@@ -219,7 +219,7 @@ def _remote_beside(task: TableTask) -> MemberTable | None:
         if size is None:
             size = scan.look_remote(shard.url, task.session).size
         return member_tables.read_beside(shard, shard_bytes=size, session=task.session)
-    except (FetchError, TableError) as error:  # there is none
+    except (FetchError, TableError) as error:  # none can be used
         if isinstance(error, TableError):
             logger.warning("%s", error)
         forget_frames(error)
@@ -227,10 +227,10 @@ def _remote_beside(task: TableTask) -> MemberTable | None:
 
 
 def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str:
-    """The absolute path of a pack that is to be written.
+    """The absolute path of an output pack.
 
     Raises:
-        OutputError: it cannot be written there. OutputExistsError: it would replace something else.
+        OutputError: it cannot be written. OutputExistsError: another file has this name.
     """
     path = check_place(output, "a pack", "train.tables")
     if not path.endswith(pack_format.SUFFIX):
@@ -247,7 +247,7 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
 
 
 def _is_pack_of(path: str, shards: ShardList) -> bool:
-    """Whether a file is a pack of tables of these shards alone, as one that a run wrote that was killed before the end.
+    """Whether a file is a pack of tables of these shards only: the output of a run that was killed before its end.
 
     Raises:
         OSError: it cannot be read.
@@ -264,12 +264,12 @@ def _is_pack_of(path: str, shards: ShardList) -> bool:
 
 
 def _name_pack(index: str, path: str) -> None:
-    """Have an index name a pack, and nothing else changed in it.
+    """Add the name of a pack to an index, and change nothing else in it.
 
     Raises:
         OutputError: it cannot be written.
     """
-    raw = parse_json(read_bytes(index), index)  # as it is now: this may have taken hours
+    raw = parse_json(read_bytes(index), index)  # again: it may have changed during the job
     home = os.path.dirname(index)
     if own_packs(raw, index, home) == (path,):
         return
@@ -288,7 +288,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
 
     Raises:
         OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack, or
-            there are other files beside it.
+            other files have the names of its spool or journal.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
             if member_tables.may_be_published(url):
                 numbers.setdefault(absolute(url), k)
         self._numbers = list(numbers.values())
-        # Where the table of each shard is in the spool; of length -1: it is not.
+        # (offset, length) in the spool of the table of each shard; length -1: it has no table there.
         self._places = np.full((len(shards), 2), -1, np.int64)
         outcome.shards = len(self._numbers)
         super().__init__(outcome, progress, "packing", is_skipping=settings.is_skipping)
@@ -318,7 +318,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
             if not self._known.records:
                 check_table_replaceable(self._spool_path, "spool of an earlier run")
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
-            if not self._known.records:  # its content belongs to no run
+            if not self._known.records:  # no journal describes its content
                 os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
@@ -338,7 +338,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         """Find the tables of all shards.
 
         Raises:
-            WidsError: one cannot be had, and none is to be skipped. JobError: none can be had.
+            WidsError: one can be neither read nor made, and failures are not skipped. JobError: none can.
         """
         self._recall()
         todo = [k for k in self._numbers if self._places[k, 1] < 0]
@@ -388,7 +388,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         return system.pread(self._spool, length, offset)
 
     def _recall(self) -> None:
-        """Take note of the tables that an earlier run found, of shards that are as they were then."""
+        """Take the tables of unchanged shards from the spool of an earlier run."""
         before = self._known.records
         for k in self._numbers if before else ():
             shard = self._shard(k)
@@ -434,5 +434,5 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         outcome.read_bytes += found.read_bytes
 
     def url_of(self, name: int) -> str:
-        """As in the index."""
+        """The URL of a shard in the index."""
         return self._shards.urls[name]

@@ -1,9 +1,9 @@
-"""Publishing the index of a data set of the Hugging Face Hub in its repository, where opening it by name finds it.
+"""Commits an index to the repository of its data set on the Hugging Face Hub, where opening it by name finds it.
 
-The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` where that is another file's. Rules:
-predictable failures are raised before a shard is read. The commit follows the one whose shards were indexed, or is not
-made. An existing index of the split is replaced and keeps its own keys, and the commit's message says so; an equal one
-needs no commit. A file that could not be read back is not published.
+The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` if another file has that name. Rules: predictable
+failures are raised before a shard is read. The commit is made only on top of the commit whose shards were indexed. An
+existing index of the split is replaced and keeps its own keys; an equal one needs no commit. An index that could not be
+read back is not committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wids.transport.upload import Branch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Keys that say where shards are, or that each index has for itself.
+# Keys that the new index sets itself.
 _OWN = ("__kind__", "wids_version", "base", "base_path", "shardlist", "datasets")
 
 
@@ -32,9 +32,9 @@ class Published(msgspec.Struct, frozen=True):
 
     Attributes:
         root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any. split: of its shards.
-        path: of the index in it.
-        change: "added", "replaced", or "unchanged": it was there as it is.
-        commit: that it is in. page: its address, for people; "" where it was there.
+        path: of the index in the repository.
+        change: "added", "replaced", or "unchanged" (no commit was needed).
+        commit: the commit with the index. page: its web page; "": unchanged.
     """
 
     root: str
@@ -53,12 +53,12 @@ class IndexUpload:
         session: opens URLs.
 
     Attributes:
-        name: that the index gets, if the caller has no other.
+        name: the default name of the index.
 
     Raises:
-        InputError: the sources are something else. SpecError: there are no shards.
+        InputError: the sources are not the name of one data set. SpecError: it has no shards.
         FetchError: the repository cannot be read.
-        OutputExistsError: other files have the names of such indexes.
+        OutputExistsError: other files have both names.
         DependencyError, OutputError: it cannot be written to; see `wids.transport.upload.Branch`.
     """
 
@@ -66,8 +66,8 @@ class IndexUpload:
         named = repository.parse_name(sources[0]) if len(sources) == 1 else None
         if named is None:
             raise InputError(
-                "an index is uploaded to the data set that it is of: give one by its name, hf://datasets/ORG/NAME, "
-                "with ?split=SPLIT where it has several"
+                "an index is uploaded to the data set that it is of: name one data set, hf://datasets/ORG/NAME, "
+                "with ?split=SPLIT if it has several splits"
             )
         given, self._root = sources[0], named.root
         listing = hub.list_files(named.root, session)
@@ -102,10 +102,10 @@ class IndexUpload:
         return Published(self._root, split.name, path, change, made.name, made.page)
 
     def _index(self, output: str) -> bytes:
-        """The index as it is published: its URLs are relative to the top of the repository."""
+        """The published form of the index: its URLs are relative to the top of the repository."""
         with open(atomic.open_file(output)[0], "rb") as file:
             made = parse_json(file.read(), output)
-        made.pop(PACKS, None)  # which stands beside that file
+        made.pop(PACKS, None)  # packs are beside the local file
         before = {} if self._before is None else parse_json(self._before, self._path)
         kept = {key: value for key, value in before.items() if key not in _OWN and key not in made}
         rows = [{**row, "url": writing.written(row["url"], self._root)} for row in made.pop("shardlist")]
@@ -114,8 +114,8 @@ class IndexUpload:
         claims = repository.find_counts(files, split, lambda _: data, name=self._given).nsamples
         if [claims[path] for path in split.shards if path in claims] != [row["nsamples"] for row in rows]:
             raise OutputError(
-                f"{self._given}: an index in the repository would not be read back: it may have 64 MiB, and paths "
-                "without . and .. in them",
+                f"{self._given}: an index in the repository could not be read back: it has at most 64 MiB, and paths "
+                "without . and ..",
                 url=self._given,
             )
         return data

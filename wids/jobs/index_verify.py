@@ -52,8 +52,8 @@ class VerifyOutcome(JobOutcome, kw_only=True):
     Attributes:
         findings: of each shard, by number.
         known: unchanged shards that an earlier run had checked.
-        unsaid: facts missing in the index, and so not compared -> number of shards.
-        keys: keys that several samples have, if they were requested.
+        unsaid: fact that the index lacks, so that it is not compared -> number of shards.
+        keys: keys that several samples have, if requested.
     """
 
     findings: list[Finding] = msgspec.field(default_factory=list)
@@ -63,7 +63,7 @@ class VerifyOutcome(JobOutcome, kw_only=True):
 
     @property
     def wrong(self) -> list[Finding]:
-        """Of the shards that something is wrong with."""
+        """The findings with problems."""
         return [finding for finding in self.findings if finding.problems]
 
 
@@ -74,17 +74,17 @@ class KeyCensus:
         limit: the number of samples whose keys are compared.
 
     Attributes:
-        repeated: samples whose key another sample has that was compared before; in whatever order, as many.
-        example: (key, number of the shard, number of the other one) of the first that was found; None: there is none.
-        left: samples whose keys are not compared, because they are beyond the limit, or because an earlier run had
-            checked their shard.
+        repeated: samples whose key an earlier sample has. The number does not depend on the order of the shards.
+        example: (key, number of the shard, number of the other shard) of the first one; None: all keys are distinct.
+        left: samples whose keys are not compared: those above the limit, and those of shards that an earlier run
+            checked.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.repeated, self.left = limit, 0, 0
         self.example: tuple[str, int, int] | None = None
         self._compared = 0
-        # (hashes, ascending, each once; numbers of the shards that have them), each longer than the next.
+        # Runs (distinct hashes, ascending; the shard of each), each longer than the next.
         self._runs: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
 
     def add(self, number: int, keys: Sequence[str]) -> None:
@@ -121,10 +121,10 @@ class KeyCensus:
 
 
 class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
-    """A shard that was checked, as a journal has it.
+    """The journal's record of a checked shard.
 
     Attributes:
-        how: the settings, in words. shard: what the index said of it. finding: of the shard, with its version.
+        how: the settings, as text. shard: its entry in the index. finding: of the shard, with its version.
     """
 
     how: str
@@ -152,17 +152,17 @@ def verify(
 
     Args:
         index: as the first argument of a dataset: the path or URL of an index, or shards.
-        settings: how closely.
-        shards: which of the index, as ``slice(0, 10)``.
+        settings: the kinds of checks.
+        shards: the chosen shards of the index, as ``slice(0, 10)``.
         decode: decodes each sample, as ``wids.SampleDecoder("PIL")``; None: members are not decoded.
-        max_keys: so many keys of samples are compared with each other, in 12 bytes of memory each; 0: none.
-        journal: its path or URL; None: beside a local index, where that can be written.
-        engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. Of remote shards there are
-            never more on the disk than its ``jobs``.
+        max_keys: the most keys of samples to compare, 12 bytes of memory for each; 0: keys are not compared.
+        journal: its path or URL; None: beside a local index, if its directory is writable.
+        engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`. At most ``jobs`` remote
+            shards are on the disk at a time.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Returns:
-        The finding of each shard; those at fault are in ``wrong`` and ``failed``.
+        The finding of each shard; ``wrong`` and ``failed`` have those with problems.
 
     Raises:
         InputError: an argument is of another type; names it.
@@ -178,7 +178,7 @@ def verify(
     check_value("max_keys", max_keys, Annotated[int, msgspec.Meta(ge=0)])
     journal = None if journal is None else text_of("journal", journal)
     if decode is not None and not callable(decode):
-        raise InputError(f"decode={decode!r}: give what decodes members, as wids.SampleDecoder, or None")
+        raise InputError(f"decode={decode!r}: give a function that decodes a sample, like wids.SampleDecoder, or None")
     given = {"decode": decode is not None, "max_keys": max_keys, "journal": journal is not None}
     if settings.is_quick and (unused := [name for name, is_given in given.items() if is_given]):
         raise InputError(f"{unused[0]} is for checks that read shards, and settings.is_quick reads none; leave one out")
@@ -188,7 +188,7 @@ def verify(
     if journal is not None:
         kept = contextlib.closing(open_journal(journal, chosen.session))
     elif (place := find_journal(index, settings)) is not None:
-        with contextlib.suppress(OutputError):  # another run has it
+        with contextlib.suppress(OutputError):  # another run is writing it
             kept = contextlib.closing(open_journal(place))
     with kept as opened:
         return verify_shards(
@@ -204,7 +204,7 @@ def verify(
 
 
 def find_journal(index: Shards, settings: VerifySettings) -> str | None:
-    """The place of a journal: beside a local index in a writable directory; None: no place.
+    """The default place of a journal, beside a local index; None: the index is remote, or its directory read-only.
 
     A quick check tests all shards each time, and has no journal.
     """
@@ -218,7 +218,7 @@ def find_journal(index: Shards, settings: VerifySettings) -> str | None:
 
 
 def open_journal(place: str, session: Session = PLAIN) -> JobJournal[CheckedShard]:
-    """The journal of a verify, to be closed.
+    """Open the journal of a verify; the caller closes it.
 
     Args:
         place: its path or URL.
@@ -245,14 +245,14 @@ def verify_shards(
 
     Args:
         shards: each with its number in the index.
-        settings: how closely.
-        decode: what decodes a sample, to be pickled; None: nothing is decoded. Shards are then looked at in processes,
-            for a decoder may crash: that costs its shard a problem.
-        selection: the samples of a view, which alone are decoded, and whose keys alone are compared; None: all.
-        max_keys: the keys of so many samples are compared with each other, in 12 bytes of memory each; see `KeyCensus`.
-        engine: runs the tasks. Of remote shards there are never more on the disk than ``jobs``.
-        journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
-            Of decoders it knows the name alone.
+        settings: the kinds of checks.
+        decode: decodes a sample; picklable. Shards are then checked in processes, so that a decoder which crashes is a
+            problem of its shard. None: samples are not decoded.
+        selection: the samples of a view, to which decoding and the comparison of keys are limited; None: all samples.
+        max_keys: the most keys of samples to compare, 12 bytes of memory for each; see `KeyCensus`.
+        engine: runs the tasks. At most ``jobs`` remote shards are on the disk at a time.
+        journal: records the checked shards for the run after an interrupted one, and is removed when all are checked.
+            It tells decoders apart by their names.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
@@ -261,13 +261,13 @@ def verify_shards(
     """
     with _Verifying(shards, settings, decode, selection, max_keys, journal, progress) as verifying:
         verifying.look(shards, decode, engine)
-        if verifying.crashed:  # they may have other faults
+        if verifying.crashed:  # look for their other faults
             verifying.look([task for task in shards if task[0] in verifying.crashed], None, engine)
         outcome = verifying.outcome
         outcome.findings.sort(key=lambda finding: finding.number)
         outcome.failed = {finding.url: finding.problems[0].what for finding in outcome.wrong}
         if journal is not None:
-            with contextlib.suppress(OutputError):  # the findings are worth more
+            with contextlib.suppress(OutputError):  # the findings are still valid
                 journal.remove()
     return outcome
 
@@ -289,7 +289,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         journal: JobJournal[CheckedShard] | None,
         progress: Progress,
     ) -> None:
-        # By what the index says: a shard that is missing is done with, too.
+        # The sizes of the index, so that missing shards count as well.
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
         has_sizes = bool(sizes) and None not in sizes
         unit: Literal["bytes", "items"] = "bytes" if has_sizes else "items"
@@ -307,7 +307,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         self._before = {each.shard.url: each for each in before if each.how == self._how}
 
     def look(self, shards: Sequence[tuple[int, Shard]], decode: Decode | None, engine: Engine) -> None:
-        """Look at shards, all of which are there or crashed afterwards."""
+        """Check shards. Afterwards, each has a finding or is in ``crashed``."""
         self._decode = decode
         tasks = [self._task(number, shard) for number, shard in shards]
         jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
@@ -316,9 +316,9 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         self.run(check, ((task, task) for task in tasks), options)
 
     def end(self, name: CheckTask, result: TaskResult[Finding]) -> None:
-        """Take the finding of a shard, or the reason why it could not be checked."""
-        if isinstance(result.error, CacheError):  # of the disk: other shards would fail alike
-            words = f"{result.error} (shards that are looked at go to $TMPDIR)"
+        """Take the finding of a shard, or the error that prevented the check."""
+        if isinstance(result.error, CacheError):  # the disk is full, for all shards
+            words = f"{result.error} (remote shards are checked in $TMPDIR)"
             raise CacheError(words, **result.error.__dict__) from result.error
         if self._decode is not None and isinstance(result.error, (WorkerError, ClusterError)):
             self.crashed[name.number] = crash_of(result.error)
@@ -350,7 +350,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         progress.done += task.shard.filesize or 0
 
     def _compare_keys(self, finding: Finding) -> Finding:
-        """The finding, its keys left behind."""
+        """Compare the keys of a finding, and return it without them."""
         census, keys = self.outcome.keys, finding.keys
         if census is None:
             return finding
@@ -368,7 +368,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         try:
             self._journal.add(CheckedShard(how=self._how, shard=shard, finding=finding))
         except OutputError as error:
-            logger.warning("%s; this run goes on without", error)
+            logger.warning("%s; this run continues without it", error)
             self._journal = None
 
 
@@ -383,7 +383,7 @@ def _finding(task: CheckTask, result: TaskResult[Finding], known: Problem | None
 
 
 def _unsaid(shards: Sequence[Shard], settings: VerifySettings) -> dict[str, int]:
-    """What the index does not say of how many shards."""
+    """Fact -> number of shards for which the index lacks it."""
     missing = {"size": sum(shard.filesize is None for shard in shards)}
     if not settings.is_quick:
         missing["number of samples"] = sum(shard.nsamples is None for shard in shards)

@@ -41,13 +41,13 @@ _REMOTE_JOBS = 16
 class ShardJob(Generic[K, R, Outcome]):
     """Collects shards into one output, in a ``with`` block.
 
-    Its types are: the job's name of a shard, the result of the work, the outcome.
-    At any end of the block, no task is left running, and the files for the next run are closed.
+    Type parameters: the job's name of a shard, the result of the work, the outcome.
+    At any end of the block, no task is running, and the files for the next run are closed.
 
     Args:
-        outcome: of the job, its number of ``shards`` filled in if it is known.
-        verb: the work, as ``indexing``. unit: what the bar counts.
-        progress: as the job's caller gave it.
+        outcome: of the job; its ``shards`` is the number of shards, if known.
+        verb: the work, for the bar, like ``indexing``. unit: of the bar.
+        progress: the argument of the job's caller.
         is_skipping: a failed shard loses only its own result; otherwise the first failure ends the job.
 
     Attributes:
@@ -92,16 +92,16 @@ class ShardJob(Generic[K, R, Outcome]):
         *,
         node_of: Callable[[T], str] | None = None,
     ) -> None:
-        """Do the work on all tasks: `take` each result as it comes, and `fail` those without one.
+        """Run all tasks. Call `take` with each result, and `fail` with each error.
 
         Args:
             work: see `wids.jobs.runner.run`.
-            tasks: (what names its shard, the task) of each; taken one by one, as others end.
-            options: what runs them.
+            tasks: pairs (name of the shard, task), iterated as earlier tasks end.
+            options: the engine.
             node_of: see `wids.jobs.runner.run`.
 
         Raises:
-            WidsError: a task failed, and is not to be skipped.
+            WidsError: a task failed, and failures are not skipped.
         """
         names: dict[int, K] = {}
 
@@ -157,9 +157,9 @@ def choose_engine(engine: Engine, *, is_remote: bool, pays: bool = False) -> Run
     """Choose the engine that the caller left open: threads, or processes of this machine if they are faster.
 
     Args:
-        engine: as the caller gave it.
-        is_remote: some shards are remote, so 16 threads wait for the network.
-        pays: the work of the processor is worth the start of processes.
+        engine: the argument of the job's caller.
+        is_remote: some shards are remote, so the default is 16 threads.
+        pays: the work is CPU-bound and long enough to be worth starting processes.
     """
     options, cores = run_options(engine), os.cpu_count() or 1
     if options.engine == "processes" or (options.is_automatic and pays and not is_remote and cores > 1):
@@ -168,7 +168,7 @@ def choose_engine(engine: Engine, *, is_remote: bool, pays: bool = False) -> Run
 
 
 def select_shards(count: int, selected: slice) -> range:
-    """The numbers of the selected ones of ``count`` shards.
+    """The numbers of the selected shards, of ``count``.
 
     Raises:
         SelectionError: no shards are selected.
@@ -185,8 +185,8 @@ class SelectedShards(NamedTuple):
 
     Attributes:
         shards: each with its number. numbers: their range.
-        session: what opens them.
-        selection: of a view, its samples; None: all.
+        session: opens their URLs.
+        selection: the samples of a view; None: all samples.
     """
 
     shards: list[tuple[int, Shard]]
@@ -196,7 +196,7 @@ class SelectedShards(NamedTuple):
 
 
 def load_selected(index: Shards, selected: slice, session: Session) -> SelectedShards:
-    """The selected shards of an index; of a view, those of which it has samples.
+    """The selected shards of an index. A view has only the shards that contain its samples.
 
     Raises:
         InputError: an argument is of another type. SelectionError: no shards are selected.

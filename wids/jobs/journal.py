@@ -31,15 +31,15 @@ _PUT_SECONDS = 5.0
 
 
 class JobJournal(Generic[R]):
-    """The journal of one output; to be closed, or removed when the job is done.
+    """The journal of one output. Close it, or remove it when the job is complete.
 
     Args:
         output: path or URL of the output.
         suffix: appended to the output's name.
         record: the type of a record.
-        writer: the other possible writer, such as ``wids pack``.
-        target: writes a remote one.
-        header: a line before all others.
+        writer: the command that writes such journals, for messages: ``wids pack``.
+        target: writes a remote journal.
+        header: its first line.
 
     Attributes:
         before: records of earlier runs.
@@ -73,7 +73,7 @@ class JobJournal(Generic[R]):
         return self.is_begun or self.was_there
 
     def begin(self) -> None:
-        """Have it there, before any record.
+        """Create the file, before any record.
 
         Raises:
             OutputError: it cannot be written.
@@ -100,7 +100,7 @@ class JobJournal(Generic[R]):
             self._put()
 
     def close(self) -> None:
-        """Leave it for the next run; one without a record goes."""
+        """Keep the journal for the next run, or delete it if it has no record."""
         if self._fd < 0:
             if self.is_begun:
                 self._put()
@@ -113,7 +113,7 @@ class JobJournal(Generic[R]):
         """Delete the journal: the job is done."""
         self.is_begun = self.was_there = False
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # while it is locked: no other process adds to a file that is gone
+            with contextlib.suppress(OSError):  # under the lock, so that no other process writes to a deleted file
                 os.unlink(self._path)
             self._close()
         elif not Place(self._url).is_local:
@@ -138,7 +138,7 @@ class JobJournal(Generic[R]):
                             data = file.read()
                         self._check_own(data, writer)
                         return fd, data
-                os.close(fd)  # a run that was done removed it in between
+                os.close(fd)  # another run deleted it meanwhile
         except OutputError:
             raise
         except OSError as error:
@@ -148,14 +148,15 @@ class JobJournal(Generic[R]):
             ) from error
 
     def _check_own(self, data: bytes, writer: str) -> None:
-        """Check that a file is a journal, for in the end it is deleted.
+        """Check that an existing file is a journal: the job deletes it at its end.
 
         Raises:
-            OutputExistsError: it is none.
+            OutputExistsError: it is another file.
         """
         if not ((self._header and data.lstrip(b"\n").startswith(self._header)) or holds_records(data, self._record)):
             raise OutputExistsError(
-                f"{self._url}: exists, and is no journal of {writer}; write elsewhere, or move it away", path=self._url
+                f"{self._url}: exists, and is no journal of {writer}; write elsewhere, or move it away",
+                path=self._url,
             )
 
     def _write(self, line: bytes) -> None:
@@ -173,24 +174,24 @@ class JobJournal(Generic[R]):
 class KnownShards(Generic[R]):
     """The records of shards from earlier runs of a job; the caller closes it.
 
-    A record has the ``url`` of its shard. In the files it is relative to the output's directory where it lies below it:
-    both may move. ``OUTPUT.state`` has a line for each shard of the output that is there, ``OUTPUT.journal`` those of
-    a run that is under way or was killed.
+    A record has the ``url`` of its shard. In the files, URLs below the output's directory are relative to it, so that
+    both may be moved. ``OUTPUT.state`` has a line for each shard of the existing output, ``OUTPUT.journal`` for each
+    finished shard of a running or killed run.
 
     Args:
         output: the path of the output.
         record: the type of a record.
-        writer: what else may be writing it.
-        is_current: whether a state is that of the output that is there; None: the job has no state.
-        is_known: whether a record still holds.
+        writer: the command that writes such outputs, for messages.
+        is_current: returns whether a state belongs to the existing output; None: the job has no state.
+        is_known: returns whether a record is still valid.
 
     Attributes:
-        records: place of a shard -> its record then, to be compared with the shard of now.
+        records: place of a shard -> its earlier record, to compare with the present shard.
         journal: of this run.
 
     Raises:
         OutputError: the output's directory cannot be written.
-        OutputExistsError: another process is making this output, or there are other files in these places.
+        OutputExistsError: another process is writing this output, or other files have these names.
     """
 
     def __init__(
@@ -255,16 +256,16 @@ class KnownShards(Generic[R]):
 
 
 def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:
-    """The records in lines; others (a header, a line that was cut) are passed over."""
+    """The records in lines. Other lines (a header, a partial line) are skipped."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
             yield msgspec.convert(json.loads(line), record)
 
 
 def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
-    """Whether a file's content is of such records: some lines are, or it is empty, or may be what a disk left of them.
+    """Whether a file has records of this type, is empty, or may be a damaged file of such records.
 
-    So JSON that is cut or damaged is, and JSON that is sound and no record is not.
+    Damaged JSON counts as such a file; valid JSON without a record does not.
     """
     text = data.strip(b"\0\r\n ")
     if not text or any(True for _ in parse_records(data.split(b"\n"), record)):
@@ -277,10 +278,10 @@ def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
 
 
 def check_state(path: str, record: type[msgspec.Struct]) -> None:
-    """Check that the file in the place of a state, of such records a line, is one, for it is replaced.
+    """Check that a file which the job will replace is a state, a file of such records.
 
     Raises:
-        OutputExistsError: it is none.
+        OutputExistsError: it is another file.
     """
 
     def is_state(place: str) -> bool:
@@ -292,10 +293,10 @@ def check_state(path: str, record: type[msgspec.Struct]) -> None:
 
 def format_record(record: msgspec.Struct) -> bytes:
     """The line of a record."""
-    # Not by msgspec: a file's name may hold bytes that are not UTF-8.
+    # Not with msgspec: the name of a file may have bytes that are not UTF-8.
     return json.dumps(msgspec.to_builtins(record)).encode()
 
 
 def unwritten(output: str, error: OSError) -> OutputError:
-    """The error of an output that cannot be written now, though it could be."""
+    """The error of an output that could be written at first, and now cannot."""
     return OutputError(f"{output}: cannot be written ({error}); free space, and run it again", path=output)

@@ -40,7 +40,7 @@ class JobProgress(msgspec.Struct, kw_only=True):
     Attributes:
         shards: their number. ended: shards that succeeded or failed. failed: shards that failed.
         bytes: read or written so far. retries: of downloads.
-        total, done: samples or bytes, if they show the progress better.
+        total, done: samples or bytes, in all and so far, for jobs whose shards differ in size.
     """
 
     shards: int = 0
@@ -62,9 +62,9 @@ def sum_progress(parts: Collection[JobProgress]) -> JobProgress:
 
 
 def reason_of(url: str, error: BaseException) -> str:
-    """The reason of a failure: the message of a wids error, or any other error with its name.
+    """The reason of a failure, with the shard's URL: the error's message, and the name of an error of another package.
 
-    A lost worker does not know its shards.
+    The message of a `JobError` (a lost worker) does not name the shard, so the URL is added.
     """
     if isinstance(error, JobError):
         return f"{url}: {error}"
@@ -77,7 +77,7 @@ def raise_failure(url: str, error: BaseException) -> NoReturn:
     """End a job because a shard failed.
 
     Raises:
-        WidsError: it names the shard.
+        WidsError: the failure, with the shard's URL.
     """
     if isinstance(error, WidsError) and not isinstance(error, JobError):
         raise error

@@ -41,15 +41,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The facts and problems of one shard.
 
     Attributes:
-        number: of the shard in its index. url: its own.
-        size_bytes, nsamples: what it has; None where that is not known.
-        problems: its faults.
+        number: of the shard in its index. url: of the shard.
+        size_bytes, nsamples: as found; None: unknown.
         left_files: files that are part of no sample.
         undecoded: members that were not decoded, because that could run code.
-        version: tells the shard and the tables beside it from later ones; None where that was not asked for, or is not
-            known.
-        has_unused_table: its saved member table is right, but of another time than the file, so it is not used.
-        keys: of its samples, until they were compared with those of other shards; None: they were not asked for.
+        version: of the shard and the tables beside it; None: unknown, or not requested.
+        has_unused_table: its saved member table is right, but has another modification time, so readers ignore it.
+        keys: of its samples, until they are compared with those of other shards; None: not requested.
     """
 
     number: int
@@ -68,7 +66,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The kinds of checks.
 
     Attributes:
-        is_quick: at existence and size only. has_digest: at checksums, where the index has them.
+        is_quick: check only existence and size. has_digest: check the checksums that the index has.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
     """

@@ -1,7 +1,7 @@
-"""Worker processes, each with a pipe of its own to the process that started it.
+"""Worker processes. A pipe connects each of them with its parent.
 
-Either side notices when the other is gone: a worker ends with its parent, however that ends, and a worker that dies
-costs the task that it was working on. Signals of a terminal reach the parent alone, which ends its workers.
+A worker ends when its parent ends, even by a kill. When a worker dies, only its current task fails. Signals from a
+terminal reach the parent alone, which ends its workers.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 
 
 class _Worker(NamedTuple):
-    """A process, and our end of its pipe."""
+    """A process, and the parent's end of its pipe."""
 
     process: SpawnProcess
     connection: Connection
 
 
 class ProcessRunner:
-    """Runs tasks in processes of this machine: for work of the processor, and for what may crash."""
+    """Runs tasks in processes of this machine: for work that is CPU-bound or may crash."""
 
     def __init__(self, function: Callable[..., Any], on_report: OnReport) -> None:
         self._function, self._on_report = function, on_report
-        self._context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+        self._context = multiprocessing.get_context("spawn")  # a fork would copy the locks that other threads hold
         self._idle: list[_Worker] = []
         self._at_work: dict[Connection, tuple[int, _Worker]] = {}
         self._refused: list[TaskResult[Any]] = []
-        self._is_serving = False  # some process came to its tasks
+        self._is_serving = False  # whether any process has started to take tasks
 
     def give(self, k: int, task: Any) -> None:
-        """Begin a task, in a new process if all others are at work."""
+        """Start a task, in a new process if all processes are busy."""
         worker = self._idle.pop() if self._idle else self._begin()
         self._at_work[worker.connection] = k, worker
         try:
             worker.connection.send((k, task))
-        except OSError:  # it has ended, as `take` will find out
+        except OSError:  # the process has ended, which `take` reports
             pass
         except Exception as error:  # noqa: BLE001 - the task cannot be pickled, and nothing was sent
             del self._at_work[worker.connection]
@@ -62,7 +62,7 @@ class ProcessRunner:
             self._refused.append(portable(TaskResult(k, error=error)))
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:
-        """The tasks that have ended, or whose processes have."""
+        """The results of the tasks that have ended, or whose process has ended."""
         results, self._refused = self._refused, []
         wait = 0.0 if results else seconds
         for connection in multiprocessing.connection.wait([*self._at_work], wait):
@@ -72,8 +72,10 @@ class ProcessRunner:
             except (EOFError, OSError):
                 del self._at_work[worker.connection]
                 error = _lost(worker)
-                if error.found == 1 and not self._is_serving:  # what Python says of an exception at its start
-                    raise JobError(f"no process could begin its work: {UNGUARDED}; else see what it said") from error
+                if error.found == 1 and not self._is_serving:  # the exit code of Python after an uncaught exception
+                    raise JobError(
+                        f"no process could begin its work: {UNGUARDED}; otherwise see its error above"
+                    ) from error
                 results.append(TaskResult(k, error=error))
                 continue
             except Exception as unpickled:  # noqa: BLE001 - the result cannot be unpickled
@@ -89,7 +91,7 @@ class ProcessRunner:
         return results
 
     def close(self) -> None:
-        """End the processes: those at work by SIGTERM, which they clean up after."""
+        """End the processes. Busy ones get SIGTERM, after which they delete their part files."""
         at_work = [worker for _, worker in self._at_work.values()]
         workers = [*self._idle, *at_work]
         self._idle, self._at_work = [], {}
@@ -116,19 +118,20 @@ class ProcessRunner:
 
 def _lost(worker: _Worker) -> WorkerError:
     worker.process.join(_END_SECONDS)
-    if worker.process.exitcode is None:  # it closed its pipe, and goes on
+    if worker.process.exitcode is None:  # it closed its pipe and still runs
         worker.process.kill()
         worker.process.join()
     code = worker.process.exitcode
     worker.connection.close()
     worker.process.close()
     return WorkerError(
-        f"a process ended with exit code {code} in the middle of a task; is there memory for all of them?", found=code
+        f"a process ended with exit code {code} in the middle of a task; is there enough memory for all processes?",
+        found=code,
     )
 
 
 def _serve(connection: Connection, function: Callable[..., Any]) -> None:
-    """In a worker: run the function on the tasks that come through the pipe, until that is closed."""
+    """In a worker: run the function on the tasks from the pipe, until the parent closes it."""
     for number in _OF_TERMINALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
@@ -146,7 +149,7 @@ def _serve(connection: Connection, function: Callable[..., Any]) -> None:
                 connection.send(result)
             except OSError:
                 raise
-            except Exception as error:  # noqa: BLE001 - what it returned cannot be pickled
+            except Exception as error:  # noqa: BLE001 - the result cannot be pickled
                 connection.send(portable(TaskResult(k, error=error)))
 
 
@@ -157,7 +160,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _end_with_parent() -> None:
-    """A worker gets no signal when its parent is killed, and might work on, or wait for its next task, for ever."""
+    """End this worker after its parent: a kill of the parent sends no signal to its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -166,10 +169,10 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """A process that is started meanwhile never gets signals of a terminal: not while Python starts, nor later.
+    """In this block, a new process inherits a mask that blocks the signals of a terminal.
 
-    A signal of this process is handled afterwards: it may come to another thread, and the handler would end a start
-    half done, of which the new process would then complain.
+    A signal that this process receives is handled after the block: its handler would interrupt the start, and the new
+    process would print an error.
     """
     came: list[int] = []
     handlers = {}

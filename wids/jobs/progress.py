@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wids.jobs.outcome import JobProgress
 
     ShowProgress: TypeAlias = Callable[[JobProgress], None]
-# Called now and then with how far a job is; "bar": a bar, where somebody looks; None: nothing.
+# A function, called regularly; "bar": a bar in a terminal or a notebook; None: no reports.
 Progress: TypeAlias = "ShowProgress | Literal['bar'] | None"
 
 
@@ -44,10 +44,10 @@ def showing(asked: Progress, verb: str, unit: Literal["bytes", "items"] = "items
 
 
 def check_progress(asked: Progress) -> None:
-    """See that it is one.
+    """Check a ``progress`` argument.
 
     Raises:
-        InputError: it is not.
+        InputError: it is none of these.
     """
     if asked not in (None, "bar") and not callable(asked):
         raise InputError(f'progress={asked!r}: give a function that takes a JobProgress, "bar", or None')

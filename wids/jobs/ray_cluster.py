@@ -1,8 +1,8 @@
-"""Tasks on a Ray cluster: anywhere on it, or each on a node of its own.
+"""Tasks on a Ray cluster: on any node, or each on a given node.
 
-A task whose node dies is run again on another one; the results of other tasks stay. A task begins in the directory of
-the process that gave it, so that relative paths mean the same wherever nodes share a file system. What tasks report
-waits in an actor until it is asked for.
+A task whose node dies runs again on another node, and other results stay. A task starts in the working directory of
+the process that submitted it, so that relative paths work if the nodes share a file system. An actor stores the reports
+of tasks until the runner asks for them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from wids.jobs.runner import OnReport
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _SETTLE_SECONDS = 10.0, 5.0, 0.5
-_GRPC_PORT = 443  # where a client goes that is given no other
+_GRPC_PORT = 443  # the default of a Ray client
 _ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
-# Nodes that may die under one task, one after the other, before that is an error.
+# A task fails after so many retries, each after the death of its node.
 _MAX_RETRIES = 3
 
 
@@ -45,10 +45,10 @@ class RayRunner:
     """Runs tasks on a Ray cluster.
 
     Args:
-        function: sent by name if it is a module's: each node needs wids.
-        on_report: gets the last report of each task under way, now and then; None: none is wanted.
+        function: a module's function is sent by name, so each node needs wids.
+        on_report: called regularly with the last report of each running task; None: reports are dropped.
         address: see `connect`.
-        node_of: the id of the node that must run a task; None: any that has a CPU free.
+        node_of: the id of the node that must run a task; None: any node with a free CPU.
 
     Raises:
         DependencyError: ray is not installed. ClusterError: the cluster cannot be reached.
@@ -78,7 +78,7 @@ class RayRunner:
             raise
 
     def give(self, k: int, task: Any) -> None:
-        """Begin a task, as soon as a node has a CPU for it; one of a given node needs none."""
+        """Start a task when a node has a free CPU. A task for a given node needs no CPU."""
         remote = self._remote
         if self._node_of is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -93,14 +93,14 @@ class RayRunner:
             self._under_way[reference] = k
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:
-        """The tasks that have ended."""
+        """The results of the tasks that have ended."""
         refused, self._refused = self._refused, []
         done = self._ray.wait([*self._under_way], timeout=0 if refused else seconds)[0] if self._under_way else []
         self._pass_reports()
         return [*refused, *(self._result(reference) for reference in done)]
 
     def close(self) -> None:
-        """Interrupt tasks that have not ended, and kill those that do not end in some seconds."""
+        """Interrupt the running tasks, and kill those that do not end within some seconds."""
         try:
             if self._under_way:
                 self._cancel()
@@ -111,13 +111,13 @@ class RayRunner:
             self._connection.__exit__(None, None, None)
 
     def _pass_reports(self) -> None:
-        """Pass on the reports that have come, and ask for more; nothing waits for them."""
+        """Pass on the reports that have arrived, and ask for the next ones, without waiting."""
         if self._reports is None or self._on_report is None:
             return
         if self._asked is not None:
             if not self._ray.wait([self._asked], timeout=0)[0]:
                 return
-            with contextlib.suppress(self._ray.exceptions.RayError):  # the actor's node died; it is there again soon
+            with contextlib.suppress(self._ray.exceptions.RayError):  # the actor's node died; Ray restarts the actor
                 numbers = set(self._under_way.values())
                 for k, report in self._ray.get(self._asked).items():
                     if k in numbers:
@@ -134,18 +134,18 @@ class RayRunner:
         return result
 
     def _cancel(self) -> None:
-        """Interrupt the tasks: those that wait for a CPU first, so that no other one begins meanwhile.
+        """Interrupt the tasks. Those that wait for a CPU are first, so that none of them starts meanwhile.
 
-        Ray ends the whole process if a task is cancelled just when it begins or ends. Those that may be at work are
-        left alone for a moment, in which short ones end.
+        Ray ends the whole process if a task is cancelled at the moment of its start or end. Tasks that may be running
+        are therefore given a moment, in which short ones end.
         """
         left, until = [*self._under_way], time.monotonic() + END_SECONDS
-        with contextlib.suppress(Exception):  # of a cluster that is gone
+        with contextlib.suppress(Exception):  # the cluster may be down
             at_work = int(self._ray.cluster_resources().get("CPU", 0)) or 1
             if self._node_of is None and len(left) > at_work:
                 self._interrupt(left[at_work:], force=False)
         left = self._wait(left, _SETTLE_SECONDS)
-        # An interruption can be lost, where Python ignores exceptions: it is repeated.
+        # Repeated, because an interruption is lost in code in which Python ignores exceptions.
         while left and (seconds := until - time.monotonic()) > 0:
             self._interrupt(left, force=False)
             left = self._wait(left, min(seconds, _AGAIN_SECONDS))
@@ -155,29 +155,29 @@ class RayRunner:
 
     def _interrupt(self, references: list[Any], *, force: bool) -> None:
         for reference in references:
-            with contextlib.suppress(Exception):  # it has ended meanwhile
+            with contextlib.suppress(Exception):  # the task has ended
                 self._ray.cancel(reference, force=force)
 
     def _wait(self, references: list[Any], seconds: float) -> list[Any]:
-        """Those that have not ended by then."""
+        """The tasks that have not ended after this time."""
         try:
             return cast("list[Any]", self._ray.wait(references, num_returns=len(references), timeout=seconds)[1])
-        except Exception:  # noqa: BLE001 - of a cluster that is gone: nothing is left to be waited for
+        except Exception:  # noqa: BLE001 - the cluster is down, so no task is left to wait for
             return []
 
 
 class _Reports:
-    """An actor that has the last report of each task."""
+    """An actor that stores the last report of each task."""
 
     def __init__(self) -> None:
         self._reports: dict[int, tuple[Any, ...]] = {}
 
     def put(self, k: int, *report: Any) -> None:
-        """Keep what task ``k`` reports."""
+        """Store a report of task ``k``."""
         self._reports[k] = report
 
     def take(self) -> dict[int, tuple[Any, ...]]:
-        """The reports since the last time."""
+        """Return and forget the stored reports."""
         taken, self._reports = self._reports, {}
         return taken
 
@@ -189,19 +189,19 @@ def _call_on_node(function: Callable[..., Any], k: int, task: Any, directory: st
         if reports is not None:
             reports.put.remote(*state)
 
-    # By SIGINT Ray interrupts a task. It stays ignored where Ray was started by a job in a script's background.
+    # Ray interrupts tasks with SIGINT, which its processes ignore if a background job of a shell started Ray.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    with contextlib.suppress(OSError):  # a node without that directory needs no relative paths
+    with contextlib.suppress(OSError):  # on a node without this directory, paths are absolute
         os.chdir(directory)
     return portable(call(function, k, task, report=report))
 
 
 def alive_nodes(ray: Any, excluded: Collection[str] = ()) -> list[ClusterNode]:
-    """The nodes that are alive, the head too, but those whose id, address or host's name is among ``excluded``.
+    """The live nodes with the head, except those whose id, address or host name is in ``excluded``.
 
     Raises:
-        ClusterError: there are none, or none of that name is to be left out.
+        ClusterError: no node is left, or ``excluded`` names a node that does not exist.
     """
     found = [
         ClusterNode(node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"])
@@ -211,20 +211,20 @@ def alive_nodes(ray: Any, excluded: Collection[str] = ()) -> list[ClusterNode]:
     unknown = sorted(set(excluded).difference(*found))
     if unknown:
         names = ", ".join(node.address for node in found)
-        raise ClusterError(f"the Ray cluster has no node {unknown[0]!r} to be left out; it has {names}")
+        raise ClusterError(f"the Ray cluster has no node {unknown[0]!r} to leave out; it has {names}")
     chosen = sorted(node for node in found if not set(node) & set(excluded))
     if not chosen:
-        raise ClusterError("the Ray cluster has no node that is not left out")
+        raise ClusterError("all nodes of the Ray cluster are left out")
     return chosen
 
 
 @contextlib.contextmanager
 def connect(address: str | None = None) -> Iterator[Any]:
-    """Ray, connected to a cluster within the block; a connection that was there before stays.
+    """Ray, connected to a cluster within the block. An existing connection is used and stays.
 
     Args:
-        address: ``ray.init``'s: ``auto`` for the cluster this machine belongs to, ``ray://host:port``, or None:
-            $RAY_ADDRESS, else a cluster of this machine alone.
+        address: as for ``ray.init``: ``auto`` for this machine's cluster, or ``ray://host:port``. None: $RAY_ADDRESS,
+            or else a new cluster of this machine.
 
     Raises:
         DependencyError: ray is not installed. ClusterError: the cluster cannot be reached.
@@ -251,8 +251,8 @@ def connect(address: str | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _without_prints(ray: Any) -> Iterator[None]:
-    """What Ray tells of workers that died goes to the log; it would print it to stdout, among a command's results."""
-    worker = ray._private.worker  # noqa: SLF001 - no option ends this
+    """In this block, Ray's messages about dead workers go to the log, and not to stdout, which has results."""
+    worker = ray._private.worker  # noqa: SLF001 - Ray has no option for this
     before = worker.print_to_stdstream
 
     def tell(data: dict[str, Any], *_: Any, **__: Any) -> None:
@@ -268,7 +268,7 @@ def _without_prints(ray: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keeping_handlers() -> Iterator[None]:
-    """Signals are the program's: the block may replace how they are handled, as ``ray.init`` does."""
+    """Restore the program's signal handlers after the block: ``ray.init`` replaces them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -276,24 +276,24 @@ def _keeping_handlers() -> Iterator[None]:
     ours = {number: handler for number, handler in found.items() if callable(handler)}
     try:
         yield
-    except SystemExit as end:  # of Ray's handler, in its block
+    except SystemExit as end:  # raised by Ray's handler
         if end.code == signal.SIGTERM and signal.SIGTERM in ours:
             ours[signal.SIGTERM](signal.SIGTERM, None)
         raise
-    finally:  # this takes the place of what Ray's C++ has set, too, which prints stacks
+    finally:  # this also replaces the handlers of Ray's C++ code, which print stacks
         for number, handler in ours.items():
             signal.signal(number, handler)
 
 
 def check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
-    """Check that the port is open: Ray itself tries for more than a minute before it gives up.
+    """Check that the port is open: Ray itself tries for more than a minute.
 
     Args:
         address: as for `connect`.
-        own_host: the name that Ray has for this machine; it takes loopback addresses for that one.
+        own_host: returns Ray's name for this machine, which Ray uses for loopback addresses.
 
     Raises:
-        ClusterError: it is not.
+        ClusterError: the address is malformed, or the port is closed.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     place = address.removeprefix("ray://")
@@ -304,7 +304,7 @@ def check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
         raise ClusterError(f"{address!r} is no address of a Ray cluster ({error}); {_ADDRESSES}") from error
     if place != address and port is None:
         port = _GRPC_PORT
-    elif port is None and (place in ("", "auto", "local") or "://" in place):  # Ray knows these by itself
+    elif port is None and (place in ("", "auto", "local") or "://" in place):  # Ray finds these itself
         return
     if not host or port is None:
         raise ClusterError(f"{address!r} is no address of a Ray cluster; {_ADDRESSES}")

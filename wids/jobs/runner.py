@@ -32,12 +32,13 @@ R = TypeVar("R")
 
 EngineName: TypeAlias = Literal["auto", "local", "threads", "processes", "ray"]
 _ENGINES = (*get_args(EngineName), "here")
-UNGUARDED = 'a script that uses processes needs `if __name__ == "__main__":` around what it does'
-# Takes a task's number and what it reports.
+_ENGINE_WORDS = "'auto', 'threads', 'processes', 'ray' or RunOptions"
+UNGUARDED = 'a script that uses processes needs `if __name__ == "__main__":` around its work'
+# Called with the number of a task and with its report.
 OnReport: TypeAlias = "Callable[..., None]"
-# Tasks at a time on a Ray cluster, unless that is said.
+# Tasks at a time on a Ray cluster, unless the caller sets ``jobs``.
 _RAY_JOBS = 64
-# How long `run` waits before it calls ``tick`` again, and how long a runner waits for its tasks to end.
+# `run` calls ``tick`` at least this often; a runner that is closed waits this long for its tasks.
 POLL_SECONDS, END_SECONDS = 0.25, 10.0
 
 
@@ -45,9 +46,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The engine of a job.
 
     Attributes:
-        jobs: tasks at a time; None: as many as the job thinks best.
-        engine: ``"auto"`` and ``"local"``: this machine, in threads or processes as the job thinks best; ``"ray"``: a
-            Ray cluster, whose nodes need wids and can reach the shards.
+        jobs: tasks at a time; None: the job chooses.
+        engine: ``"threads"`` or ``"processes"`` of this machine; ``"auto"`` or ``"local"``: the job chooses one of
+            them; ``"ray"``: a Ray cluster, whose nodes need wids and access to the shards.
         ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
     """
 
@@ -71,40 +72,41 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, jobs=self.jobs or (_RAY_JOBS if self.is_ray else jobs), engine=chosen)
 
 
-# What runs a job: a name, or options that say more.
+# The ``engine`` argument of a job.
 Engine: TypeAlias = EngineName | RunOptions
 
 
 def run_options(engine: Engine) -> RunOptions:
-    """The options that a name stands for.
+    """The options for an ``engine`` argument.
 
     Raises:
-        InputError: it is none, or this is a script that a process of a job reads again, as it is not guarded.
+        InputError: no such engine exists; or a starting worker process runs the caller's script again, because the
+            script has no ``if __name__ == "__main__":``.
     """
     process = multiprocessing.current_process()
     if process.name == "wids-job" and getattr(process, "_inheriting", False):
         raise InputError(f"a job began while one of its processes started: {UNGUARDED}")
     options = engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
     if options.engine not in _ENGINES:
-        raise InputError(f"engine {options.engine!r} is none of threads, processes and ray")
+        raise InputError(f"engine={options.engine!r}: give {_ENGINE_WORDS}")
     return options
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """The interface of a function to the runner of its task.
+    """The functions that a runner gives to a task.
 
     Attributes:
-        is_cancelled: whether the result is no longer wanted. On Ray, an exception is raised instead.
-        report: tells the task's progress. Its arguments are passed to ``on_report`` of `run`, in the process that
-            called it. A report includes all earlier ones, some of which may be lost.
+        is_cancelled: returns whether the result is no longer wanted. On Ray, cancelling raises an exception instead.
+        report: passes its arguments to ``on_report`` of `run`, in the process that called `run`. Reports may be lost,
+            so each one includes all progress so far.
     """
 
     is_cancelled: Callable[[], bool] = lambda: False
     report: Callable[..., None] = lambda *_: None
 
     def wait_cancelled(self, seconds: float) -> bool:
-        """Wait; whether it was cancelled."""
+        """Wait until the task is cancelled or the time is over; return whether it is cancelled."""
         until = time.monotonic() + seconds
         while not (is_cancelled := self.is_cancelled()) and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, POLL_SECONDS))
@@ -113,10 +115,10 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class TaskResult(Generic[R]):
-    """The end of a task.
+    """The result of a task.
 
     Attributes:
-        k: its number. value: the function's result. error: its exception instead.
+        k: the number of the task. value: the function's result. error: the exception that it raised instead.
     """
 
     k: int
@@ -131,20 +133,20 @@ class TaskResult(Generic[R]):
 
 
 class Runner(Protocol):
-    """The interface of engines: works on tasks; used by one thread."""
+    """The interface of engines: runs tasks. One thread uses it."""
 
     def give(self, k: int, task: Any) -> None:
-        """Begin a task, ``k`` being its number; never more at a time than ``jobs`` of `run`.
+        """Start task number ``k``. `run` has at most ``jobs`` tasks started at a time.
 
         Raises:
-            JobError: no task can be run at all.
+            JobError: no task can run.
         """
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:
-        """The tasks that have ended; waits for the first of them, but no longer than ``seconds``."""
+        """The results of the tasks that have ended; waits at most ``seconds`` for the first."""
 
     def close(self) -> None:
-        """Cancel tasks that have not ended, and wait for them, but not for ever."""
+        """Cancel the running tasks, and wait some seconds for their end."""
 
 
 def run(
@@ -156,18 +158,18 @@ def run(
     on_report: OnReport | None = None,
     node_of: Callable[[T], str] | None = None,
 ) -> Generator[TaskResult[R], None, None]:
-    """Run ``function`` on all tasks; to be closed, as by `contextlib.closing`.
+    """Run ``function`` on all tasks. Close the generator, for instance with `contextlib.closing`.
 
     Args:
         function: takes a task and a `TaskContext`.
-        tasks: taken one by one, as others end.
+        tasks: iterated as earlier tasks end.
         options: with ``jobs`` and an engine that is not automatic.
-        tick: called after each wait for results, several times a second, by the thread that takes the results.
-        on_report: called in that thread with the number of a task under way and what it reports.
+        tick: called several times a second, in the caller's thread.
+        on_report: called in the caller's thread with the number of a running task and its report.
         node_of: the id of the Ray node that must run a task.
 
     Raises:
-        JobError: no task can be run at all.
+        JobError: no task can run.
     """
     yield from run_with(_start(function, options, on_report, node_of), tasks, jobs=options.jobs or 1, tick=tick)
 
@@ -210,12 +212,12 @@ def _start(
 
         local[engine] = ProcessRunner
     if engine not in local:
-        raise InputError(f"engine {engine!r} is none of threads, processes and ray")
+        raise InputError(f"engine={engine!r}: give {_ENGINE_WORDS}")
     return local[engine](function, on_report or _ignore)
 
 
 def _ignore(*_: Any) -> None:
-    """No report is wanted."""
+    """Drop a report."""
 
 
 def call(
@@ -225,7 +227,7 @@ def call(
     is_cancelled: Callable[[], bool] = lambda: False,
     report: Callable[..., None] = _ignore,
 ) -> TaskResult[Any]:
-    """Run the function on task number ``k``; ``report`` gets that number first."""
+    """Run the function on task number ``k``, which is the first argument of ``report``."""
     try:
         return TaskResult(k, function(task, TaskContext(is_cancelled, partial(report, k))))
     except Exception as error:  # noqa: BLE001 - it is the task's result
@@ -244,14 +246,14 @@ def portable(result: TaskResult[Any]) -> TaskResult[Any]:
 
 
 class SerialRunner:
-    """Runs a task in the thread that takes the results: it begins when they are waited for."""
+    """Runs each task in `take`, in the caller's thread."""
 
     def __init__(self, function: Callable[..., Any], on_report: OnReport) -> None:
         self._function, self._on_report = function, on_report
         self._waiting: list[tuple[int, Any]] = []
 
     def give(self, k: int, task: Any) -> None:
-        """Note a task."""
+        """Queue a task."""
         self._waiting.append((k, task))
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:  # noqa: ARG002 - it takes as long as the task
@@ -275,16 +277,16 @@ class ThreadRunner:
         self._ends: list[threading.Event] = []
 
     def give(self, k: int, task: Any) -> None:
-        """Begin a task, in a new thread if all others are at work."""
+        """Start a task, in a new thread if all threads are busy."""
         self._under_way += 1
         self._tasks.put((k, task))
         if self._under_way > len(self._ends):
             self._ends.append(threading.Event())
-            # Not those of concurrent.futures: an interpreter that ends waits for them, however long they take.
+            # Not concurrent.futures: the interpreter waits at its exit for the threads of its pools, without a limit.
             threading.Thread(target=self._work, args=(self._ends[-1],), daemon=True, name="wids-job").start()
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:
-        """The tasks that have ended."""
+        """The results of the tasks that have ended."""
         results = []
         with contextlib.suppress(queue.Empty):
             answer = self._answers.get(timeout=seconds)
@@ -298,7 +300,7 @@ class ThreadRunner:
         return results
 
     def close(self) -> None:
-        """Cancel tasks that have not ended, and wait for their threads for some seconds."""
+        """Cancel the running tasks, and wait some seconds for their threads."""
         self._cancelled.set()
         for _ in self._ends:
             self._tasks.put(None)

@@ -48,29 +48,29 @@ if TYPE_CHECKING:
 
     IsCancelled = Callable[[], bool]
 
-# For checksums, so much is read at a time.
+# Bytes of a read for checksums.
 _LOCAL_BYTES, _REMOTE_BYTES = 1 << 20, 8 << 20
-# Damage may be of the transfer: a copied shard is fetched once more before it counts as damaged.
+# A transfer may damage a copy: a shard is copied once more before it counts as damaged.
 _COPY_ATTEMPTS = 2
 
 
 class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The facts of one shard; those that later runs can use are kept for them.
+    """The facts of one shard. Later runs reuse most of them; see `kept`.
 
     Attributes:
         url: as in its task.
         nsamples, nmembers: counts. filesize: bytes.
-        md5sum, crc32: if they were wanted; the CRC-32 also where all bytes passed anyway.
+        md5sum, crc32: if requested; the CRC-32 also if all bytes were read anyway.
         nleft: files that are part of no sample. nrepeated: samples whose key had appeared before.
-        behind: where the first byte behind the end marker is that is not zero; None: there is none.
-        mark: the version that was read, in words; None where that is not known.
+        behind: offset of the first byte after the end marker that is not zero; None: all are zero.
+        mark: the version that was read, as text; None: unknown.
         has_table: its member table was published.
-        table: its member table, of a file that was scanned; it is not pickled.
-        unpublished: a member table that was to be published, and cannot be written beside the shard.
-        error: of its headers; the counts mean nothing then.
+        table: its member table, until `scan_shard` returns, so that it is not pickled.
+        unpublished: a requested member table that cannot be written beside the shard.
+        error: in its headers; the counts are then invalid.
         requests, read_bytes: of byte ranges, for a remote shard.
-        is_unchanged: it was known before, and not read again.
-        is_claimed: it was not read: its count is another program's, its size that of a listing, 0 if unknown.
+        is_unchanged: known from an earlier run, and not read again.
+        is_claimed: not read: the count was written by another program, the size is of a listing (0: unknown).
     """
 
     url: str
@@ -93,12 +93,12 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_claimed: bool = False
 
     def kept(self, url: str) -> ShardFacts:
-        """Those that are kept, for a shard that is called ``url``."""
+        """The facts that later runs can use, for a shard named ``url``."""
         passing = {"table": None, "unpublished": None, "error": None, "requests": 0, "read_bytes": 0}
         return msgspec.structs.replace(self, url=url, is_unchanged=False, **passing)
 
     def version(self) -> tuple[int, str | None]:
-        """Tells a shard that was read from a later one of its name."""
+        """(size, mark): differs from that of a later shard of the same name."""
         return self.filesize, self.mark
 
     def entry(self) -> dict[str, Any]:
@@ -113,9 +113,9 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         url: a URL or a path.
-        checksums: which are wanted, by their keys in an index.
-        has_table: its member table is to be published beside it.
-        known: facts of an earlier run; if size and mark are still the same, it is the answer.
+        checksums: to compute, by their keys in an index.
+        has_table: publish its member table beside it.
+        known: facts of an earlier run; the result, if size and mark have not changed.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
     """
@@ -139,7 +139,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFacts:  # noqa: B008 - frozen
-    """Read one shard, and publish its member table if that is wanted.
+    """Read one shard, and publish its member table if requested.
 
     Raises:
         FetchError: it cannot be downloaded. ShardError: it is not a readable tar.
@@ -150,7 +150,7 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
 
 
 def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
-    """Read one shard: its facts, and its member table with them; where its headers are wrong, the facts may say so.
+    """The facts of one shard, with its member table. An error in the headers is raised, or is in the facts.
 
     Raises:
         FetchError, ShardError, CancelledTransferError: as `scan_shard`.
@@ -164,19 +164,19 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
             known = task.known
             if known is not None and mark and (_size_of(source), mark) == known.version():
                 return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
-            # A checksum or a table of bytes of two versions would be wrong for ever; a count is found out.
+            # A checksum or a table of mixed versions stays wrong; a wrong count is detected when the shard is opened.
             may_be_mixed = not source.is_strong and (task.checksums or task.has_table)
             if source.has_ranges and not may_be_mixed:
                 return _scan_ranges(task, source, mark, context.is_cancelled)
     with tempdirs.directory("scan") as directory:
-        task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all of it is here
+        task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all bytes are read anyway
         facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
         facts.mark = mark
         return facts
 
 
 def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:
-    """Read a shard that is a local file; where its headers are wrong, the facts say so, and have the rest.
+    """The facts of a local shard. An error in its headers is in ``error``, beside the other facts.
 
     Raises:
         FetchError: it cannot be opened or read. ChangedShardError: it changed meanwhile.
@@ -210,7 +210,7 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
             facts = msgspec.structs.replace(facts, **window.digests())
         now = atomic.identify(fd, md5=facts.md5sum)
         if (now.size, now.mtime_ns) != (identity.size, identity.mtime_ns):
-            # Or the index would promise a size and a digest that never belonged together.
+            # Otherwise the index would promise a size and a checksum of two versions.
             raise ChangedShardError(
                 f"{task.url}: changed while it was read; read it again when no process writes it", shard=task.url
             )
@@ -226,7 +226,7 @@ def scan_copy(
     *,
     is_sound: Callable[[ShardFacts], bool] = lambda facts: facts.error is None,
 ) -> ShardFacts:
-    """Fetch a shard to ``path``, and read it; once more if it is not ``is_sound``.
+    """Download a shard to ``path``, and read it. Do so once more if ``is_sound`` returns False.
 
     Raises:
         FetchError, NotAllowedError: it cannot be downloaded. CacheError: the disk has no space for it.
@@ -246,13 +246,13 @@ def scan_copy(
         if is_sound(facts):
             break
     facts.mark, facts.requests, facts.read_bytes = None, 1, facts.filesize
-    if facts.table is not None:  # the time of the copy tells nothing of the shard
+    if facts.table is not None:  # the modification time is that of the copy
         facts.table = facts.table.with_identity(Identity(size=facts.filesize, md5=facts.md5sum))
     return facts
 
 
 def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts:
-    first = source.read(0, _REMOTE_BYTES if task.checksums else FIRST_BYTES)  # also says how long it is
+    first = source.read(0, _REMOTE_BYTES if task.checksums else FIRST_BYTES)  # its answer has the size
     shard_download.check_content(task.url, first[:512])
     window = Window(
         source.read,
@@ -267,7 +267,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
     table = task.build_table(members, identity)
     facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
     facts.behind = tar.find_behind(window.read, members.end or 0, source.size)
-    if task.checksums or source.is_strong:  # else bytes of two versions may have passed
+    if task.checksums or source.is_strong:  # otherwise the bytes may be of two versions
         facts = msgspec.structs.replace(facts, **window.digests())
     facts.requests, facts.read_bytes = source.requests, source.read_bytes
     return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=facts.md5sum)))
@@ -280,7 +280,7 @@ def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
 
 
 def _size_of(source: ShardBytes) -> int | None:
-    """How long it is, as far as the server says; one that gives no ranges may say it all the same."""
+    """The size that the server reports, also without ranges; None: unknown."""
     try:
         return source.size
     except FetchError:
@@ -288,7 +288,7 @@ def _size_of(source: ShardBytes) -> int | None:
 
 
 def look_remote(url: str, session: Session = PLAIN) -> Found:
-    """The current version of a remote object; without size and mark if the store does not tell them."""
+    """The current version of a remote object. Size and mark are None if the store does not report them."""
     with contextlib.suppress(FetchError), ShardBytes(url, session=session) as source:
         return Found(url, _size_of(source), mark_words(source.version))
     return Found(url)
@@ -310,7 +310,7 @@ def _check_content(url: str, path: str) -> None:
 
 
 def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
-    """The facts, the member table published beside the shard if that is wanted and can be done, else with it."""
+    """Publish the member table beside the shard, if requested; if that is impossible, put it into the facts."""
     if facts.error is not None:
         raise facts.error
     if task.has_table:
@@ -322,10 +322,10 @@ def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
 
 
 def publish_table(url: str, data: bytes, session: Session = PLAIN) -> bool:
-    """Write a member table beside its shard; False if that is impossible.
+    """Write a member table beside its shard; return False if that is impossible.
 
     Raises:
-        OutputExistsError: another file is there.
+        OutputExistsError: another file has this name.
     """
     place = Place(url)
     if place.scheme in ("pipe", "http", "https"):

@@ -1,7 +1,7 @@
-"""Merge, split and rebase views, which are selections of samples: what `wids.jobs.index_edit` does with them.
+"""Merges, splits and rebases views, which are selections of samples, for `wids.jobs.index_edit`.
 
 Rules: samples and their order do not change; no shard is read. Views of one index stay views of it. Views of several
-indexes become one that lists the shards itself: those of which it has samples.
+indexes become one view that lists its own shards, those with chosen samples.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from wids.index.view_file import View
 
 
-# So many weights are named in a warning.
+# The most weights that a warning names.
 _SHOWN = 5
 
 
 class IndexToMerge(NamedTuple):
-    """An index or a view that others are made of.
+    """An input of a merge or a split: an index or a view.
 
     Attributes:
         place: its URL or path.
-        shards: that it lists, with its selection if it is a view.
-        entries: (place, entry) of each shard of which it has samples; of an index, of each shard.
+        shards: its shard list, with its selection if it is a view.
+        entries: (place, entry) of each shard; of a view, only of shards with chosen samples.
     """
 
     place: str
@@ -49,12 +49,12 @@ class IndexToMerge(NamedTuple):
     entries: list[tuple[str, dict[str, Any]]]
 
     def tell_weights(self, output: str) -> None:
-        """Warn that an index that lists the shards itself, and is written of this one, has none of its weights."""
+        """Warn that the output lists all shards itself, and so loses the weights of this index."""
         parts = [f"{name} {weight:g}" for name, *_, weight in self.shards.weighted_parts() if weight is not None]
         if parts:
             logger.warning(
-                "%s: has no weights, for it lists all shards itself; %s mixes sub-datasets by their weights (%s). To "
-                'keep these, name its sub-datasets under "datasets" of one index',
+                "%s: has no weights, because it lists all shards itself; %s mixes sub-datasets by their weights (%s). "
+                'To keep these, name its sub-datasets under "datasets" of one index',
                 output,
                 self.place,
                 ", ".join(parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else ""),
@@ -62,14 +62,14 @@ class IndexToMerge(NamedTuple):
 
     @property
     def listed_by(self) -> str | None:
-        """The place of the index that lists its shards; None: a view that lists them itself."""
+        """The place of the index that lists its shards; None: it is a view that lists them itself."""
         if self.shards.selection is None:
             return absolute(self.place)
         parent = self.shards.header.get("view_of")
         return None if parent is None else absolute(parent)
 
     def rows(self) -> Iterator[Integers]:
-        """The rows of each of `entries` that it has: int64, ascending."""
+        """The chosen rows of each of ``entries``: int64, ascending."""
         chosen = self.shards.selection
         for k, count in enumerate(self.shards.lengths):
             if chosen is None:
@@ -81,23 +81,23 @@ class IndexToMerge(NamedTuple):
 def merge_views(
     sources: Sequence[IndexToMerge], output: str, *, name: str | None, overwrite: bool = False
 ) -> tuple[ShardList, int]:
-    """Write one view of the samples of several indexes, of which some are views; each sample once.
+    """Write one view of the samples of several indexes and views; each sample once.
 
-    Where all are of one index, so is this, and its order is the index's. Else the order is that of the sources, and the
-    samples of a shard that several have are where it comes first.
+    If all sources are views of one index, the result is a view of it, in its order. Otherwise it has the order of the
+    sources; a shard of several sources has the place of its first occurrence.
 
     Args:
-        sources: these.
+        sources: the inputs.
         output: an absolute path.
         name: of the dataset.
-        overwrite: a file that is no index is replaced.
+        overwrite: also replace a file that is not an index.
 
     Returns:
-        The view that was written, and the number of samples that came again and were left out.
+        The written view, and the number of repeated samples, which it has once.
 
     Raises:
-        SpecError: they contradict each other: counts, sizes, checksums. OutputExistsError: the output is an index that
-            one of them is a view of.
+        SpecError: counts, sizes or checksums contradict each other. OutputExistsError: a source is a view of the
+            index at the output.
     """
     for source in sources:
         if source.shards.selection is not None:
@@ -126,7 +126,7 @@ def _whole_indices(shards: ShardList) -> Integers:
 
 
 def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers]:
-    """The shards of all sources, each once, and the indices of their samples among all that these shards hold."""
+    """The shards of all sources, each once, and the chosen samples: indices into all samples of these shards."""
     entries: dict[str, dict[str, Any]] = {}
     parts = []
     for source in sources:
@@ -142,7 +142,7 @@ def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers
 
 
 def check_agree(url: str, before: Mapping[str, Any], entry: Mapping[str, Any], place: str) -> None:
-    """Check that two indexes say the same of a shard.
+    """Check that two indexes agree about a shard.
 
     Raises:
         SpecError: they contradict each other.
@@ -161,13 +161,13 @@ def check_agree(url: str, before: Mapping[str, Any], entry: Mapping[str, Any], p
 def split_view(
     source: IndexToMerge, parts: Sequence[range], outputs: Sequence[str], *, overwrite: bool = False
 ) -> list[ShardList]:
-    """Write a view for each part of another one; returns them.
+    """Write a view for each part of another one, and return them.
 
     Args:
         source: the view.
-        parts: the numbers of `IndexToMerge.entries` that each has.
-        outputs: an absolute path for each.
-        overwrite: files that are no indexes are replaced.
+        parts: the numbers of `IndexToMerge.entries` in each part.
+        outputs: an absolute path for each part.
+        overwrite: also replace files that are not indexes.
     """
     shards = source.shards
     ends = np.cumsum([0, *(count for count in shards.lengths if count)])
@@ -186,17 +186,17 @@ def write_rebased(index: dict[str, Any], view: View, place: str, output: str) ->
     """Write a view that was read from ``place``, its rows beside it.
 
     Args:
-        index: the view, its URLs as they are to be written.
-        view: what it says.
+        index: the keys of the view, with the new URLs.
+        view: the parsed view.
         place: its URL or path.
         output: an absolute path.
 
     Returns:
-        Its samples; None: nothing was written, for the view was saved again after it was read.
+        Its samples; None: nothing was written, because the view was saved again after it was read.
 
     Raises:
-        SpecError: its rows are gone, or damaged. FetchError: they cannot be read. OutputExistsError: the output is the
-            index that it is a view of.
+        SpecError: its rows are missing or damaged. FetchError: they cannot be read. OutputExistsError: the output is
+            the index that the view is of.
     """
     if view.view_of is not None:
         check_not_parent(output, str(Place(absolute(place)).directory.join(view.view_of)), place)

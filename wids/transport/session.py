@@ -5,13 +5,14 @@ Pure. All sessions of a process share its connections and measurements of hosts 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wids.transport.place import SERVICE_ORIGINS, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from wids.events import Hook
 
@@ -35,6 +36,26 @@ class Session:
 
     def __hash__(self) -> int:
         return hash(frozenset(self.storage_options or ()))
+
+    def check(self) -> None:
+        """Check the types of the fields; an error has no value of a storage option, which may be a secret.
+
+        Raises:
+            ValueError: one does not fit.
+        """
+        options: Any = self.storage_options
+        hooks: Any = self.hooks
+        if options is not None and not (isinstance(options, dict) and all(isinstance(key, str) for key in options)):
+            what = f"storage_options is a {type(options).__name__}"
+            raise ValueError(f"{what}: give a dict, with texts for keys, as fsspec takes it")
+        self._split()
+        if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable) or not all(map(callable, hooks)):
+            raise ValueError(f"hooks={hooks!r:.200}: give a list of functions, each of which takes an event")
+        if self.allow_pipe not in (True, False):
+            raise ValueError(f"allow_pipe={self.allow_pipe!r:.200}: give True or False")
+        is_path = isinstance(self.cache_dir, str) or hasattr(self.cache_dir, "__fspath__")
+        if self.cache_dir is not None and not (self.cache_dir and is_path):
+            raise ValueError(f"cache_dir={self.cache_dir!r:.200}: give text or None")
 
     @property
     def has_options(self) -> bool:

@@ -302,7 +302,7 @@ ODD = {
 @pytest.mark.parametrize("is_local", [True, False])
 def test_what_is_in_no_sample_is_counted(tmp_path, ranged, is_local, checksums):
     """Bytes behind the end marker, shards without a sample, files without an extension, keys that repeat; also of
-    shards that are not read again.
+    shards that have counts are not read again.
     """
     output, sources = str(tmp_path / "i.json"), []
     for name, data in ODD.items():
@@ -431,7 +431,7 @@ def test_counts_of_a_name_that_several_shards_have(tmp_path):
     with pytest.raises(InputError, match="2 shards have this name"):
         create_index(sources, output, settings=IndexSettings(counts=(other,)))
     for setting in ({"has_md5": True}, {"checksums": True}, {"has_tables": True}):
-        with pytest.raises(InputError, match="shards that are not read"):
+        with pytest.raises(InputError, match="shards that have counts are not read"):
             create_index(sources, output, settings=IndexSettings(counts=(whole,), **setting))
 
 

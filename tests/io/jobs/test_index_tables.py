@@ -282,7 +282,7 @@ def test_shards_that_fail(home):
 def test_shards_that_are_not_what_the_index_says(home, remote, web):
     """Their table would be of no use: no reader would take it."""
     (home / "a.tar").write_bytes(shards.shard("a", 4 * ROWS, SIZE))
-    with pytest.raises(TableError, match="what is there now is of another version of the shard"):
+    with pytest.raises(TableError, match="the table of the shard is of another version of the shard"):
         create_tables(str(home / "train.json"))
     web.files["/a.tar"] = pack([(f"a{k}.{kind}", b"") for k in range(2 * ROWS) for kind in ("txt", "bin")]).ljust(
         len(web.files["/b.tar"]), b"\0"

@@ -204,7 +204,7 @@ def test_an_index_that_would_not_be_read_back(repository, tmp_path):
     """It is of other shards than the repository's."""
     place = IndexUpload([HUB])
     (tmp_path / "o.json").write_text('{"wids_version": 1, "shardlist": [{"url": "/x/train-9.tar", "nsamples": 3}]}')
-    with pytest.raises(OutputError, match="would not be read back"):
+    with pytest.raises(OutputError, match="could not be read back"):
         place.publish(str(tmp_path / "o.json"))
 
 

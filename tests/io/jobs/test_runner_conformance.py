@@ -94,7 +94,7 @@ class TestRay(Engine):
 
 def test_an_engine_that_is_none():
     """It is refused."""
-    with pytest.raises(InputError, match="none of threads"):
+    with pytest.raises(InputError, match="engine='horses': give 'auto', 'threads'"):
         next(run(double, [1], RunOptions(engine="horses")))
 
 
