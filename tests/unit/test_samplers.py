@@ -221,6 +221,22 @@ def test_chunks_are_cut_at_shard_boundaries():
         assert covered == list(range(len(dataset)))
 
 
+def test_chunks_that_are_dealt_anew_are_no_ranks_own():
+    """Unless all are of one rank, or they are not shuffled, and so not dealt."""
+    own = [(0, 25), (25, 50)]
+    options = {"reshuffle": "epoch", "chunksize": 25}
+    for rank, sampler in enumerate(ranks(Sized(50), 2, **options)):
+        with pytest.raises(
+            ValueError, match="no chunks are this rank's own: 2 ranks read 2 lanes, reshuffle is 'epoch'"
+        ):
+            _ = sampler.ranges
+        unshuffled = DistributedChunkedSampler(Sized(50), num_replicas=2, rank=rank, shuffle=False, **options)
+        assert unshuffled.ranges == own[rank : rank + 1]
+        assert list(unshuffled) == list(range(*own[rank]))
+    [alone] = ranks(Sized(50), 1, **options)
+    assert alone.ranges == own
+
+
 class Odd(Sized):
     """Datasets whose `lengths` mean something else."""
 
