@@ -97,14 +97,14 @@ def shard_ends(lengths: Any) -> Indices | None:
 
 
 def suggest_names(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose error about an argument that it does not take names one that is spelt almost so."""
-    names = frozenset(inspect.signature(function).parameters)
+    """A function whose error about an unknown argument names the one with a similar spelling, or else all of them."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - names:
-            near = difflib.get_close_matches(name, names - {"self"}, n=1, cutoff=0.7)
-            more = f"; did you mean {near[0]}?" if near else ""
+        for name in kwargs.keys() - set(names):
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+            more = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(names)}"
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{more}")
         return function(*args, **kwargs)
 
