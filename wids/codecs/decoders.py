@@ -221,10 +221,7 @@ def _image_tensor(array: np.ndarray[Any, Any]) -> Any:
     import numpy as np
     import torch
 
-    dtype = array.dtype.newbyteorder("=")
-    if dtype == np.uint16 and not hasattr(torch, "uint16"):  # before torch 2.3: the same values, a wider type
-        dtype = np.dtype(np.int32)
-    return torch.from_numpy(np.array(array, dtype=dtype, order="C"))
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
 def _decode_npy(options: Options, data: bytes) -> Any:
