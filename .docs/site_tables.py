@@ -146,6 +146,8 @@ class Types(SphinxDirective):
             source = inspect.getsource(importlib.import_module(module))
             for name in names:
                 found = re.search(rf"((?:^ *# .*\n)*)^ *{name}(?:: TypeAlias)? = (.*)$", source, re.MULTILINE)
+                if found is None:
+                    raise self.error(f"{module} has no type {name}")
                 words = " ".join(re.findall(r"# (.*)", found[1]))
                 value = re.sub(r'^"(.*)"$', r"\1", found[2])
                 lines += [f".. py:type:: {module}.{name}", f"   :canonical: {value}", "", f"   {words}", ""]

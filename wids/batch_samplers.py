@@ -64,6 +64,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         InputError: neither ``max_tokens`` nor ``batch_size``; lengths that are no numbers above 0, are not as many as
             there are samples, or exceed ``max_tokens``; a bucket without a batch size; the sampler's own chunks were
             assigned. TypeError: it is no such sampler.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> lengths = [9, 1, 8, 2, 7, 3, 9, 1, 8, 2, 7, 3]
+        >>> batches = wids.BucketBatchSampler(wids.ChunkedSampler(dataset), lengths=lengths, max_tokens=18)
+        >>> max(max(lengths[i] for i in batch) * len(batch) for batch in batches) <= 18
+        True
     """
 
     @suggest_names
@@ -134,7 +141,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`."""
+        """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`.
+
+        Args:
+            epoch: from 0.
+        """
         self.sampler.set_epoch(epoch)
         _ = self._cursor  # which follows
 
@@ -203,6 +214,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Change the weights of a mixture's sources; see `wids.DistributedChunkedSampler.reweight`.
 
         ``at`` counts samples.
+
+        Args:
+            weights: name -> weight.
+            at: from this sample on, counted over all ranks; None: from the next nominal epoch on.
+
+        Returns:
+            The sample from which on they hold.
         """
         config, now = self._config(), self._cursor
         if isinstance(now, cursor.Running):
@@ -333,6 +351,13 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: a bad option; the dataset is no mixture.
+
+    Example:
+        >>> web, books = wids.ShardListDataset("train.json"), wids.ShardListDataset("books.json")
+        >>> mixture = wids.mix({"web": (web, 2), "books": (books, 1)})
+        >>> batches = wids.MixtureBatchSampler(mixture, batch_size=3, rank=0, num_replicas=1)
+        >>> {len({mixture[i]["__dataset__"] for i in batch}) for batch in batches}  # sources in a batch
+        {1}
     """
 
     def __init__(self, mixture: Sized, batch_size: int, *, batches: Batches = "by-source", **options: Any) -> None:
@@ -351,12 +376,24 @@ class MixtureBatchSampler(Sampler[list[int]]):
         return _BatchIteration(self.sampler, self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the nominal epoch of the next iteration."""
+        """Choose the nominal epoch of the next iteration.
+
+        Args:
+            epoch: from 0.
+        """
         self.sampler.set_epoch(epoch)
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
-        """Change the weights of sources; see `wids.DistributedChunkedSampler.reweight`. ``at`` counts samples."""
+        """Change the weights of sources; see `wids.DistributedChunkedSampler.reweight`. ``at`` counts samples.
+
+        Args:
+            weights: name -> weight.
+            at: from this sample on, counted over all ranks; None: from the next nominal epoch on.
+
+        Returns:
+            The sample from which on they hold.
+        """
         return self.sampler.reweight(weights, at=at)
 
     @suggest_names
@@ -373,6 +410,10 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """Resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
 
         With ``batches="by-source"`` the global batch stays what it is: ranks times ``batch_size``.
+
+        Args:
+            state: of `state_dict`.
+            reweight: as of `wids.DistributedChunkedSampler.load_state_dict`.
 
         Raises:
             StateError: it belongs to another mixture or order, or another global batch.

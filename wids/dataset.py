@@ -205,6 +205,13 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             ``fields`` are empty or name an extension twice; a decoder comes after a function that has names.
         TypeError, ValueError: an option is of the wrong kind. All options are looked at before anything is read.
         FetchError: the index cannot be read.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> len(dataset), dataset[5][".txt"], dataset[5]["__shardindex__"]
+        (12, 'text 5', 1)
+        >>> len(dataset.exclude([0, 1])), len(dataset.select(slice(0, 6)))
+        (10, 6)
     """
 
     localname: Callable[[str], str]
@@ -456,7 +463,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         return [self._transform(sample) for sample in samples] if self._is_transforming else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
-        """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
+        """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample.
+
+        Args:
+            index: of a sample.
+        """
         k, row = self.locate(index)
         self.cache.accesses += 1
         shard = self._collection.open(k)
@@ -473,7 +484,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self._note_work()
 
     def add_transform(self, transform: Transforms) -> Self:
-        """Append a transformation; returns the dataset."""
+        """Append a transformation; returns the dataset.
+
+        Args:
+            transform: a format, a function of a sample, or a list of these, as ``transformations`` has them.
+        """
         steps = [*self._transformations, *parse_transformations(transform, **self._decoding)]
         self._transformations[:] = name_fields(steps, self.fields)
         self._note_work()

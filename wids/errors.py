@@ -49,6 +49,16 @@
 Each error can be rebuilt from its message alone, because a DataLoader worker re-raises
 ``type(e)(message)`` in the main process; each keeps its message and attributes through pickle. No message holds the
 query or the credentials of a URL, also where the text is from a library: the whole URL is in the attributes.
+
+Example:
+    >>> import os
+    >>> dataset = wids.ShardListDataset("train.json")
+    >>> os.remove("train-000000.tar")
+    >>> try:
+    ...     sample = dataset[0]
+    ... except wids.errors.ShardNotFoundError as error:
+    ...     print(os.path.basename(error.url))
+    train-000000.tar
 """
 
 from __future__ import annotations
@@ -145,6 +155,13 @@ class WidsError(Exception):
         kind: one word for its class, as tables and programs have it.
         summary: the fault, in a few words; ``""``: the message says it.
         advice: what to do, in a few words.
+
+    Example:
+        >>> try:
+        ...     dataset = wids.ShardListDataset("missing.json")
+        ... except wids.WidsError as error:
+        ...     print(type(error).__name__, error.kind)
+        ShardNotFoundError missing
     """
 
     kind: str = "error"

@@ -4,6 +4,13 @@ An event is a frozen value that pickles. A hook is called in the process and thr
 DataLoader workers, so a hook must pickle too). It must be quick; an exception that it raises is logged and has no other
 effect. An event's ``url`` is whole, for programs; its text, and all that the ``wids`` logger writes, have no queries
 and passwords of URLs. Where a program has not set up logging, warnings go to stderr with "wids: " before them.
+
+Example:
+    >>> seen = []
+    >>> dataset = wids.ShardListDataset("train.json", hooks=[seen.append])
+    >>> sample = dataset[0]
+    >>> type(seen[0]).__name__, seen[0].nsamples
+    ('Opened', 4)
 """
 
 from __future__ import annotations
@@ -301,7 +308,11 @@ class Hook(Protocol):
     """Anything that can be called with an event."""
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of ``event``."""
+        """Take note of an event.
+
+        Args:
+            event: that has happened in this process.
+        """
 
 
 # Shorter waits are no news: another process downloads the shard, or closes one.
@@ -355,6 +366,9 @@ def log_event(event: Event) -> None:
     Waits for space in one directory are a warning when they come to three seconds within five minutes, once in that
     time and with their number; others are DEBUG, as are shorter waits for another process. Retries of one server are
     a warning once in ten seconds.
+
+    Args:
+        event: any.
     """
     level, more = event.level, ""
     if isinstance(event, WaitedForRoom):

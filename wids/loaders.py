@@ -55,6 +55,15 @@ def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> Resumabl
     Raises:
         InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
             ``in_order=False``, or a loader that accelerate has divided; the message says what to do.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> loader = wids.resumable(DataLoader(dataset, batch_size=4, sampler=wids.ChunkedSampler(dataset)))
+        >>> batch = next(iter(loader))
+        >>> loader.load_state_dict(loader.state_dict())
+        >>> sum(len(batch[".cls"]) for batch in loader)  # the rest of the epoch
+        8
     """
     if not isinstance(loader, ResumableLoader):
         return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead))
@@ -183,6 +192,10 @@ class Counting:
 
         It is the same on every rank. At the end of an epoch, the next iteration after a `load_state_dict` is the next
         epoch.
+
+        Raises:
+            InputError: a sampler without a state has taken the place of the loader's.
+            StateError: the position is unknown.
         """
         counted, delivery = self._counted(), self._delivery
         if counted is None:
@@ -308,6 +321,10 @@ class ResumableLoader(Counting):
 
     It is a `torch.distributed.checkpoint.stateful.Stateful`. It is no `DataLoader` for ``isinstance``: accelerate and
     Lightning leave it as it is, and would divide the samples of one a second time.
+
+    Args:
+        loader: see `resumable`.
+        reads_ahead: see `resumable`.
     """
 
     _epoch_length: int | None = None  # of the first epoch that a trainer has read
@@ -354,7 +371,11 @@ class ResumableLoader(Counting):
         return self._count_epoch(counted) if isinstance(counted, _BySamples) else len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; see the sampler's."""
+        """Choose the epoch of the next iteration; see the sampler's.
+
+        Args:
+            epoch: from 0.
+        """
         self._set_epoch(epoch, self._counted())
 
     def __getattr__(self, name: str) -> Any:

@@ -50,6 +50,12 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
     Raises:
         ValueError: no source; a bad weight; a source without samples that has one.
         TypeError: a source is no dataset.
+
+    Example:
+        >>> web, books = wids.ShardListDataset("train.json"), wids.ShardListDataset("books.json")
+        >>> mixture = wids.mix({"web": (web, 0.7), "books": (books, 0.3)})
+        >>> len(mixture), mixture[12]["__dataset__"]
+        (18, 'books')
     """
     pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
     datasets: dict[str, Any] = {}
@@ -71,6 +77,18 @@ class Mixture(ConcatDataset[Any]):
         datasets: the sources, a list. names: theirs, a list of str.
         weights: name -> weight, float; those of the first sample on: a sampler may change its own.
         lengths: samples of each source, a list of int.
+
+    Args:
+        datasets: name -> source.
+        weights: name -> weight.
+
+    Raises:
+        TypeError, ValueError: see `mix`.
+
+    Example:
+        >>> mixture = wids.mix({"web": (wids.ShardListDataset("train.json"), 2), "books": (["a", "b"], 1)})
+        >>> mixture.names, mixture.lengths, mixture[13]
+        (['web', 'books'], [12, 2], 'b')
     """
 
     @suggest_names
@@ -128,7 +146,11 @@ class Mixture(ConcatDataset[Any]):
         return found
 
     def add_transform(self, transform: Callable[[Any], Any]) -> Self:
-        """Append a function that all samples go through, after their source's transformations; returns the mixture."""
+        """Append a function that all samples go through, after their source's transformations; returns the mixture.
+
+        Args:
+            transform: takes a sample.
+        """
         self._transformations.append(transform)
         return self
 

@@ -112,6 +112,9 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         """Choose the epoch of the next iteration; an iteration that has begun does not change.
 
         After `load_state_dict`, the state's epoch resumes at the state's position; any other epoch begins at its start.
+
+        Args:
+            epoch: from 0.
         """
         self.epoch = epoch
 
@@ -288,6 +291,12 @@ class ChunkedSampler(_EpochSampler):
 
     Raises:
         ValueError: a range outside the dataset, a chunksize below 1, or a value that is not an integer.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> sampler = wids.ChunkedSampler(dataset, chunksize=4)
+        >>> sorted(sampler) == list(range(12))
+        True
     """
 
     @suggest_names
@@ -374,6 +383,12 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         InputError: a ``mesh`` that says no rank; ``sample_seeds``, and the dataset does not hand indices on to a
             `wids.ShardListDataset`. When it is iterated, or asked for its length: a process group of another size has
             been initialized since it was made without ``num_replicas``.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> ranks = [wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=5) for rank in range(5)]
+        >>> [len(list(sampler)) for sampler in ranks]
+        [3, 3, 3, 3, 3]
     """
 
     @suggest_names
@@ -505,6 +520,11 @@ class ShardListSampler(_EpochSampler):
 
     Raises:
         ValueError: lengths that are missing, negative or not integers.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> [shard for shard in sorted(wids.ShardListSampler(dataset).ranges)]
+        [(0, 4), (4, 8), (8, 12)]
     """
 
     @suggest_names

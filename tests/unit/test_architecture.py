@@ -54,6 +54,7 @@ WHOLE = {
     "readme_code": "the programs in them",
     "readme_commands": "the commands in them",
     "troubleshooting": "the messages in them",
+    "docs": "the reference, and the examples of docstrings",
     "tools": "tests/support",
     "resume": "a sampler's state, through all of order",
     "goldens": "files and states that earlier versions wrote",

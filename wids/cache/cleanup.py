@@ -94,6 +94,11 @@ def keep_most_recent_files(
 
     Raises:
         CacheError: a directory cannot be written.
+
+    Example:
+        >>> deleted = wids.keep_most_recent_files("train-*.tar", maxfiles=2)
+        >>> len(deleted)
+        1
     """
     level = logging.WARNING if debug else logging.INFO
     done = clean(os.fspath(pattern), maxsize, maxfiles, is_dry=dry_run, level=level)
@@ -273,6 +278,10 @@ def create_cleanup_background_process(
         maxsize: see `keep_most_recent_files`.
         maxfiles: the same for files.
         every: how many seconds after it has ended it runs again.
+
+    Example:
+        >>> process = wids.create_cleanup_background_process("cache", maxsize=200_000_000_000, every=30)
+        >>> process.terminate()
     """
     process = multiprocessing.Process(
         target=_clean_forever,

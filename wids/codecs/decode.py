@@ -63,6 +63,11 @@ def register_decoder(extension: str, decoder: Decoder) -> None:
     Raises:
         ValueError: the extension is empty or has an empty part.
         TypeError: the decoder cannot be called.
+
+    Example:
+        >>> wids.register_decoder(".hex", bytes.hex)
+        >>> wids.SampleDecoder()({".hex": b"wids"})
+        {'.hex': '77696473'}
     """
     name = extension.removeprefix(".").lower()
     if not all(name.split(".")):
@@ -90,6 +95,11 @@ class SampleDecoder:
 
     Raises:
         ValueError: an unknown format, a negative bound, or an extension in ``also`` that is none of these.
+
+    Example:
+        >>> decode = wids.SampleDecoder()
+        >>> decode({".txt": b"a text", ".cls": b"7", ".json": b"[1]"})
+        {'.txt': 'a text', '.cls': 7, '.json': [1]}
     """
 
     __slots__ = ("_carried", "_options", "_plan")

@@ -130,6 +130,9 @@ class WithIndex:
     def locate(self, index: int) -> Location:
         """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
 
+        Args:
+            index: of a sample.
+
         Raises:
             IndexError: out of range. TypeError: not an integer.
         """

@@ -56,6 +56,12 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
 
     Raises:
         TypeError: it is no function, or a generator function, which would draw after it has returned.
+
+    Example:
+        >>> import random
+        >>> jitter = wids.seeded(lambda sample: random.random())
+        >>> jitter({"__seed__": 7}) == jitter({"__seed__": 7})
+        True
     """
     if not callable(transform):
         raise TypeError(f"transform is {shown(transform)}; it must be a function of a sample")
@@ -116,6 +122,11 @@ def rng(sample: Any) -> np.random.Generator:
 
     Raises:
         InputError: it has none, or one that no sampler gives.
+
+    Example:
+        >>> sample = {"__seed__": 7}  # as a sampler with sample_seeds=True makes it
+        >>> bool(wids.rng(sample).random() == wids.rng(sample).random())
+        True
     """
     key = np.array([_seed_of(sample), GENERATORS], np.uint64)
     return np.random.Generator(np.random.Philox(key=key))

@@ -65,6 +65,11 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> the reason for its first unparsed member.
         requests, read_bytes: sent to servers, and received from them.
+
+    Example:
+        >>> outcome = jobs.create_columns("train.json")
+        >>> outcome.samples, outcome.surveyed, outcome.columns["key"]
+        (12, 3, 'string')
     """
 
     output: str
@@ -117,9 +122,12 @@ def create_columns(
             this one. DependencyError: pyarrow is not installed.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
 
-    Example::
-
-        jobs.create_columns("train.json", spec=jobs.parse_spec(fields=[".cls=label"]))
+    Example:
+        >>> spec = jobs.parse_spec(fields=[".cls=label"])
+        >>> jobs.create_columns("train.json", spec=spec).columns["label"]
+        'int64'
+        >>> len(wids.ShardListDataset("train.json").where("label = 0"))
+        4
     """
     check_job(spec, ColumnSpec, engine, progress, name="spec")
     check_index(index)

@@ -73,6 +73,9 @@ class WithColumns:
 
         Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
 
+        Args:
+            name: of the column.
+
         Raises:
             QueryError, ColumnsError, DependencyError: see `query`.
         """

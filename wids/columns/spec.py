@@ -49,6 +49,11 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rules: the columns, in their order.
         has_nulls_for_errors: a member that cannot be parsed is null, and listed; otherwise it is an error of its shard.
+
+    Example:
+        >>> spec = jobs.parse_spec(jsons=[".json:width,height"])
+        >>> [rule.name for rule in spec.rules], spec.extensions
+        (['width', 'height'], ('.json',))
     """
 
     rules: tuple[ColumnRule, ...] = ()
@@ -105,6 +110,10 @@ def parse_spec(
 
     Raises:
         InputError: one of them is malformed, or two columns would have the same name.
+
+    Example:
+        >>> jobs.parse_spec(fields=[".cls=label"], texts=[".txt=caption"]).names
+        ['index', 'shard', 'row', 'key', 'bytes', 'label', 'caption']
     """
     check_value("missing", missing, Literal["error", "null"])
     rules = [_parse_whole(text, "field") for text in texts_of("fields", fields)]

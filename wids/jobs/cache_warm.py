@@ -67,6 +67,11 @@ class WarmOutcome(JobOutcome, kw_only=True):
         retries: of failed requests.
         node: on a cluster, the address of the node.
         nodes: on a cluster, the results of each node.
+
+    Example:
+        >>> outcome = jobs.warm("train.json", jobs.WarmSettings(directory="cache"))
+        >>> outcome.shards, outcome.cached, outcome.failed
+        (3, 0, {})
     """
 
     directory: str
@@ -86,6 +91,11 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
         directory: of the cache; None: the default of the machine that downloads.
         cache_size: bytes that it may hold; None: the free disk space is the limit.
         session: opens URLs.
+
+    Example:
+        >>> settings = jobs.WarmSettings(directory="cache", cache_size=10**9)
+        >>> jobs.warm("train.json", settings, shards=slice(0, 2)).shards
+        2
     """
 
     directory: str | None = None
@@ -124,9 +134,10 @@ def warm(
         CacheError: the cache cannot be used, or the shards do not fit; ``found`` is then the slice of those that fit.
         ClusterError: no Ray cluster, or no such node, exists.
 
-    Example::
-
-        jobs.warm("https://example.com/train.json", jobs.WarmSettings(directory="/nvme/cache"))
+    Example:
+        >>> outcome = jobs.warm("train.json", jobs.WarmSettings(directory="cache"))
+        >>> outcome.fetched, outcome.in_place  # local shards are read in place
+        (0, 3)
     """
     check_job(settings, WarmSettings, engine, progress)
     excluded = texts_of("excluded", excluded)

@@ -55,6 +55,12 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
         is_dropping_missing: also leave out shards that do not exist any more, without listing them.
         counts: places of sample counts, which replace reading the shards; see `wids.jobs.counts`.
         session: opens URLs.
+
+    Example:
+        >>> settings = jobs.IndexSettings(has_md5=True)
+        >>> outcome = jobs.create_index("train-*.tar", "new.json", settings=settings)
+        >>> len(wids.ShardListDataset("new.json").shards[0]["md5sum"])
+        32
     """
 
     has_md5: bool = False
@@ -83,6 +89,11 @@ class IndexOutcome(JobOutcome, kw_only=True):
         empty: shard without a sample -> the number of its files.
         left_files: files of all shards that are part of no sample. repeated_keys: samples whose key an earlier sample
             of their shard has.
+
+    Example:
+        >>> outcome = jobs.create_index(["train-000000.tar", "train-000001.tar"], "new.json")
+        >>> outcome.shards, outcome.samples, outcome.members
+        (2, 8, 16)
     """
 
     output: str
@@ -142,9 +153,10 @@ def create_index(
         OutputError: the output cannot be written. OutputExistsError: a file exists that must not be replaced.
         WidsError: a shard cannot be read, and failures are not skipped.
 
-    Example::
-
-        outcome = jobs.create_index("shards/*.tar", "train.json", name="train", progress="bar")
+    Example:
+        >>> outcome = jobs.create_index("train-*.tar", "new.json", name="train")
+        >>> outcome.shards, outcome.samples, outcome.failed
+        (3, 12, {})
     """
     check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)

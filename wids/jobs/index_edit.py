@@ -122,9 +122,10 @@ def update_index(
         SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
         WidsError: a shard cannot be read, and failures are not skipped.
 
-    Example::
-
-        jobs.update_index("train.json", add="more/*.tar", drop=["shard-000007.tar"])
+    Example:
+        >>> outcome = jobs.update_index("train.json", drop="train-000002.tar")
+        >>> outcome.dropped, outcome.samples
+        (1, 8)
     """
     check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)

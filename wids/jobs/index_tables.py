@@ -58,6 +58,10 @@ class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
         is_skipping: leave out and list shards whose table cannot be read; otherwise the first one ends the job.
         overwrite: replace a file with the pack's name that the index does not name.
         session: opens URLs.
+
+    Example:
+        >>> jobs.create_tables("train.json", settings=jobs.TablesSettings(is_skipping=True)).failed
+        {}
     """
 
     is_skipping: bool = False
@@ -73,6 +77,11 @@ class TablesOutcome(JobOutcome, kw_only=True):
         tables: in the pack. bytes: of the pack.
         beside: tables read beside their shards. scanned: those made from shards. known: those of an earlier run.
         requests, read_bytes: of remote shards that were scanned.
+
+    Example:
+        >>> outcome = jobs.create_tables("train.json")
+        >>> outcome.tables, outcome.beside  # the writer has put all beside their shards
+        (3, 3)
     """
 
     index: str
@@ -153,9 +162,10 @@ def create_tables(
         OutputExistsError: another file has this name.
         WidsError: the table of a shard can be neither read nor made, and failures are not skipped.
 
-    Example::
-
-        jobs.create_tables("train.json")  # makes train.tables
+    Example:
+        >>> outcome = jobs.create_tables("train.json")
+        >>> outcome.tables, outcome.failed
+        (3, {})
     """
     check_job(settings, TablesSettings, engine, progress)
     place, output = text_of("place", place), None if output is None else text_of("output", output)

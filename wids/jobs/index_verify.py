@@ -54,6 +54,11 @@ class VerifyOutcome(JobOutcome, kw_only=True):
         known: unchanged shards that an earlier run had checked.
         unsaid: fact that the index lacks, so that it is not compared -> number of shards.
         keys: keys that several samples have, if requested.
+
+    Example:
+        >>> outcome = jobs.verify("train.json")
+        >>> len(outcome.findings), outcome.wrong
+        (3, [])
     """
 
     findings: list[Finding] = msgspec.field(default_factory=list)
@@ -169,9 +174,10 @@ def verify(
         SelectionError: no such shards exist. FetchError, SpecError: the index cannot be read, or is malformed.
         OutputError: the requested journal cannot be written. CacheError: no space for a remote shard.
 
-    Example::
-
-        wrong = jobs.verify("train.json", decode=wids.SampleDecoder("PIL")).wrong
+    Example:
+        >>> outcome = jobs.verify("train.json", decode=wids.SampleDecoder("PIL"))
+        >>> outcome.shards, outcome.wrong
+        (3, [])
     """
     check_job(settings, VerifySettings, engine, progress)
     check_by("settings: ", lambda: (parse_rule(settings.rule), parse_group(settings.group)))

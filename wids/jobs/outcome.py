@@ -19,6 +19,11 @@ class JobOutcome(msgspec.Struct, kw_only=True):
         shards: their number.
         failed: URL of a shard -> the reason of its failure.
         seconds: the duration of the job.
+
+    Example:
+        >>> outcome = jobs.verify("train.json")
+        >>> isinstance(outcome, jobs.JobOutcome), outcome.shards, outcome.failed
+        (True, 3, {})
     """
 
     shards: int = 0
@@ -26,11 +31,20 @@ class JobOutcome(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
     def fail(self, url: str, error: BaseException) -> None:
-        """Record the reason of a shard's failure."""
+        """Record the reason of a shard's failure.
+
+        Args:
+            url: of the shard.
+            error: the reason.
+        """
         self.failed[url] = reason_of(url, error)
 
     def sort_failed(self, urls: Iterable[str]) -> None:
-        """Sort failures by the order of the job's shards."""
+        """Sort failures by the order of the job's shards.
+
+        Args:
+            urls: of all shards, in that order.
+        """
         self.failed = {url: self.failed[url] for url in dict.fromkeys(urls) if url in self.failed}
 
 
@@ -41,6 +55,12 @@ class JobProgress(msgspec.Struct, kw_only=True):
         shards: their number. ended: shards that succeeded or failed. failed: shards that failed.
         bytes: read or written so far. retries: of downloads.
         total, done: samples or bytes, in all and so far, for jobs whose shards differ in size.
+
+    Example:
+        >>> seen = []
+        >>> outcome = jobs.verify("train.json", progress=seen.append)
+        >>> seen[-1].ended, seen[-1].shards
+        (3, 3)
     """
 
     shards: int = 0

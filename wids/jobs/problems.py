@@ -25,6 +25,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: for the user.
         detail: the full message, if it says more.
         key, field, row: of the sample and member, for ``decode``.
+
+    Example:
+        >>> import os
+        >>> os.remove("train-000001.tar")
+        >>> jobs.verify("train.json").wrong[0].problems[0].what
+        'is not there'
     """
 
     kind: str
@@ -48,6 +54,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         version: of the shard and the tables beside it; None: unknown, or not requested.
         has_unused_table: its saved member table is right, but has another modification time, so readers ignore it.
         keys: of its samples, until they are compared with those of other shards; None: not requested.
+
+    Example:
+        >>> import os
+        >>> os.remove("train-000001.tar")
+        >>> finding, = jobs.verify("train.json").wrong
+        >>> finding.number, [problem.kind for problem in finding.problems]
+        (1, ['missing'])
     """
 
     number: int
@@ -69,6 +82,10 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
         is_quick: check only existence and size. has_digest: check the checksums that the index has.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
+
+    Example:
+        >>> jobs.verify("train.json", jobs.VerifySettings(is_quick=True)).wrong
+        []
     """
 
     is_quick: bool = False

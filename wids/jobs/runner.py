@@ -50,6 +50,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         engine: ``"threads"`` or ``"processes"`` of this machine; ``"auto"`` or ``"local"``: the job chooses one of
             them; ``"ray"``: a Ray cluster, whose nodes need wids and access to the shards.
         ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
+
+    Example:
+        >>> jobs.verify("train.json", engine=jobs.RunOptions(jobs=2, engine="threads")).wrong
+        []
     """
 
     jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -67,7 +71,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine in ("auto", "local")
 
     def resolve(self, engine: Literal["here", "threads", "processes"], jobs: int) -> RunOptions:
-        """These options, with the job's defaults for open ones."""
+        """These options, with the job's defaults for open ones.
+
+        Args:
+            engine: in place of ``"auto"`` and ``"local"``.
+            jobs: in place of None; on Ray there is another default.
+        """
         chosen: Any = engine if self.is_automatic else self.engine
         return msgspec.structs.replace(self, jobs=self.jobs or (_RAY_JOBS if self.is_ray else jobs), engine=chosen)
 

@@ -158,6 +158,10 @@ def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
 
     Raises:
         ValueError: labels that are not one for each sample; a power that is not finite.
+
+    Example:
+        >>> wids.balance(["cat", "cat", "cat", "dog"]).round(2).tolist()
+        [0.67, 0.67, 0.67, 2.0]
     """
     classes = np.asarray(labels)
     if classes.ndim != 1:

@@ -66,11 +66,20 @@ class _WayToOpen:
     has_ranges: bool = False
 
     def put(self, name: str, data: bytes) -> str:
-        """Make ``data`` the shard (or, ``name`` + ".widx", its table) of that name; returns its URL."""
+        """Make ``data`` the shard (or, ``name`` + ".widx", its table) of that name; returns its URL.
+
+        Args:
+            name: of the shard, ``"a.tar"``, or of its table, ``"a.tar.widx"``.
+            data: its bytes.
+        """
         raise NotImplementedError("override `put`: it makes bytes a shard that the provider finds, and returns its URL")
 
     def make(self, hooks: Sequence[Hook] = ()) -> ShardProvider:
-        """A new provider, which tells ``hooks`` of what it opens."""
+        """A new provider, which tells ``hooks`` of what it opens.
+
+        Args:
+            hooks: functions of an event.
+        """
         raise NotImplementedError("override `make`: it returns a new provider")
 
     @pytest.fixture(autouse=True)
@@ -256,11 +265,19 @@ class ShardProviderSuite(_WayToOpen):
     has_dataset: bool = True
 
     def remove(self, url: str) -> None:
-        """Let there be no shard at a URL."""
+        """Let there be no shard at a URL.
+
+        Args:
+            url: that `put` has returned.
+        """
         raise NotImplementedError("override `remove`: it takes the shard at a URL away")
 
     def open_dataset(self, listed: list[dict[str, Any]]) -> ShardListDataset:
-        """A dataset of these shards (rows of an index) that reads in this way, without transformations."""
+        """A dataset of these shards (rows of an index) that reads in this way, without transformations.
+
+        Args:
+            listed: rows of an index.
+        """
         raise NotImplementedError("override `open_dataset`, or declare that there is none: has_dataset = False")
 
     def test_a_missing_shard_is_a_fetch_error(self) -> None:

@@ -47,7 +47,12 @@ class RunnerSuite:
     cleans_up: bool = True
 
     def start(self, function: Callable[..., Any], on_report: OnReport | None) -> Runner:
-        """A runner of ``function(task, context)``; ``on_report(k, *report)``: None if no report is wanted."""
+        """A runner of ``function(task, context)``; ``on_report(k, *report)``: None if no report is wanted.
+
+        Args:
+            function: takes a task and its context.
+            on_report: takes the number of a task and what that reports; None if no report is wanted.
+        """
         raise NotImplementedError("override `start`: it returns a new runner")
 
     @pytest.mark.parametrize("count", [0, 1, 20])

@@ -107,7 +107,13 @@ class Server:
         self._thread.start()
 
     def add(self, path: str, body: bytes, *faults: Fault) -> str:
-        """Serve ``body`` at ``path``, as a new version if there is one already; returns its URL."""
+        """Serve ``body`` at ``path``, as a new version if there is one already; returns its URL.
+
+        Args:
+            path: ``"/a.tar"``.
+            body: the bytes there.
+            *faults: of the next requests for it, one each; the last one holds from then on.
+        """
         with self.lock:
             self.files[path] = body
             self.versions[path] += 1
@@ -116,7 +122,11 @@ class Server:
         return self.url + path
 
     def find_fault(self, reply: Reply) -> Fault:
-        """How a GET is answered: as `faults` says; a subclass may look at the request. `whole` costs no copy."""
+        """How a GET is answered: as `faults` says; a subclass may look at the request. `whole` costs no copy.
+
+        Args:
+            reply: of the request.
+        """
         with self.lock:
             faults = self.faults.get(reply.name) or [whole]
             return faults.pop(0) if len(faults) > 1 else faults[0]
@@ -260,7 +270,12 @@ class Reply(BaseHTTPRequestHandler):
                 self._count_out()
 
     def start(self, code: int = 200, **headers: object) -> None:
-        """Send the head of an answer; ``_`` in names of headers stands for ``-``."""
+        """Send the head of an answer; ``_`` in names of headers stands for ``-``.
+
+        Args:
+            code: the status.
+            **headers: name -> value.
+        """
         self._wait_until(self._first_byte_at)
         self.send_response(code)
         for name, value in headers.items():
@@ -271,6 +286,10 @@ class Reply(BaseHTTPRequestHandler):
         """Send the head of a good answer, ``headers`` in place of its own; returns the bytes that are to follow.
 
         A header that is None is left out.
+
+        Args:
+            body: the whole of what is asked for.
+            **headers: name -> value.
         """
         if self._mtime is None:
             self._tag = _tag_of(body)
@@ -278,15 +297,27 @@ class Reply(BaseHTTPRequestHandler):
         return body[lo:hi]
 
     def end(self, data: bytes) -> None:
-        """Send the last bytes of an answer."""
+        """Send the last bytes of an answer.
+
+        Args:
+            data: these bytes.
+        """
         self._send_last(io.BytesIO(data), 0, len(data))
 
     def send(self, data: bytes) -> None:
-        """Send bytes that are not the last ones."""
+        """Send bytes that are not the last ones.
+
+        Args:
+            data: these bytes.
+        """
         self._send(io.BytesIO(data), 0, len(data))
 
     def wait(self, event: threading.Event | None = None) -> None:
-        """Wait for ``event``, or for the end of the server."""
+        """Wait for ``event``, or for the end of the server.
+
+        Args:
+            event: of another thread; None: only the end of the server.
+        """
         event = event or self.owner.closing
         while not event.wait(_POLL_SECONDS) and not self.owner.closing.is_set():
             pass
@@ -374,25 +405,45 @@ Fault = Callable[[Reply, bytes], None]
 
 
 def whole(reply: Reply, body: bytes) -> None:
-    """A good answer."""
+    """A good answer.
+
+    Args:
+        reply: of the request.
+        body: at its path.
+    """
     reply.end(reply.begin(body))
 
 
 def cut(reply: Reply, body: bytes) -> None:
-    """Half of the bytes that were announced, then the end of the connection."""
+    """Half of the bytes that were announced, then the end of the connection.
+
+    Args:
+        reply: of the request.
+        body: at its path.
+    """
     _send_half(reply, body)
     reply.close_connection = True
 
 
 def stall(reply: Reply, body: bytes) -> None:
-    """Half of the bytes that were announced, then nothing."""
+    """Half of the bytes that were announced, then nothing.
+
+    Args:
+        reply: of the request.
+        body: at its path.
+    """
     _send_half(reply, body)
     reply.wait()
     reply.close_connection = True
 
 
 def reset(reply: Reply, body: bytes) -> None:
-    """Half of the bytes that were announced, then a TCP reset."""
+    """Half of the bytes that were announced, then a TCP reset.
+
+    Args:
+        reply: of the request.
+        body: at its path.
+    """
     _send_half(reply, body)
     reply.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     os.close(reply.connection.detach())  # at once: the server would first say that it is done
@@ -400,17 +451,32 @@ def reset(reply: Reply, body: bytes) -> None:
 
 
 def status(code: int, **headers: object) -> Fault:
-    """An answer with this status and headers (``_`` for ``-``), and a page that says so."""
+    """An answer with this status and headers (``_`` for ``-``), and a page that says so.
+
+    Args:
+        code: the status.
+        **headers: name -> value.
+    """
     return instead(f"<html>{code}</html>".encode(), code=code, Content_Type="text/html", **headers)
 
 
 def redirect(location: str) -> Fault:
-    """Status 302 to a URL."""
+    """Status 302 to a URL.
+
+    Args:
+        location: the URL.
+    """
     return status(302, Location=location)
 
 
 def instead(data: bytes, *, code: int = 200, **headers: object) -> Fault:
-    """An answer with other bytes, instead of the requested ones."""
+    """An answer with other bytes, instead of the requested ones.
+
+    Args:
+        data: the bytes.
+        code: the status.
+        **headers: name -> value.
+    """
 
     def fault(reply: Reply, _: bytes) -> None:
         reply.start(code, Content_Length=len(data), **headers)

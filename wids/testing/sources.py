@@ -71,11 +71,19 @@ class ByteSourceSuite:
     # --- hooks
 
     def put(self, data: bytes) -> None:
-        """Make ``data`` the object, as a new version of it if there is one."""
+        """Make ``data`` the object, as a new version of it if there is one.
+
+        Args:
+            data: its bytes.
+        """
         raise NotImplementedError("override `put`: it makes bytes the object at `url`")
 
     def open_source(self, **options: Any) -> ByteSource:
-        """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.transport.stores`."""
+        """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.transport.stores`.
+
+        Args:
+            **options: ``go_on``, ``path`` and ``precedence``, as of `wids.transport.stores`.
+        """
         return stores.open_source(self.url, Session(self.storage_options), **options)
 
     def remove(self) -> None:
@@ -171,7 +179,12 @@ class ByteSourceSuite:
             self.check_pieces(pieces, gap=draw.choice((0, 100, 2000)))
 
     def check_pieces(self, pieces: Sequence[tuple[int, int]], *, gap: int) -> None:
-        """See that (position, count) are read as slices; ``gap``: bytes between two that may be read with them."""
+        """See that pieces are read as slices.
+
+        Args:
+            pieces: positions and counts.
+            gap: bytes between two pieces that may be read with them.
+        """
         wanted = [(lo, lo + count) for lo, count in pieces]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(filesystems.Connections, "gap_bytes", lambda *_: gap)

@@ -27,6 +27,11 @@ class Session:
         hooks: called with events.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
         cache_dir: keeps answers of stores for all processes of this machine; None: the default one.
+
+    Example:
+        >>> session = jobs.Session({"anon": True})  # options of fsspec
+        >>> jobs.verify("train.json", jobs.VerifySettings(session=session)).wrong
+        []
     """
 
     storage_options: dict[str, Any] | None = field(default=None, repr=False)
@@ -65,6 +70,9 @@ class Session:
     def options_for(self, place: Place) -> dict[str, Any]:
         """The options that apply to a place.
 
+        Args:
+            place: a URL or path.
+
         Raises:
             ValueError: the options of a server are not a dict.
         """
@@ -80,6 +88,9 @@ class Session:
         """The same, with options restricted to these servers and those that the options name.
 
         The URL of a bucket does not name its server, so the options apply to buckets as well.
+
+        Args:
+            origins: scheme, host and port of each server: ``"https://cdn.example.com"``.
         """
         general, servers = self._split()
         if not general:
@@ -88,15 +99,27 @@ class Session:
         return replace(self, storage_options={**here, **servers})
 
     def with_hooks(self, hooks: Sequence[Hook]) -> Session:
-        """The same with these hooks, which are called with events."""
+        """The same with these hooks, which are called with events.
+
+        Args:
+            hooks: functions of an event.
+        """
         return replace(self, hooks=hooks)
 
     def kept_in(self, cache_dir: str | None) -> Session:
-        """The same with this cache directory, unless it has one, or None is given."""
+        """The same with this cache directory, unless it has one, or None is given.
+
+        Args:
+            cache_dir: a directory of this machine.
+        """
         return self if cache_dir is None or self.cache_dir is not None else replace(self, cache_dir=cache_dir)
 
     def endpoint_of(self, place: Place) -> str:
-        """The server that options name: the same bucket and key may be different shards on two servers."""
+        """The server that options name: the same bucket and key may be different shards on two servers.
+
+        Args:
+            place: a URL or path.
+        """
         if not self.storage_options:
             return ""
         options = self.options_for(place)

@@ -139,6 +139,13 @@ class ShardWriter:
         SpecError: the pattern is not valid. InputError: ``info`` is not a JSON value.
         WidsError: a dataset exists already, or the place cannot be written.
         ValueError: ``samples`` or ``size`` is not positive.
+
+    Example:
+        >>> with wids.ShardWriter("out/new-%06d.tar", samples=2) as writer:
+        ...     for number in range(3):
+        ...         writer.write({"__key__": f"{number:04d}", ".txt": f"text {number}", ".cls": number})
+        >>> wids.ShardListDataset("out/new.json").lengths
+        [2, 1]
     """
 
     _is_closed = True  # until it is made: there is nothing to discard

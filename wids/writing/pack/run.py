@@ -55,6 +55,12 @@ class PackOutcome(JobOutcome, kw_only=True):
         skipped: samples that were left out, with reasons.
         seed: of the shuffle; None: samples were not shuffled.
         facts: other facts of the dataset, such as its classes. notes: oddities, a sentence each.
+
+    Example:
+        >>> settings = jobs.PackSettings(output="packed/train-%06d.tar")
+        >>> outcome = jobs.pack("photos", settings, engine=jobs.RunOptions(jobs=1))
+        >>> outcome.index, outcome.seed, outcome.skipped
+        ('packed/train.json', 0, [])
     """
 
     index: str

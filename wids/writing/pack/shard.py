@@ -91,6 +91,12 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
         numbers_keys: use the samples' numbers as keys.
         skips_errors: leave out samples that cannot be read.
         md5, tables, name, overwrite, session: as for `wids.writing.writer.ShardWriter`.
+
+    Example:
+        >>> settings = jobs.PackSettings(output="packed/train-%06d.tar", samples=5, keeps_order=True)
+        >>> outcome = jobs.pack("train.json", settings, engine=jobs.RunOptions(jobs=1))
+        >>> wids.ShardListDataset("packed/train.json").lengths
+        [5, 5, 2]
     """
 
     output: str
@@ -108,7 +114,11 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     session: Session = PLAIN
 
     def for_kind(self, kind: str) -> PackSettings:
-        """The same for this kind of source: class folders are always shuffled, as shards of one class mix badly."""
+        """The same for this kind of source: class folders are always shuffled, as shards of one class mix badly.
+
+        Args:
+            kind: ``"folder"``, ``"files"``, ``"manifest"`` or ``"dataset"``.
+        """
         if self.seed is None and kind == "folder" and not self.keeps_order:
             return msgspec.structs.replace(self, seed=0)
         return self

@@ -60,6 +60,12 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
         keep_fields: only these fields of files and datasets (``".jpg;.png"``: the first of them that a sample has).
         where: SQL that is true for the samples to pack.
         cache_dir: for remote shards of a dataset; None: the default of reading.
+
+    Example:
+        >>> settings = jobs.PackSettings(output="packed/train-%06d.tar")
+        >>> source = jobs.PackSource(keep_fields=[".txt"])
+        >>> jobs.pack("train.json", settings, source=source, engine=jobs.RunOptions(jobs=1)).samples
+        12
     """
 
     form: Literal["auto", "folder", "files", "manifest", "dataset"] = "auto"
@@ -73,6 +79,9 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, kind: str) -> None:
         """Check that this kind of source supports all that is requested.
+
+        Args:
+            kind: ``"folder"``, ``"files"``, ``"manifest"`` or ``"dataset"``.
 
         Raises:
             InputError: it does not.
@@ -112,9 +121,11 @@ def pack(
         SpecError: ``output`` is no pattern. SampleError: a sample cannot be written. OutputError: a shard cannot be.
         OutputExistsError: there is another dataset. JobError: a process that wrote a shard ended.
 
-    Example::
-
-        jobs.pack("images/", jobs.PackSettings(output="packed/train-%06d.tar", samples=1000))
+    Example:
+        >>> settings = jobs.PackSettings(output="packed/train-%06d.tar", samples=1000)
+        >>> outcome = jobs.pack("photos", settings, engine=jobs.RunOptions(jobs=1))
+        >>> outcome.samples, outcome.shards
+        (2, 1)
     """
     check_job(settings, PackSettings, engine, progress)
     check_struct("source", source, PackSource)
