@@ -52,6 +52,7 @@ python_display_short_literal_types = True
 maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+nitpick_ignore_regex = [("py:class", "'.*'")]  # the texts of a Literal, which are taken for names of types
 default_role = "py:obj"  # docstrings have `names` in single backticks
 toc_object_entries_show_parents = "hide"
 
@@ -60,5 +61,6 @@ html_title = f"wids {release}"
 html_copy_source = False
 html_show_sourcelink = False
 html_static_path = ["static"]
+html_search_scorer = str(HERE / "search.js")
 html_css_files = ["site.css"]
 html_theme_options = {"source_repository": "", "footer_icons": []}

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.project import Project
 from sphinx.util.nodes import make_refnode
 
@@ -158,12 +159,32 @@ def _type_attributes(_: Sphinx, *args: Any) -> None:
     lines[:] = text.split("\n")
 
 
+def _note_parameters(app: Sphinx, doctree: nodes.document) -> None:
+    """Give each parameter a place of its own, which links and the search find."""
+    for entry in doctree.findall(addnodes.desc):
+        signature = next(entry.findall(addnodes.desc_signature))
+        if entry.get("domain") != "py" or not signature.get("fullname"):
+            continue
+        owner = ".".join(filter(None, (signature.get("module"), signature["fullname"])))
+        for field in entry[-1].findall(nodes.field):
+            if field.parent.parent is not entry[-1] or field[0].astext() != "Parameters":
+                continue
+            items = [*field[1].findall(nodes.list_item)] or [field[1]]
+            for item in items:
+                name = next(item.findall(addnodes.literal_strong)).astext().lstrip("*")
+                item["ids"].append(f"{owner}({name})")
+                if entry["objtype"] in ("class", "function"):  # those of methods would come before them
+                    app.env.domains["std"].note_object("parameter", f"{owner}.{name}", item["ids"][0])
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect it all."""
     app.add_config_value("repository_url", "", "env", types=str)
     app.connect("builder-inited", _use_pages, priority=0)
     app.connect("source-read", _prepare)
     app.connect("doctree-read", _color)
+    app.connect("doctree-read", _note_parameters)
+    app.add_object_type("parameter", "parameter")
     app.connect("autodoc-process-docstring", _type_attributes, priority=600)  # after napoleon
     app.connect("autodoc-process-signature", _sign)
     app.connect("missing-reference", _find, priority=0)

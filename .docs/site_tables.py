@@ -15,7 +15,7 @@ import typer.main
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from wids import cli, events
+from wids import cli, errors, events
 from wids.cli.cache.daemon import _HELP
 from wids.otel import _COUNTERS, _SPANS
 
@@ -154,6 +154,23 @@ class Types(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class Errors(SphinxDirective):
+    """Each error with its bases, its kind and its meaning."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the table."""
+        rows = [
+            [
+                self.parse_inline(f"`~wids.errors.{kind.__name__}`")[0],
+                self.parse_inline(inspect.getdoc(kind).partition("\n\n")[0].replace("\n", " "))[0],
+                _codes(base.__name__ for base in kind.__bases__),
+            ]
+            for kind in vars(errors).values()
+            if isinstance(kind, type) and issubclass(kind, errors.WidsError)
+        ]
+        return [_table(("exception", "when", "is a"), rows)]
+
+
 class Events(SphinxDirective):
     """Each event with its line in the log, its counts, its span."""
 
@@ -203,6 +220,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for name, directive in (
         ("wids-commands", Commands),
         ("wids-types", Types),
+        ("wids-errors", Errors),
         ("wids-events", Events),
         ("wids-metrics", Metrics),
     ):
