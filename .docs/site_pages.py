@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -177,6 +178,14 @@ def _note_parameters(app: Sphinx, doctree: nodes.document) -> None:
                     app.env.domains["std"].note_object("parameter", f"{owner}.{name}", item["ids"][0])
 
 
+def _keep_builtins(_: Sphinx, doctree: nodes.document) -> None:
+    """Let ``bytes`` in a signature be Python's type, and not an attribute of that name."""
+    for node in doctree.findall(addnodes.pending_xref):
+        if node.get("refdomain") == "py" and hasattr(builtins, node["reftarget"]):
+            for name in ("py:module", "py:class", "refspecific"):
+                node.attributes.pop(name, None)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect it all."""
     app.add_config_value("repository_url", "", "env", types=str)
@@ -184,6 +193,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _prepare)
     app.connect("doctree-read", _color)
     app.connect("doctree-read", _note_parameters)
+    app.connect("doctree-read", _keep_builtins)
     app.add_object_type("parameter", "parameter")
     app.connect("autodoc-process-docstring", _type_attributes, priority=600)  # after napoleon
     app.connect("autodoc-process-signature", _sign)

@@ -58,7 +58,8 @@ class BucketBatchSampler(Sampler[list[int]]):
             give batches of more equal lengths, and keep more shards open.
 
     Attributes:
-        sampler, batch_size: as given. skipped: samples of the dataset that are left out.
+        sampler, batch_size: as given.
+        skipped: samples of the dataset that are left out.
 
     Raises:
         InputError: neither ``max_tokens`` nor ``batch_size``; lengths that are no numbers above 0, are not as many as
@@ -347,7 +348,8 @@ class MixtureBatchSampler(Sampler[list[int]]):
         **options: of `wids.DistributedChunkedSampler`.
 
     Attributes:
-        sampler: the `wids.DistributedChunkedSampler` underneath. batch_size: as given.
+        sampler: the `wids.DistributedChunkedSampler` underneath.
+        batch_size: as given.
 
     Raises:
         ValueError: a bad option; the dataset is no mixture.

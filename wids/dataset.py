@@ -114,9 +114,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     ``ShardListDataset[X]`` is a dataset whose transformations return an X.
 
     Attributes:
-        lengths: samples in each shard, a sequence of ints. total_length: their sum, an int.
+        lengths: samples in each shard, a sequence of ints.
+        total_length: their sum, an int.
         cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
-        cache: the pool of open shards in this process. base, dataset_name, cache_dir, fields: as given or found.
+        cache: the pool of open shards in this process.
+        base, dataset_name, cache_dir, fields: as given or found.
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
 
     Args:

@@ -74,7 +74,8 @@ class Mixture(ConcatDataset[Any]):
     ``mixture[i]`` is a sample of the source that holds index i, with that source's transformations, then the mixture's.
 
     Attributes:
-        datasets: the sources, a list. names: theirs, a list of str.
+        datasets: the sources, a list.
+        names: theirs, a list of str.
         weights: name -> weight, float; those of the first sample on: a sampler may change its own.
         lengths: samples of each source, a list of int.
 

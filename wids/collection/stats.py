@@ -30,16 +30,21 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the dataset was made, of this process and of the workers of its loaders.
 
     Attributes:
-        fetches: shards downloaded. fetched_ahead: those of them that were complete before a sample of them was needed.
-        fetched_bytes: their bytes. fetch_requests: the requests for them.
+        fetches: shards downloaded.
+        fetched_ahead: those of them that were complete before a sample of them was needed.
+        fetched_bytes: their bytes.
+        fetch_requests: the requests for them.
         prefetches: iterations of samplers whose shards were downloaded ahead.
         hits: remote shards that were in the cache when they were opened.
         retries: attempts at downloads that failed and were followed by another one.
         rejections: cached shards that were not used, but downloaded again: damaged, changed, not what the index says.
-        evictions: shards deleted to make space. evicted_bytes: their bytes.
+        evictions: shards deleted to make space.
+        evicted_bytes: their bytes.
         waits: how often a process waited for another one's download, or for space in the cache.
-        range_requests: byte ranges read for samples of shards that are not in the cache. range_bytes: their bytes.
-        table_requests: requests for member tables of such shards. table_bytes: their bytes.
+        range_requests: byte ranges read for samples of shards that are not in the cache.
+        range_bytes: their bytes.
+        table_requests: requests for member tables of such shards.
+        table_bytes: their bytes.
         substitutions: samples that failed (``on_error="substitute"``).
         stalled_seconds: time that samples waited for a shard that was not in the cache; the sum over all threads.
     """

@@ -55,12 +55,14 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     """The results for the shards.
 
     Attributes:
-        output: the table's path. samples: its rows.
+        output: the table's path.
+        samples: its rows.
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
         empty: columns for which no sample has a value; their fields or keys may be misspelt.
-        surveyed: shards that were read. unchanged: shards known from an earlier run.
-        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN,
-            also within JSON.
+        surveyed: shards that were read.
+        unchanged: shards known from an earlier run.
+        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN, also within
+            JSON.
         doubled: samples that have a field twice, in upper and in lower case; the sizes are added.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> the reason for its first unparsed member.

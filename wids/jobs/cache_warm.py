@@ -61,7 +61,8 @@ class WarmOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         directory: of the cache.
-        fetched: downloaded shards. fetched_bytes: their bytes.
+        fetched: downloaded shards.
+        fetched_bytes: their bytes.
         cached: shards that were already cached, complete and current, or that other processes downloaded meanwhile.
         in_place: local shards, which are read in place; they exist and have the size that the index has.
         retries: of failed requests.

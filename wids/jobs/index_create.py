@@ -78,8 +78,10 @@ class IndexOutcome(JobOutcome, kw_only=True):
     Attributes:
         output: the index's path.
         samples, members, bytes: of the shards in the index.
-        surveyed: shards that were read. unchanged: shards known from an earlier run.
-        counted: shards indexed by their counts, not read. counts: file of counts -> number of counts from it.
+        surveyed: shards that were read.
+        unchanged: shards known from an earlier run.
+        counted: shards indexed by their counts, not read.
+        counts: file of counts -> number of counts from it.
         unused_counts: shards that these files name and the sources do not.
         added, dropped: by an update.
         requests, read_bytes: byte ranges of remote shards.
@@ -87,8 +89,8 @@ class IndexOutcome(JobOutcome, kw_only=True):
         repeated: further name of a file that the index already has -> its first name.
         behind: shard with bytes after its end marker, which are not read -> the offset of these bytes.
         empty: shard without a sample -> the number of its files.
-        left_files: files of all shards that are part of no sample. repeated_keys: samples whose key an earlier sample
-            of their shard has.
+        left_files: files of all shards that are part of no sample.
+        repeated_keys: samples whose key an earlier sample of their shard has.
 
     Example:
         >>> outcome = jobs.create_index(["train-000000.tar", "train-000001.tar"], "new.json")

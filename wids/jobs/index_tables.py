@@ -74,8 +74,11 @@ class TablesOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         index, output: paths of the index and of the pack.
-        tables: in the pack. bytes: of the pack.
-        beside: tables read beside their shards. scanned: those made from shards. known: those of an earlier run.
+        tables: in the pack.
+        bytes: of the pack.
+        beside: tables read beside their shards.
+        scanned: those made from shards.
+        known: those of an earlier run.
         requests, read_bytes: of remote shards that were scanned.
 
     Example:

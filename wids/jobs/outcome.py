@@ -52,8 +52,11 @@ class JobProgress(msgspec.Struct, kw_only=True):
     """The progress of a job.
 
     Attributes:
-        shards: their number. ended: shards that succeeded or failed. failed: shards that failed.
-        bytes: read or written so far. retries: of downloads.
+        shards: their number.
+        ended: shards that succeeded or failed.
+        failed: shards that failed.
+        bytes: read or written so far.
+        retries: of downloads.
         total, done: samples or bytes, in all and so far, for jobs whose shards differ in size.
 
     Example:

@@ -22,7 +22,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, empty, count, table,
             changed, decode, error.
-        what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: for the user.
+        what: in a few words.
+        where: in the shard, or the file beside it; ``""``: as a whole.
+        advice: for the user.
         detail: the full message, if it says more.
         key, field, row: of the sample and member, for ``decode``.
 
@@ -47,7 +49,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The facts and problems of one shard.
 
     Attributes:
-        number: of the shard in its index. url: of the shard.
+        number: of the shard in its index.
+        url: of the shard.
         size_bytes, nsamples: as found; None: unknown.
         left_files: files that are part of no sample.
         undecoded: members that were not decoded, because that could run code.
@@ -79,7 +82,8 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The kinds of checks.
 
     Attributes:
-        is_quick: check only existence and size. has_digest: check the checksums that the index has.
+        is_quick: check only existence and size.
+        has_digest: check the checksums that the index has.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
 

@@ -121,7 +121,8 @@ class ShardWriter:
     closed nor used in a ``with``: a warning is logged when it is deleted or the program ends.
 
     Attributes:
-        index: URL of the index. shards: its entries of the complete shards.
+        index: URL of the index.
+        shards: its entries of the complete shards.
         nsamples: samples written so far.
 
     Args:

@@ -54,7 +54,8 @@ class PackOutcome(JobOutcome, kw_only=True):
         unmatched: number of unwanted samples.
         skipped: samples that were left out, with reasons.
         seed: of the shuffle; None: samples were not shuffled.
-        facts: other facts of the dataset, such as its classes. notes: oddities, a sentence each.
+        facts: other facts of the dataset, such as its classes.
+        notes: oddities, a sentence each.
 
     Example:
         >>> settings = jobs.PackSettings(output="packed/train-%06d.tar")
