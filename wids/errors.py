@@ -149,7 +149,8 @@ class WidsError(Exception):
         context: the same facts as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
             is ``None``, on an error that crossed from a DataLoader worker, where only the message travels.
             ``hint`` names what a caller can do about it, by the parameter that does it (``"overwrite"``); messages
-            name no flags of the command line, which words hints itself.
+            name no flags of the command line, which words hints itself. ``parameter`` names an argument that is wrong
+            in itself, or does not fit the others.
 
     Attributes:
         kind: one word for its class, as tables and programs have it.
@@ -177,6 +178,7 @@ class WidsError(Exception):
     expected: Any = None
     found: Any = None
     hint: str | None = None
+    parameter: str | None = None
 
     def __init__(self, message: str = "", **context: Any) -> None:
         super().__init__(without_secrets(message, context.get("url"), context.get("shard")))

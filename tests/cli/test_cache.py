@@ -569,7 +569,7 @@ def test_warm_from_an_index(server, tmp_path):
     assert out.startswith(f"{cache}: 3 shards: 3 fetched (")
     assert len(names_in(cache)) == 3
     asked = shards_asked(server)
-    assert run_ok("cache", "warm", index, "--cache-dir", cache) == f"{cache}: 3 shards: 3 found there\n"
+    assert run_ok("cache", "warm", index, "--cache-dir", cache).startswith(f"{cache}: 3 shards: 3 found there in ")
     _, listed, _ = load_shards(index)
     store = AutoProvider(cache_dir=str(cache))
     assert [texts(store.open(each)) for each in listed] == [texts_of(tag) for tag in "abc"]
@@ -636,7 +636,7 @@ def test_warm_tries_again(server, cache):
     server.faults["/a.tar"] = [status(503), whole]
     out = run_ok("cache", "warm", index, "--cache-dir", cache)
     assert "1 fetched (" in out
-    assert out.endswith(", tried again: 1\n")
+    assert ", 1 tried again in " in out
 
 
 def test_warm_with_a_missing_shard(server, cache):
@@ -646,7 +646,7 @@ def test_warm_with_a_missing_shard(server, cache):
     code, out, err = run("cache", "warm", index, "--cache-dir", cache)
     assert code == 1
     assert out.startswith(f"{cache}: 3 shards: 2 fetched (")
-    assert out.endswith(", 1 failed\n")
+    assert ", 1 failed in " in out
     first, last = err.splitlines()
     assert first.startswith(f"wids: {server.url}/b.tar: there is nothing there")
     assert last == "wids: 1 of 3 shards could not be fetched"
@@ -704,7 +704,8 @@ def test_warm_into_a_full_cache(server, cache):
 def test_warm_of_local_shards(tmp_path, cache):
     """Local shards are read where they are, and there is nothing to fetch."""
     path = write(str(tmp_path / "www" / "a.tar"), shard("a"))
-    assert run_ok("cache", "warm", path, "--cache-dir", cache) == f"{cache}: 1 shard: 1 local, read in place\n"
+    out = run_ok("cache", "warm", path, "--cache-dir", cache)
+    assert out.startswith(f"{cache}: 1 shard: 1 local in ")
     assert os.listdir(cache) == []
 
 
@@ -717,7 +718,8 @@ def test_warm_of_local_shards_that_cannot_be_read(tmp_path, cache):
     with open(paths[1], "ab") as file:
         file.write(bytes(512))
     code, out, err = run("cache", "warm", index, "--cache-dir", cache)
-    assert (code, out) == (1, f"{cache}: 3 shards: 1 local, read in place, 2 failed\n")
+    assert code == 1
+    assert out.startswith(f"{cache}: 3 shards: 1 local, 2 failed in ")
     assert "a.tar: there is no file" in err
     assert "b.tar: " in err
     assert "the index says filesize" in err

@@ -22,6 +22,8 @@ from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
+from wids.jobs import PackSource
+from wids.jobs import pack as pack_sources
 from wids.jobs.runner import RunOptions
 from wids.tables.fields import parse_fields
 from wids.tables.table import parse_table
@@ -814,6 +816,43 @@ def test_a_killed_process_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "parameter", "given", "words"),
+    [
+        ("in", "fields", [".a=b"], "fields is for manifests, and the source is taken as files"),
+        ("in", "classes", "names", "classes is for class folders and manifests, and the source is taken as files"),
+        ("r.csv", "fields", [], "fields: say what samples of a manifest hold, like .jpg=COLUMN and .cls=COLUMN"),
+        (
+            "r.csv",
+            "fields",
+            [".a=b", "a=c"],
+            "fields=['.a=b', 'a=c']: give different extensions; one field would hide the other",
+        ),
+        ("in", "keep_fields", ["a", ""], "keep_fields: '' has an empty extension; give them like 'jpg;png'"),
+    ],
+)
+def test_a_program_is_told_its_argument(tmp_path, name, parameter, given, words):
+    """The library names the parameter, in words and as an attribute; only the command names an option."""
+    put(tmp_path, {"in/a.txt": "x", "r.csv": "b\n1\n"})
+    how = PackSettings(output=str(tmp_path / "out/x-%d.tar"))
+    with pytest.raises(InputError) as caught:
+        pack_sources(tmp_path / name, how, source=PackSource(**{parameter: given}))
+    assert (str(caught.value), caught.value.parameter) == (words, parameter)
+
+
+def test_an_outcome_says_what_was_packed(tmp_path):
+    """A program learns the files that a glob stands for, and their kind; the command says it in words alone."""
+    put(tmp_path, {"r1.csv": "b\n1\n", "r2.csv": "b\n2\n"})
+    how = PackSettings(output=str(tmp_path / "out/x-%d.tar"))
+    outcome = pack_sources(f"{tmp_path}/r*.csv", how, source=PackSource(fields=[".cls=b"]), engine="threads")
+    assert (outcome.form, outcome.sources) == ("manifest", [f"{tmp_path}/r1.csv", f"{tmp_path}/r2.csv"])
+    args = (f"{tmp_path}/r*.csv", "--field", ".cls=b", "--jobs", 1, "-o")
+    said = f"2 sources, {tmp_path}/r1.csv to {tmp_path}/r2.csv, taken as a manifest: 2 samples"
+    assert run_ok("pack", *args, tmp_path / "a/x-%d.tar").startswith(said)
+    told = json.loads(run_ok("pack", *args, tmp_path / "b/x-%d.tar", "--json"))
+    assert not {"sources", "form"} & told.keys()
+
+
+@pytest.mark.parametrize(
     ("args", "code", "words"),
     [
         (("gone", "-o", "o/x-%d.tar"), 1, "gone: there is no such folder or file"),
@@ -824,6 +863,16 @@ def test_a_killed_process_is_told(tmp_path):
         (("in", "-o", "o/x-%d.tar", "--field", ".a=b"), 2, "for manifests"),
         (("in/r.csv", "-o", "o/x-%d.tar"), 2, "say what samples of a manifest hold"),
         (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=b", "--field", "a=c"), 2, "give different extensions"),
+        (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a"), 2, "'.a' does not say which column"),
+        (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=c"), 1, "there is no column 'c'"),
+        (
+            ("in", "-o", "o/x-%d.tar", "--key", "b"),
+            2,
+            "--key is for manifests, and the source is taken as files; for a",
+        ),
+        (("in", "-o", "o/x-%d.tar", "--keep-fields", ".a,"), 2, "--keep-fields: '' has an empty extension"),
+        (("in", "-o", ""), 2, "--output='': give text"),
+        (("", "-o", "o/x-%d.tar"), 2, "SOURCE='': give a path"),
         (("in", "-o", "file/x-%d.tar"), 1, "check the path"),
         (("in/broken.json", "-o", "o/x-%d.tar"), 1, "not valid JSON"),
         (("empty", "-o", "o/x-%d.tar"), 1, "there are no files in it"),

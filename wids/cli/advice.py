@@ -1,8 +1,11 @@
 """Advice about command-line flags, added to errors of the library.
 
 The library's messages state facts and name Python parameters. Where a flag of the command line helps, the error has a
-``hint``, and the table below has the words for it, which may quote attributes of the error.
+``hint``, and the table below has the words for it, which may quote attributes of the error. Where an argument is wrong,
+the error has a ``parameter``, and its message may begin with that name, in whose place the option's stands here.
 """
+
+import re
 
 from wids.errors import WidsError
 
@@ -12,6 +15,8 @@ _ADVICE = {
     "index": "`wids index create` makes one",
     "skip_errors": "--skip-errors leaves out what cannot be packed",
     "number_keys": "--number-keys numbers them",
+    "form": "say what it is with --format",
+    "manifest": "for a manifest with another suffix say --format manifest",
     "format_files": "for other files use --format files",
     "format_files_too": "or say --format files",
     "format_either": "--format folder, or --format files",
@@ -32,9 +37,16 @@ _ADVICE = {
 _FLAGS = {"overwrite": ("overwrite=True", "--overwrite"), "too_long": ("too_long='skip'", "--too-long skip")}
 
 
+# Parameters whose option has another name than theirs.
+_OPTIONS = {"fields": "--field", "sources": "SOURCE"}
+
+
 def with_advice(error: WidsError) -> str:
     """Return the error's message, with advice about a flag that helps, if there is one."""
     message = str(error) or type(error).__name__
     message = message.replace(*_FLAGS.get(error.hint or "", ("", "")))
+    if error.parameter is not None:
+        option = _OPTIONS.get(error.parameter, f"--{error.parameter.replace('_', '-')}")
+        message = re.sub(rf"^(\w+: )?{error.parameter}\b", option, message)
     advice = _ADVICE.get(error.hint or "")
     return f"{message}; {advice.format_map({'fitting': '', **vars(error)})}" if advice else message

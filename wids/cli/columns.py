@@ -109,34 +109,33 @@ def _print_failures(error: Exception) -> None:
 
 
 def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
-    from wids.cli.format import count_of, print_counts, print_errors, print_json, print_table, printable, shown_path
+    from wids.cli.format import count_of, print_errors, print_outcome, print_table, printable, shown_path
 
     print_errors([f"null: {why}" for why in outcome.troubles.values()])
     print_errors([f"no sample has a value for the column {name!r}: all of it is null" for name in outcome.empty])
-    if is_json:
-        print_json(outcome)
-        return
-    print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
-    print(
-        f"{shown_path(outcome.output)}: {count_of(outcome.samples, 'row')}, {count_of(len(outcome.columns), 'column')}"
-    )
-    print_counts(outcome, ("read", outcome.surveyed), ("unchanged", outcome.unchanged), otherwise="no shards")
-    _report_counts("no value (null)", outcome.nulls, outcome.samples)
-    for is_text, what in (
-        (False, "which SQL takes for more than any number"),
-        (True, "in JSON text, which has no word for it"),
-    ):
-        nans = {name: n for name, n in outcome.nans.items() if (outcome.columns[name] == "json") is is_text}
-        _report_counts(f"NaN, {what}", nans, outcome.samples)
-    if outcome.doubled:
-        print(f"a field twice, in upper and lower case, its sizes added: {count_of(outcome.doubled, 'sample')}")
-    if outcome.unparsed:
-        print(f"null, for they cannot be parsed: {count_of(outcome.unparsed, 'member')}")
+    if not is_json:
+        print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
 
-
-def _report_counts(what: str, counts: dict[str, int], samples: int) -> None:
-    from wids.cli.format import count_of, printable
-
-    if counts:
+    def spread(what: str, counts: dict[str, int]) -> list[str]:
         words = ", ".join(f"{printable(name)} in {count:,}" for name, count in counts.items())
-        print(f"{what}: {words} of {count_of(samples, 'sample')}")
+        return [f"{what}: {words} of {count_of(outcome.samples, 'sample')}"] if counts else []
+
+    nans, in_text = (
+        {name: n for name, n in outcome.nans.items() if (outcome.columns[name] == "json") is is_text}
+        for is_text in (False, True)
+    )
+    rows, columns = count_of(outcome.samples, "row"), count_of(len(outcome.columns), "column")
+    print_outcome(
+        outcome,
+        f"{shown_path(outcome.output)}: {rows}, {columns}",
+        is_json=is_json,
+        counts={"surveyed": "read", "unchanged": "unchanged"},
+        lines={
+            "nulls": spread("no value (null)", outcome.nulls),
+            "nans": spread("NaN, which SQL takes for more than any number", nans)
+            + spread("NaN, in JSON text, which has no word for it", in_text),
+            "doubled": "a field twice, in upper and lower case, its sizes added: "
+            + count_of(outcome.doubled, "sample"),
+            "unparsed": f"null, for they cannot be parsed: {count_of(outcome.unparsed, 'member')}",
+        },
+    )

@@ -23,7 +23,7 @@ from wids.errors import without_secrets
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # Errors that a command prints one by one; the others are counted.
 _MAX_ERRORS = 10
@@ -93,10 +93,9 @@ def shown_path(path: str) -> str:
     return printable(path if relative.startswith("..") else relative)
 
 
-def print_json(value: Any, **more: Any) -> None:
-    """Print a value, a structure of the library too, as indented JSON, see `to_json`; ``more`` adds members to it."""
-    plain = msgspec.to_builtins(value)
-    print(to_json({**plain, **msgspec.to_builtins(more)} if more else plain, indent=2))
+def print_json(value: Any) -> None:
+    """Print a value, a structure of the library too, as indented JSON, see `to_json`."""
+    print(to_json(msgspec.to_builtins(value), indent=2))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -115,19 +114,39 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_counts(outcome: Any, *counts: tuple[str, int], otherwise: str = "") -> None:
-    """Print what became of the shards of a job, how long it took, and what it read over the network.
+def print_outcome(
+    found: Any,
+    head: str,
+    *,
+    is_json: bool,
+    counts: Mapping[str, str] | None = None,
+    lines: Mapping[str, str | Sequence[str]] | None = None,
+) -> None:
+    """Print the outcome of a job: as JSON, or in words for those of its members that are neither 0 nor empty.
 
     Args:
-        outcome: of the job, with its seconds, requests and read_bytes.
-        counts: words, and how many shards they are true of; those of none are not printed.
-        otherwise: words where all are of none.
+        found: the outcome, a structure of the library or a dict.
+        head: the first line; the counts follow in it where it ends with a colon, else in the next one.
+        is_json: print the outcome as JSON.
+        counts: members that count shards -> words after their number; behind them, the seconds of the job and the bytes
+            that it read over the network.
+        lines: other members -> a line, or several.
     """
-    words = ", ".join(f"{count:,} {word}" for word, count in counts if count) or otherwise
-    words += f" in {outcome.seconds:.3g} s"
-    if outcome.requests:
-        words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
-    print(words)
+    if is_json:
+        print_json(found)
+        return
+    values = msgspec.to_builtins(found)
+    if counts is not None:
+        sums = {name: len(values[name]) if isinstance(values[name], dict) else values[name] for name in counts}
+        parts = ", ".join(f"{sums[name]:,} {words}" for name, words in counts.items() if sums[name])
+        head += f"{' ' if head.endswith(':') else chr(10)}{parts or 'nothing to do'} in {values['seconds']:,.3g} s"
+        if values.get("requests"):
+            head += f"; {format_size(values['read_bytes'])} came in {count_of(values['requests'], 'request')}"
+    print(head)
+    for name, words in (lines or {}).items():
+        if values[name]:
+            for line in [words] if isinstance(words, str) else words:
+                print(line)
 
 
 def print_text(text: str) -> None:

@@ -12,14 +12,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from wids.cli.format import (
     count_of,
     format_size,
-    print_counts,
     print_errors,
     print_json,
+    print_outcome,
     printable,
     shown_path,
     shown_url,
@@ -351,17 +352,17 @@ def pack_tables(
     with job_signals():
         outcome = create_tables(index, output, settings=settings, engine=engine, progress=None if is_json else "bar")
     print_errors([f"left out: {why}" for why in outcome.failed.values()])
-    if is_json:
-        print_json(outcome)
-        return
     tables = f"{count_of(outcome.tables, 'member table')} of {count_of(outcome.shards, 'shard')}"
-    print(f"{shown_path(outcome.output)}: {tables}, {format_size(outcome.bytes)}; {shown_path(outcome.index)} names it")
-    print_counts(
+    print_outcome(
         outcome,
-        ("from beside the shards", outcome.beside),
-        ("from the shards", outcome.scanned),
-        ("from a run that was ended", outcome.known),
-        ("left out", len(outcome.failed)),
+        f"{shown_path(outcome.output)}: {tables}, {format_size(outcome.bytes)}; {shown_path(outcome.index)} names it",
+        is_json=is_json,
+        counts={
+            "beside": "from beside the shards",
+            "scanned": "from the shards",
+            "known": "from a run that was ended",
+            "failed": "left out",
+        },
     )
 
 
@@ -427,33 +428,32 @@ def _warnings(outcome: IndexOutcome) -> Iterator[str]:
 def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:
     print_errors([f"left out: {why}" for why in outcome.failed.values()])
     print_errors([f"warning: {what}" for what in _warnings(outcome)])
-    if is_json:
-        print_json(outcome, **({} if upload is None else {"upload": upload.publish(outcome.output)}))
-        return
+    uploaded = {"upload": upload.publish(outcome.output)} if is_json and upload is not None else {}
+    place = shown_path(os.path.dirname(outcome.output))
     sums = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
-    print(f"{shown_path(outcome.output)}: {', '.join(sums)}")
-    print_counts(
-        outcome,
-        ("read", outcome.surveyed),
-        ("unchanged", outcome.unchanged),
-        ("not read, by their counts", outcome.counted),
-        ("added", outcome.added),
-        ("dropped", outcome.dropped),
-        ("left out", len(outcome.failed)),
+    print_outcome(
+        {**msgspec.to_builtins(outcome), **uploaded},
+        f"{shown_path(outcome.output)}: {', '.join(sums)}",
+        is_json=is_json,
+        counts={
+            "surveyed": "read",
+            "unchanged": "unchanged",
+            "counted": "not read, by their counts",
+            "added": "added",
+            "dropped": "dropped",
+            "failed": "left out",
+        },
+        lines={
+            "counts": [f"{count_of(n, 'count')} from {shown_url(source)}" for source, n in outcome.counts.items()],
+            "repeated_keys": f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same "
+            "shard",
+            "left_files": f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an "
+            "extension, or with a dot first",
+            "tables": f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be "
+            "written",
+        },
     )
-    for source, count in outcome.counts.items():
-        print(f"{count_of(count, 'count')} from {shown_url(source)}")
-    if outcome.repeated_keys:
-        print(f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same shard")
-    if outcome.left_files:
-        print(
-            f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an extension, or with "
-            "a dot first"
-        )
-    if outcome.tables:
-        place = shown_path(os.path.dirname(outcome.output))
-        print(f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be written")
-    if upload is not None:
+    if upload is not None and not is_json:
         _report_upload(upload.publish(outcome.output))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
-from wids.cli.advice import with_advice
 from wids.cli.format import (
     count_of,
     format_rate,
@@ -15,20 +15,17 @@ from wids.cli.format import (
     parse_range,
     parse_size,
     print_errors,
-    print_json,
+    print_outcome,
     printable,
     shown_path,
     shown_url,
 )
 from wids.cli.options import Json, RunFlags, SessionFlag
 from wids.cli.plain_help import App
-from wids.errors import SpecError, WidsError
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from wids.writing.pack.run import PackOutcome
-    from wids.writing.pack.shard import PackSettings
-    from wids.writing.pack.sources import PackSource
+    from wids.jobs import PackOutcome, PackSettings, PackSource
 
 _Format = Literal["auto", "folder", "files", "manifest", "dataset"]
 _NAMED = 3  # files in a line
@@ -85,44 +82,17 @@ class SourceFlags:
     ] = ""
     session: SessionFlag = PLAIN
 
-    def check(self, kind: str) -> None:
-        """Refuse options that are not for this kind of source.
-
-        Raises:
-            typer.BadParameter: there is one.
-        """
-        if kind == "manifest":
-            if not self.fields:
-                raise typer.BadParameter("say what samples of a manifest hold: --field .jpg=COLUMN --field .cls=COLUMN")
-        elif self.fields or self.key or self.base:
-            raise typer.BadParameter(
-                f"--field, --key and --base are for manifests, and SOURCE is taken as {kind}; for other manifests than "
-                "those above say --format manifest"
-            )
-        if self.keep_fields is not None and kind not in ("files", "dataset"):
-            raise typer.BadParameter(f"--keep-fields is for files and datasets, and SOURCE is taken as {kind}")
-        if self.classes is not None and kind not in ("folder", "manifest"):
-            raise typer.BadParameter(f"--classes is for class folders and manifests, and SOURCE is taken as {kind}")
-
     def source(self) -> PackSource:
-        """What the library takes.
+        """What the library takes."""
+        from wids.jobs import PackSource
 
-        Raises:
-            InputError: an extension is empty, or stands in two fields. SpecError: a field is malformed.
-        """
-        from wids.tables.fields import parse_fields
-        from wids.writing.pack.sources import PackSource, parse_rules
-
-        keep_fields = None if self.keep_fields is None else tuple(self.keep_fields.split(","))
-        parse_rules(self.fields or ())  # before anything is looked at
-        parse_fields(keep_fields or ())
         return PackSource(
             form=self.form,
             fields=tuple(self.fields or ()),
             key=self.key,
             base=self.base,
             classes=self.classes,
-            keep_fields=keep_fields,
+            keep_fields=None if self.keep_fields is None else tuple(self.keep_fields.split(",")),
             where=tuple(self.where or ()),
             cache_dir=self.cache_dir or None,
         )
@@ -170,14 +140,12 @@ class PackFlags:
         """What the library takes.
 
         Raises:
-            SpecError: the output is no pattern. typer.BadParameter: the range is none, or two flags contradict.
+            typer.BadParameter: the range is none, or two flags contradict.
         """
         if self.keeps_order and self.seed is not None:
             raise typer.BadParameter("--shuffle and --no-shuffle are given; take one of them")
-        from wids.writing.output import parse_pattern
-        from wids.writing.pack.shard import PackSettings
+        from wids.jobs import PackSettings
 
-        parse_pattern(output)
         return PackSettings(
             output=output,
             samples=self.samples,
@@ -240,56 +208,45 @@ def run_pack(
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
+    from wids import jobs
     from wids.cli.progress import job_signals
-    from wids.cli.signals import Signals
-    from wids.writing.pack.run import pack_listing
-    from wids.writing.pack.sources import NAMES, find_sources, list_source
 
-    try:
-        settings, wanted = how.settings(output, flags.session), flags.source()
-    except (SpecError, ValueError) as error:
-        raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
-    options = run.options()
-    with Signals():
-        sources, kind = find_sources(sources, wanted, flags.session)
-        flags.check(kind)
-        settings = settings.for_kind(kind)
-        listing = list_source(kind, sources, wanted, settings, is_shown=not is_json)
+    settings, engine = how.settings(output, flags.session), run.options()
     with job_signals():
-        outcome = pack_listing(listing, settings, engine=options, progress=None if is_json else "bar")
-    source = shown_url(sources[0])
-    if len(sources) > 1:
-        source = f"{len(sources):,} sources, {source} to {shown_url(sources[-1])}"
-    _report(outcome, source=f"{source}, taken as {NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
+        outcome = jobs.pack(
+            sources, settings, source=flags.source(), engine=engine, progress=None if is_json else "bar"
+        )
+    _report(outcome, is_guessed=flags.form == "auto", is_json=is_json)
 
 
-def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
-    if is_json:
-        print_json(outcome, skipped=_plain(outcome))
-        return
+def _report(outcome: PackOutcome, *, is_guessed: bool, is_json: bool) -> None:
+    from wids.writing.pack.sources import NAMES
+
+    # Without the sources, which the caller knows, and in JSON may be many.
+    found = {name: value for name, value in msgspec.to_builtins(outcome).items() if name not in ("sources", "form")}
+    found["skipped"] = [{"sample": problem.place, "why": problem.why} for problem in outcome.skipped]
+    first, last, count = shown_url(outcome.sources[0]), shown_url(outcome.sources[-1]), len(outcome.sources)
+    source = first if count == 1 else f"{count:,} sources, {first} to {last}"
+    if is_guessed:
+        source += f", taken as {NAMES[outcome.form]}"
     rate = format_rate(outcome.bytes, outcome.seconds)
     done = f"{count_of(outcome.samples, 'sample')} in {count_of(outcome.shards, 'shard')}, {format_size(outcome.bytes)}"
     done += f", in {outcome.seconds:,.3g} s" + ("" if outcome.kept else f" ({rate})")
-    parts = list[str]()
-    if outcome.kept:
-        parts.append(f"{count_of(outcome.kept, 'shard')} of an earlier run kept")
-    if outcome.removed:
-        parts.append(f"{count_of(outcome.removed, 'older shard')} removed")
-    parts += outcome.facts
-    if outcome.ignored:
-        named = ", ".join(shown_path(path) for path in outcome.ignored_files[:_NAMED])
-        more = ", ..." if outcome.ignored > _NAMED else ""
-        parts.append(f"{count_of(outcome.ignored, 'file')} ignored ({named}{more})")
-    if outcome.unmatched:
-        parts.append(f"{count_of(outcome.unmatched, 'sample')} not wanted")
-    if outcome.skipped:
-        parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
-    print(f"{printable(source)}: {done}: {shown_url(outcome.index)}")
-    for part in parts:
-        print(printable(part))
-    print_errors([f"note: {note}" for note in outcome.notes])
-    print_errors([f"left out: {problem.why}" for problem in outcome.skipped])
-
-
-def _plain(outcome: PackOutcome) -> list[dict[str, str]]:
-    return [{"sample": problem.place, "why": problem.why} for problem in outcome.skipped]
+    named = ", ".join(shown_path(path) for path in outcome.ignored_files[:_NAMED])
+    more = ", ..." if outcome.ignored > _NAMED else ""
+    print_outcome(
+        found,
+        f"{printable(source)}: {done}: {shown_url(outcome.index)}",
+        is_json=is_json,
+        lines={
+            "kept": f"{count_of(outcome.kept, 'shard')} of an earlier run kept",
+            "removed": f"{count_of(outcome.removed, 'older shard')} removed",
+            "facts": list(map(printable, outcome.facts)),
+            "ignored": f"{count_of(outcome.ignored, 'file')} ignored ({named}{more})",
+            "unmatched": f"{count_of(outcome.unmatched, 'sample')} not wanted",
+            "skipped": f"{count_of(len(outcome.skipped), 'sample')} left out",
+        },
+    )
+    if not is_json:
+        print_errors([f"note: {note}" for note in outcome.notes])
+        print_errors([f"left out: {problem.why}" for problem in outcome.skipped])

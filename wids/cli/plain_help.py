@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from wids.cli.advice import with_advice
+from wids.cli.format import is_debug
+from wids.errors import WidsError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,7 +36,16 @@ _WORDS = re.compile(rf"-\S+\s+(?!-){_WORD}|{_WORD}")  # an option is not parted 
 
 
 class PlainCommand(TyperCommand):
-    """A command with such a help."""
+    """A command with such a help; an error that names a parameter is wrong usage, exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        try:
+            return super().invoke(ctx)
+        except WidsError as error:
+            if error.parameter is None or is_debug():
+                raise
+            raise typer.BadParameter(with_advice(error), ctx=ctx) from None
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overrides
         """Write the description."""

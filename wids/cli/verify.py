@@ -28,7 +28,7 @@ from wids.transport.session import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wids.jobs.index_verify import KeyCensus, VerifyOutcome
+    from wids.jobs.index_verify import VerifyOutcome
     from wids.jobs.problems import Finding
 
 # So many problems of one shard are printed one by one.
@@ -160,14 +160,11 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         )
     if report:
         _write_report(report, outcome)
-    if is_json:
-        _print_json(index, outcome)
-    else:
-        _print_report(index, outcome, is_quick=settings.is_quick)
-        if any(problem.row is not None for finding in outcome.wrong for problem in finding.problems):
-            first = "" if report else "--report bad.jsonl, then "
-            way = f"wids view {shown_url(index)} --exclude {report or 'bad.jsonl'} -o good.json"
-            print(f"to leave these samples out: {first}{way}")
+    _report(index, outcome, is_quick=settings.is_quick, is_json=is_json)
+    if not is_json and any(problem.row is not None for finding in outcome.wrong for problem in finding.problems):
+        first = "" if report else "--report bad.jsonl, then "
+        way = f"wids view {shown_url(index)} --exclude {report or 'bad.jsonl'} -o good.json"
+        print(f"to leave these samples out: {first}{way}")
     if outcome.wrong:
         kinds = Counter(problem.kind for finding in outcome.wrong for problem in finding.problems)
         words = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
@@ -204,83 +201,67 @@ def _write_report(path: str, outcome: VerifyOutcome) -> None:
     write_atomically(path, b"".join(lines))
 
 
-def _print_json(index: str, outcome: VerifyOutcome) -> None:
+def _report(index: str, outcome: VerifyOutcome, *, is_quick: bool, is_json: bool) -> None:
     import msgspec
 
-    from wids.cli.format import print_json
+    from wids.cli.format import count_of, format_rate, format_size, print_outcome, print_table, printable, shown_url
 
-    findings, example = outcome.findings, None if outcome.keys is None else outcome.keys.example
-    print_json(
-        {
-            "index": index,
-            "shards": len(findings),
-            "wrong": len(outcome.wrong),
-            "known": outcome.known,
-            "bytes": sum(finding.size_bytes or 0 for finding in findings),
-            "samples": sum(finding.nsamples or 0 for finding in findings),
-            "seconds": round(outcome.seconds, 3),
-            "left_files": sum(finding.left_files for finding in findings),
-            "undecoded": sum(finding.undecoded for finding in findings),
-            "repeated_keys": outcome.keys and outcome.keys.repeated,
-            "repeated_key": None if example is None else example[0],
-            "uncompared_keys": outcome.keys and outcome.keys.left,
-            "unused_tables": sum(finding.has_unused_table for finding in findings),
-            "problems": [
-                {"shard": finding.number, "url": finding.url, **msgspec.to_builtins(problem)}
-                for finding in findings
-                for problem in finding.problems
-            ],
-        }
-    )
+    findings, keys = outcome.findings, outcome.keys
+    example = None if keys is None else keys.example
+    found: dict[str, Any] = {
+        "index": index,
+        "shards": len(findings),
+        "wrong": len(outcome.wrong),
+        "known": outcome.known,
+        "bytes": sum(finding.size_bytes or 0 for finding in findings),
+        "samples": sum(finding.nsamples or 0 for finding in findings),
+        "seconds": round(outcome.seconds, 3),
+        "left_files": sum(finding.left_files for finding in findings),
+        "undecoded": sum(finding.undecoded for finding in findings),
+        "repeated_keys": keys and keys.repeated,
+        "repeated_key": None if example is None else example[0],
+        "uncompared_keys": keys and keys.left,
+        "unused_tables": sum(finding.has_unused_table for finding in findings),
+        "problems": [
+            {"shard": finding.number, "url": finding.url, **msgspec.to_builtins(problem)}
+            for finding in findings
+            for problem in finding.problems
+        ],
+    }
 
+    def count(name: str, noun: str) -> str:
+        return count_of(found[name] or 0, noun)
 
-def _print_report(index: str, outcome: VerifyOutcome, *, is_quick: bool) -> None:
-    from wids.cli.format import count_of, format_rate, format_size, print_table, shown_url
-
-    findings = outcome.findings
-    rows = list(_rows(findings))
-    if rows:
-        print_table(("shard", "what", "where", "what to do"), rows)
+    if outcome.wrong and not is_json:
+        print_table(("shard", "what", "where", "what to do"), _rows(findings))
         print()
-    size = sum(finding.size_bytes or 0 for finding in findings)
-    samples = sum(finding.nsamples or 0 for finding in findings)
-    words = f"{shown_url(index)}: {count_of(len(findings), 'shard')} of {format_size(size)}"
-    if not is_quick:
-        words += f" and {count_of(samples, 'sample')}"
-    words += f" looked at in {outcome.seconds:,.3g} s"
-    if not (is_quick or outcome.known):
-        words += f" ({format_rate(size, outcome.seconds)})"
-    print(words if rows else f"{words}: all is well")
-    if outcome.known:
-        print(f"not read again, for a run that was ended had checked them: {count_of(outcome.known, 'shard')}")
-    if outcome.unsaid:
-        missing = ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in outcome.unsaid.items())
-        print(f"not compared, for the index does not say: {missing}")
-    if unused := sum(finding.has_unused_table for finding in findings):
-        print(
-            f"not used, for their shards have other times (copied without them?): {count_of(unused, 'member table')}; "
-            "they are right, and `wids index create --members` makes them again"
-        )
-    if left := sum(finding.left_files for finding in findings):
-        print(f"in no sample, for their names have no extension, or a dot first: {count_of(left, 'file')}")
-    if outcome.keys is not None:
-        _print_keys(outcome.keys, {finding.number: finding.url for finding in findings})
-    if undecoded := sum(finding.undecoded for finding in findings):
-        print(f"not decoded, for that could run code (pickle): {count_of(undecoded, 'member')}")
-
-
-def _print_keys(keys: KeyCensus, places: dict[int, str]) -> None:
-    from wids.cli.format import count_of, printable, shown_url
-
-    if keys.example is not None:
-        key, *numbers = keys.example
-        shards = " and ".join(shown_url(Place(places[number]).name) for number in dict.fromkeys(numbers))
-        print(
-            f"with a key that another sample has, too: {count_of(keys.repeated, 'sample')}, such as "
-            f"{printable(repr(key))} in {shards}; a list of keys (exclude, select) means all that have them"
-        )
-    if keys.left:
-        print(f"keys not compared (--max-keys, or checked by an earlier run): {count_of(keys.left, 'sample')}")
+    samples = "" if is_quick else f" and {count('samples', 'sample')}"
+    rate = "" if is_quick or outcome.known else f" ({format_rate(found['bytes'], outcome.seconds)})"
+    head = f"{count('shards', 'shard')} of {format_size(found['bytes'])}{samples} looked at in {outcome.seconds:,.3g} s"
+    well = "" if outcome.wrong else ": all is well"
+    missing = ", ".join(f"{what} of {count_of(number, 'shard')}" for what, number in outcome.unsaid.items())
+    places = {finding.number: shown_url(Place(finding.url).name) for finding in findings}
+    key, *numbers = example or ("",)
+    shards = " and ".join(places[number] for number in dict.fromkeys(numbers))
+    print_outcome(
+        found,
+        f"{shown_url(index)}: {head}{rate}{well}",
+        is_json=is_json,
+        lines={
+            "known": f"not read again, for a run that was ended had checked them: {count('known', 'shard')}",
+            "shards": [f"not compared, for the index does not say: {missing}"] if missing else [],
+            "unused_tables": "not used, for their shards have other times (copied without them?): "
+            f"{count('unused_tables', 'member table')}; they are right, and `wids index create --members` makes them "
+            "again",
+            "left_files": "in no sample, for their names have no extension, or a dot first: "
+            + count("left_files", "file"),
+            "repeated_keys": f"with a key that another sample has, too: {count('repeated_keys', 'sample')}, such as "
+            f"{printable(repr(key))} in {shards}; a list of keys (exclude, select) means all that have them",
+            "uncompared_keys": "keys not compared (--max-keys, or checked by an earlier run): "
+            + count("uncompared_keys", "sample"),
+            "undecoded": f"not decoded, for that could run code (pickle): {count('undecoded', 'member')}",
+        },
+    )
 
 
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:

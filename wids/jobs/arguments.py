@@ -89,7 +89,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         InputError: it does not fit.
     """
     if not _fits(value, kind):
-        raise InputError(f"{name}={value!r:.200}: give {_words(kind)}")
+        raise InputError(f"{name}={value!r:.200}: give {_words(kind)}", parameter=_last(name))
 
 
 def check_index(index: Any) -> None:
@@ -124,7 +124,7 @@ def text_of(name: str, value: Any) -> str:
     """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{name}={value!r:.200}: give a path, a URL or other text")
+        raise InputError(f"{name}={value!r:.200}: give a path, a URL or other text", parameter=_last(name))
     return text
 
 
@@ -139,7 +139,14 @@ def texts_of(name: str, value: Any) -> list[str]:
     try:
         return [text_of(name, each) for each in value]
     except TypeError as error:
-        raise InputError(f"{name}={value!r:.200}: give a path, a URL or other text, or several") from error
+        raise InputError(
+            f"{name}={value!r:.200}: give a path, a URL or other text, or several", parameter=_last(name)
+        ) from error
+
+
+def _last(name: str) -> str:
+    """The parameter in ``settings: output``."""
+    return name.rpartition(": ")[2]
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -173,7 +180,7 @@ def _words(kind: Any) -> str:
         *firsts, last = (repr(part) if origin is Literal else _words(part) for part in parts)
         return f"{', '.join(firsts)} or {last}"
     if origin in (tuple, Sequence):
-        each = "text" if parts[0] is str else parts[0].__name__
+        each = "text" if _bounds(parts[0])[1] is str else parts[0].__name__
         many = f"at least {bounds.min_length} {each}" if bounds.min_length else f"{each}s"
         return f"a {'tuple' if origin is tuple else 'list'} of {many}"
     words: str = _WORDS[kind] if kind in _WORDS else getattr(kind, "__name__", str(kind))

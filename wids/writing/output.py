@@ -85,6 +85,7 @@ def parse_pattern(text: str) -> ShardPattern:
             f"{text!r} does not say how shards are called; write it like 'out/train-%06d.tar', with one number, in the "
             "file's name",
             path="",
+            parameter="output",
         )
     mark = found[0]
     return ShardPattern(head=text[: mark.start()], tail=text[mark.end() :], digits=int(mark[1] or 1))

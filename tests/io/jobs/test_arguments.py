@@ -211,7 +211,7 @@ REFUSED = [
     (_from_source(where=3), "source: where=3: give a list of texts"),
     (_from_source(where=""), "source: where='': give"),
     (_from_source(cache_dir=3), "source: cache_dir=3: give text or None"),
-    (_from_source(form="dataset", key="a"), "key is for manifest, and the source is taken as dataset"),
+    (_from_source(form="dataset", key="a"), "key is for manifests, and the source is taken as dataset"),
     # create_columns, parse_spec
     (lambda: jobs.create_columns(INDEX, 3), "output=3: give"),
     (lambda: jobs.create_columns(INDEX, ""), "output='': give"),

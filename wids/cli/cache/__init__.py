@@ -22,6 +22,7 @@ from wids.cli.format import (
     parse_size,
     print_errors,
     print_json,
+    print_outcome,
     printable,
 )
 from wids.cli.options import CacheDir, Index, Json, RunFlags, SessionFlag, Shards
@@ -32,7 +33,6 @@ from wids.transport.session import PLAIN
 
 if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing
-    from wids.jobs.cache_warm import WarmOutcome
 
 app = App(help="List, clean, fill and limit cache directories.")
 
@@ -172,11 +172,20 @@ def warm_cache(
         if error.hint == "fewer_shards":  # those that fit, as --shards names them
             error.__dict__["fitting"] = f" (--shards {error.found.start}:{error.found.stop} fit)"
         raise
-    if is_json:
-        print_json(outcome)
-    else:
-        for one in outcome.nodes if options.is_ray else [outcome]:
-            _print_warming(one)
+    for one in outcome.nodes if options.is_ray and not is_json else [outcome]:
+        rate = f"{format_size(one.fetched_bytes)}, {format_rate(one.fetched_bytes, one.seconds)}"
+        print_outcome(
+            one,
+            f"{printable(f'{one.node} {one.directory}'.strip())}: {count_of(one.shards, 'shard')}:",
+            is_json=is_json,
+            counts={
+                "fetched": f"fetched ({rate})",
+                "cached": "found there",
+                "in_place": "local",
+                "failed": "failed",
+                "retries": "tried again",
+            },
+        )
     if outcome.failed:
         print_errors([*outcome.failed.values()])
         lost = len(outcome.failed) - sum(len(one.failed) for one in outcome.nodes) if options.is_ray else 0
@@ -305,21 +314,3 @@ def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
         size = format_size(listing.under_way.bytes)
         reasons.append(f"{count_of(listing.under_way.files, 'part file')} ({size}) under way")
     return reasons
-
-
-def _print_warming(outcome: WarmOutcome) -> None:
-    parts = []
-    if outcome.fetched:
-        rate = format_rate(outcome.fetched_bytes, outcome.seconds)
-        size = format_size(outcome.fetched_bytes)
-        parts.append(f"{outcome.fetched:,} fetched ({size} in {outcome.seconds:,.3g} s, {rate})")
-    if outcome.cached:
-        parts.append(f"{outcome.cached:,} found there")
-    if outcome.in_place:
-        parts.append(f"{outcome.in_place:,} local, read in place")
-    if outcome.failed:
-        parts.append(f"{len(outcome.failed):,} failed")
-    if outcome.retries:
-        parts.append(f"tried again: {outcome.retries:,}")
-    place = f"{outcome.node} {outcome.directory}".strip()
-    print(f"{printable(place)}: {count_of(outcome.shards, 'shard')}: {', '.join(parts) or 'nothing to do'}")

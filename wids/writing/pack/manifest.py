@@ -122,13 +122,17 @@ def parse_field(text: str) -> FieldRule:
     kind = extension.rpartition(".")[2].lower()
     is_file = names.startswith("@") or kind not in _VALUES
     if not equals or not all(columns):
-        raise InputError(f"field {shown(text)} does not say which column it comes from; write it like .jpg=path")
+        raise InputError(
+            f"field {shown(text)} does not say which column it comes from; write it like .jpg=path", parameter="fields"
+        )
     try:
         check_extension(extension, "")
     except SampleError as error:
-        raise InputError(f"field {shown(text)}: {shown(extension)} is no extension; write it like .jpg=path") from error
+        raise InputError(
+            f"field {shown(text)}: {shown(extension)} is no extension; write it like .jpg=path", parameter="fields"
+        ) from error
     if len(columns) > 1 and kind != "json":
-        raise InputError(f"field {shown(text)}: only .json holds several columns; give one")
+        raise InputError(f"field {shown(text)}: only .json holds several columns; give one", parameter="fields")
     return FieldRule(extension=extension, columns=columns, is_file=is_file)
 
 

@@ -47,6 +47,7 @@ class PackOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         index: its URL.
+        sources, form: the files that were packed, or the folder; their kind, as in `PackSource`.
         samples, bytes: in the ``shards`` that exist now.
         kept: number of shards from an earlier run.
         removed: conflicting shards of an earlier dataset.
@@ -76,6 +77,8 @@ class PackOutcome(JobOutcome, kw_only=True):
     ignored_files: list[str] = msgspec.field(default_factory=list)
     facts: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+    sources: list[str] = msgspec.field(default_factory=list)
+    form: str = ""
 
 
 def pack_listing(

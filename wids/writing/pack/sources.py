@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wids.jobs.runner import Engine
     from wids.transport.session import Session
     from wids.writing.pack.listing import SourceListing
+    from wids.writing.pack.manifest import FieldRule
     from wids.writing.pack.run import PackOutcome
 
 NAMES = {
@@ -39,14 +40,18 @@ NAMES = {
     "manifest": "a manifest",
     "dataset": "a dataset",
 }
-# Options -> the kinds of sources that they are for.
+# Options -> the kinds of sources that they are for, and these in words.
 _FOR = {
-    "fields": ("manifest",),
-    "key": ("manifest",),
-    "base": ("manifest",),
-    "keep_fields": ("files", "dataset"),
-    "classes": ("folder", "manifest"),
+    "fields": (("manifest",), "manifests"),
+    "key": (("manifest",), "manifests"),
+    "base": (("manifest",), "manifests"),
+    "keep_fields": (("files", "dataset"), "files and datasets"),
+    "classes": (("folder", "manifest"), "class folders and manifests"),
 }
+
+
+# What an empty text lacks, its parser says.
+_Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=0)]
 
 
 class PackSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +74,12 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     form: Literal["auto", "folder", "files", "manifest", "dataset"] = "auto"
-    fields: Sequence[str] = ()
+    fields: Sequence[_Text] = ()
     key: str | None = None
     base: str | None = None
     classes: str | None = None
-    keep_fields: Annotated[Sequence[str], msgspec.Meta(min_length=1)] | None = None
-    where: Sequence[str] = ()
+    keep_fields: Annotated[Sequence[_Text], msgspec.Meta(min_length=1)] | None = None
+    where: Sequence[_Text] = ()
     cache_dir: str | None = None
 
     def check(self, kind: str) -> None:
@@ -86,11 +91,17 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: it does not.
         """
-        for name, kinds in _FOR.items():
+        for name, (kinds, words) in _FOR.items():
             if getattr(self, name) and kind not in kinds:
-                raise InputError(f"{name} is for {' and '.join(kinds)}, and the source is taken as {kind}")
+                raise InputError(
+                    f"{name} is for {words}, and the source is taken as {kind}",
+                    parameter=name,
+                    hint="manifest" if kinds == ("manifest",) else None,
+                )
         if kind == "manifest" and not self.fields:
-            raise InputError('say what samples of a manifest hold: fields=[".jpg=COLUMN", ".cls=COLUMN"]')
+            raise InputError(
+                "fields: say what samples of a manifest hold, like .jpg=COLUMN and .cls=COLUMN", parameter="fields"
+            )
 
 
 def pack(
@@ -134,22 +145,24 @@ def pack(
     if settings.keeps_order and settings.seed is not None:
         raise InputError(f"settings: seed={settings.seed}: shuffles, and keeps_order does not; give one of them")
     lists = {name: getattr(source, name) for name in ("fields", "keep_fields", "where")}
-    lists = {name: value if value is None else texts_of(f"source: {name}", value) for name, value in lists.items()}
-    source = msgspec.structs.replace(source, **lists)
-    parse_rules(source.fields)
-    parse_fields(source.keep_fields)
+    one = {name: texts_of(f"source: {name}", value) for name, value in lists.items() if isinstance(value, str)}
+    source = msgspec.structs.replace(source, **one)
+    _parse_rules(source)
+    _parse_kept(source)
     if source.form != "auto":
         source.check(source.form)
     given = texts_of("sources", sources)
     if not given:
         raise InputError(f"sources={sources!r}: nothing to pack; give a folder, manifests, an index, or tars")
-    found, kind = find_sources(given, source, settings.session)
+    found, kind = _find_sources(given, source, settings.session)
     source.check(kind)
-    listing = list_source(kind, found, source, settings, is_shown=progress == "bar")
-    return pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
+    listing = _list_source(kind, found, source, settings, is_shown=progress == "bar")
+    outcome = pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
+    outcome.sources, outcome.form = found, kind
+    return outcome
 
 
-def find_sources(given: list[str], source: PackSource, session: Session) -> tuple[list[str], str]:
+def _find_sources(given: list[str], source: PackSource, session: Session) -> tuple[list[str], str]:
     """(the sources, their kind).
 
     Raises:
@@ -192,19 +205,17 @@ def _find_format(source: str) -> str:
         raise InputError(f"{source}: is compressed; unpack it first")
     if source.lower().endswith((".xlsx", ".xls", ".ods")):
         raise InputError(f"{source}: is a spreadsheet; store it as CSV, in UTF-8")
-    raise InputError(
-        f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar; say what it is with --format"
-    )
+    raise InputError(f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar", hint="form")
 
 
-def list_source(
+def _list_source(
     kind: str, sources: list[str], source: PackSource, settings: PackSettings, *, is_shown: bool
 ) -> SourceListing:
     """List the wanted samples of sources.
 
     Args:
         kind: of all of them.
-        sources: from `find_sources`.
+        sources: from `_find_sources`.
         source: the part of them to pack.
         settings: how.
         is_shown: show a bar in a terminal or a notebook.
@@ -235,7 +246,7 @@ def _list(
 ) -> SourceListing:
     session, numbers_keys = settings.session, settings.numbers_keys
     classes = None if source.classes is None else labels.read_classes(source.classes, session=session)
-    kept = None if source.keep_fields is None else parse_fields(source.keep_fields)
+    kept = _parse_kept(source)
     first = sources[0]
     is_folder = os.path.isdir(first)
     if kind in ("folder", "files") and not is_folder:
@@ -244,7 +255,7 @@ def _list(
     if kind == "manifest":
         return manifest.list_rows(
             sources,
-            fields=parse_rules(source.fields),
+            fields=_parse_rules(source),
             key=source.key,
             base=source.base,
             numbers_keys=numbers_keys,
@@ -268,13 +279,28 @@ def _list(
     )
 
 
-def parse_rules(fields: Sequence[str]) -> list[Any]:
+def _parse_rules(source: PackSource) -> list[FieldRule]:
     """Parse the fields of a manifest's samples.
 
     Raises:
-        InputError: two fields have the same extension. SpecError: one is malformed.
+        InputError: two fields have the same extension, or one is malformed.
     """
-    rules = [parse_field(text) for text in fields]
+    rules = [parse_field(text) for text in source.fields]
     if len({rule.extension for rule in rules}) < len(rules):
-        raise InputError(f"fields={fields!r:.200}: give different extensions; one field would hide the other")
+        raise InputError(
+            f"fields={source.fields!r:.200}: give different extensions; one field would hide the other",
+            parameter="fields",
+        )
     return rules
+
+
+def _parse_kept(source: PackSource) -> tuple[str, ...] | None:
+    """Parse the fields to keep; None: all.
+
+    Raises:
+        InputError: an extension is empty, or in two of the fields.
+    """
+    try:
+        return parse_fields(source.keep_fields)
+    except (InputError, TypeError) as error:
+        raise InputError(f"keep_{error}", parameter="keep_fields") from error
