@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.cache.show import holder_lines, short_name, show_listing
+from wids.cli.cache import daemon, show
+from wids.cli.cache.show import Directory, MaxFiles, MaxSize, directory_of, reasons_of, short_name
 from wids.cli.format import (
     count_of,
     format_rate,
     format_size,
-    is_debug,
     parse_range,
     parse_size,
     print_errors,
@@ -35,37 +35,14 @@ if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing
 
 app = App(help="List, clean, fill and limit cache directories.")
-
-_Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
-]
-_MaxSize = Annotated[
-    Any,
-    typer.Option(
-        "--max-size", parser=parse_size, metavar="SIZE", help="Bytes to keep at most: 10GB, 500MiB.", show_default=False
-    ),
-]
-_MaxFiles = Annotated[
-    int | None, typer.Option("--max-files", min=0, metavar="N", help="Shards to keep at most.", show_default=False)
-]
-
-
-@app.command("ls")
-def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
-    """List the shards in a cache directory: size, last use, and state.
-
-    States: "open": a process has the shard open. "kept": a dataset marked it. Neither kind is evicted. "in 12 s": a
-    running job needs it then. Below the table: totals, downloads under way, files left behind by killed processes,
-    files that are not the cache's, and the free space of the disk.
-    """
-    show_listing(_directory(directory), is_json=is_json)
+app.registered_commands += show.app.registered_commands
 
 
 @app.command("clean")
 def clean_cache(
-    directory: _Directory = "",
-    max_size: _MaxSize = None,
-    max_files: _MaxFiles = None,
+    directory: Directory = "",
+    max_size: MaxSize = None,
+    max_files: MaxFiles = None,
     is_all: Annotated[bool, typer.Option("--all", help="Delete every shard that may be evicted.")] = False,
     unkeep: Annotated[
         bool, typer.Option("--unkeep", help="First remove the marks by which datasets keep their shards.")
@@ -93,7 +70,7 @@ def clean_cache(
     default = 0 if is_all else sys.maxsize
     size = default if max_size is None else max_size
     files = default if max_files is None else max_files
-    before = take_listing(_directory(directory))
+    before = take_listing(directory_of(directory))
     directory = before.directory
     has_any = before.shards or before.under_way.files or before.left_behind.files
     unkept = _unkeep(before) if unkeep else 0
@@ -194,57 +171,6 @@ def warm_cache(
         raise JobError(f"{len(outcome.failed)} of {count_of(outcome.shards, 'shard')} could not be fetched")
 
 
-@app.command("daemon")
-def run_daemon(
-    pattern: Annotated[
-        str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob pattern of files to delete.")
-    ],
-    max_size: _MaxSize = None,
-    max_files: _MaxFiles = None,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between cleanings.")] = 60,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Lines of text, or JSON, one object on each line.")
-    ] = "text",
-    log_level: Annotated[
-        Literal["debug", "info", "warning"], typer.Option(help="What is logged at least; --debug is for debug.")
-    ] = "info",
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write numbers for Prometheus to this file after each cleaning (node_exporter's textfile collector).",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Keep a cache directory below a limit: clean it now and every --every seconds, in the foreground.
-
-    For systemd (Type=notify) and other supervisors. Each deletion is a line on stderr, and so is each cleaning: what
-    was deleted, what stays, and why, if that is more than the limit. SIGTERM and SIGINT end it, SIGHUP cleans at once.
-    The directory need not exist yet. Of several daemons on one directory, one cleans and the others wait.
-    """
-    if max_size is None and max_files is None:
-        raise typer.BadParameter("say what to keep: --max-size 10GB or --max-files 100")
-    if metrics is not None and not metrics.endswith(".prom"):
-        raise typer.BadParameter(f"--metrics {metrics}: node_exporter reads files whose names end in .prom")
-    from wids.cli.cache.daemon import DaemonLog, clean_until_signal
-
-    clean_until_signal(
-        pattern,
-        max_size=max_size,
-        max_files=max_files,
-        every=every,
-        log=DaemonLog(form=log_format, level="debug" if is_debug() else log_level),
-        metrics_path=metrics,
-    )
-
-
-def _directory(given: str) -> str:
-    from wids.files.own_folder import default_cache_dir
-
-    return given or default_cache_dir()
-
-
 def _unkeep(listing: Listing) -> int:
     """Remove the marks by which datasets keep their shards; returns their number."""
     from wids.cache.directory import CacheDirectory
@@ -290,27 +216,4 @@ def _limits(max_size: int, max_files: int) -> str:
     return " or ".join([*sizes, *counts])
 
 
-def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
-    """Say why each remaining shard was not deleted."""
-    from wids.cache.directory import CacheDirectory
-
-    kept = [shard for shard in remaining if shard.is_kept]
-    is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
-    rest = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
-    may_delete = CacheDirectory(listing.directory).deletable()
-    foreign = [shard for shard in rest if not may_delete(shard.name)]
-    others = [shard for shard in rest if may_delete(shard.name)]
-    reasons = []
-    for shards, why in (
-        (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
-        (is_open, "open in some process" + f": {'; '.join(holder_lines(listing))}" * bool(is_open)),
-        (foreign, "of other users, which the directory's sticky bit keeps you from deleting"),
-        (others, "could not be deleted, or were added meanwhile"),
-    ):
-        if shards:
-            size = format_size(sum(shard.size_bytes for shard in shards))
-            reasons.append(f"{count_of(len(shards), 'shard')} ({size}) {why}")
-    if listing.under_way.files:
-        size = format_size(listing.under_way.bytes)
-        reasons.append(f"{count_of(listing.under_way.files, 'part file')} ({size}) under way")
-    return reasons
+app.registered_commands += daemon.app.registered_commands

@@ -17,14 +17,16 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from wids.cache.cleanup import clean_repeatedly, list_matches
 from wids.cache.listing import take_listing
-from wids.cli.cache import reasons_of
-from wids.cli.format import count_of, format_size, printable, to_json
+from wids.cli.cache.show import MaxFiles, MaxSize, reasons_of
+from wids.cli.format import count_of, format_size, is_debug, printable, to_json
+from wids.cli.plain_help import App
 from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
@@ -146,49 +148,49 @@ def is_journal() -> bool:
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DaemonLog:
-    """What the daemon writes to stderr.
-
-    Attributes:
-        form: lines of text, or of JSON. level: from which on.
-    """
-
-    form: Literal["text", "json"] = "text"
-    level: Literal["debug", "info", "warning"] = "info"
+app = App()
 
 
-def clean_until_signal(
-    pattern: str,
-    *,
-    max_size: int | None,
-    max_files: int | None,
-    every: float,
-    log: DaemonLog,
-    metrics_path: str | None = None,
+@app.command("daemon")
+def run_daemon(
+    pattern: Annotated[
+        str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob pattern of files to delete.")
+    ],
+    max_size: MaxSize = None,
+    max_files: MaxFiles = None,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between cleanings.")] = 60,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines of text, or JSON, one object on each line.")
+    ] = "text",
+    log_level: Annotated[
+        Literal["debug", "info", "warning"], typer.Option(help="What is logged at least; --debug is for debug.")
+    ] = "info",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write numbers for Prometheus to this file after each cleaning (node_exporter's textfile collector).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Clean now and every ``every`` seconds, until SIGTERM or SIGINT.
+    """Keep a cache directory below a limit: clean it now and every --every seconds, in the foreground.
 
-    Args:
-        pattern: a cache directory, or a glob pattern, whose matches may all be deleted.
-        max_size: bytes to keep at most; None for no limit.
-        max_files: shards to keep at most; None for no limit.
-        every: seconds from the start of one cleaning to the next.
-        log: what it writes to stderr.
-        metrics_path: of a file of numbers for Prometheus; None: none.
-
-    Raises:
-        CacheError: the pattern is the path of a file.
-        DependencyError: prometheus_client, which writes the numbers, is not installed.
-        OutputError: they cannot be written there.
+    For systemd (Type=notify) and other supervisors. Each deletion is a line on stderr, and so is each cleaning: what
+    was deleted, what stays, and why, if that is more than the limit. SIGTERM and SIGINT end it, SIGHUP cleans at once.
+    The directory need not exist yet. Of several daemons on one directory, one cleans and the others wait.
     """
+    if max_size is None and max_files is None:
+        raise typer.BadParameter("say what to keep: --max-size 10GB or --max-files 100")
+    if metrics is not None and not metrics.endswith(".prom"):
+        raise typer.BadParameter(f"--metrics {metrics}: node_exporter reads files whose names end in .prom")
     pattern = os.path.abspath(cache_directory(pattern))
     if os.path.isfile(pattern):  # a shell expanded the pattern, and later matches would never be deleted
         raise CacheError(f"{pattern}: is a file; name a cache directory, or a pattern in quotes ('DIR/*.tar')")
     supervisor = Supervisor()
-    metrics = None if metrics_path is None else Metrics(metrics_path, pattern)
-    rounds = _Rounds(pattern, max_size, max_files, metrics, supervisor)
-    with _LogToStderr(log):
+    numbers = None if metrics is None else Metrics(metrics, pattern)
+    rounds = _Rounds(pattern, max_size, max_files, numbers, supervisor)
+    with _LogToStderr(log_format, "debug" if is_debug() else log_level):
         try:
             with _DaemonSignals(supervisor) as signals:
                 logger.info("cleanup: keeping %s at %s at most, looking every %g s", pattern, rounds.limit, every)
@@ -344,10 +346,10 @@ def _time_of(record: logging.LogRecord) -> str:
 class _LogToStderr:
     """Within the ``with`` block, the ``wids`` logger writes to stderr."""
 
-    def __init__(self, log: DaemonLog) -> None:
+    def __init__(self, form: Literal["text", "json"], level: Literal["debug", "info", "warning"]) -> None:
         self._handler = logging.StreamHandler()
-        self._handler.setFormatter(_JsonFormatter() if log.form == "json" else _TextFormatter(is_journal=is_journal()))
-        self._level = getattr(logging, log.level.upper())
+        self._handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(is_journal=is_journal()))
+        self._level = getattr(logging, level.upper())
 
     def __enter__(self) -> None:
         self._before = logger.level

@@ -1,4 +1,4 @@
-"""``wids cache ls``: the contents of a cache directory, as a table or as JSON."""
+"""``wids cache ls``: the contents of a cache directory; and why shards stay in it, for the commands that clean."""
 
 from __future__ import annotations
 
@@ -6,28 +6,49 @@ import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
-from wids.cli.format import count_of, format_seconds, format_size, print_json, print_table, printable
+from wids.cli.format import count_of, format_seconds, format_size, parse_size, print_json, print_table, printable
+from wids.cli.options import Json
+from wids.cli.plain_help import App
 
 if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing
+
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
+]
+MaxSize = Annotated[
+    Any,
+    typer.Option(
+        "--max-size", parser=parse_size, metavar="SIZE", help="Bytes to keep at most: 10GB, 500MiB.", show_default=False
+    ),
+]
+MaxFiles = Annotated[
+    int | None, typer.Option("--max-files", min=0, metavar="N", help="Shards to keep at most.", show_default=False)
+]
 
 _MAX_HOLDERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}(?=-)")
 
 
-def show_listing(directory: str, *, is_json: bool) -> None:
-    """Print the contents of a cache directory.
+app = App()
 
-    Raises:
-        CacheError: there is no such directory, or it cannot be listed.
+
+@app.command("ls")
+def list_cache(directory: Directory = "", is_json: Json = False) -> None:
+    """List the shards in a cache directory: size, last use, and state.
+
+    States: "open": a process has the shard open. "kept": a dataset marked it. Neither kind is evicted. "in 12 s": a
+    running job needs it then. Below the table: totals, downloads under way, files left behind by killed processes,
+    files that are not the cache's, and the free space of the disk.
     """
     from wids.cache.listing import take_listing
 
-    listing = take_listing(directory)
+    listing = take_listing(directory_of(directory))
     if is_json:
         print_json(_as_json(listing))
         return
@@ -46,6 +67,13 @@ def show_listing(directory: str, *, is_json: bool) -> None:
         print()
     for line in _totals(listing):
         print(line)
+
+
+def directory_of(given: str) -> str:
+    """The directory that was given, or the default one."""
+    from wids.files.own_folder import default_cache_dir
+
+    return given or default_cache_dir()
 
 
 def short_name(name: str) -> str:
@@ -111,3 +139,29 @@ def _as_json(listing: Listing) -> dict[str, Any]:
     for shard in found["shards"]:
         shard["path"] = os.path.join(listing.directory, shard["name"])
     return found
+
+
+def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
+    """Say why each remaining shard was not deleted."""
+    from wids.cache.directory import CacheDirectory
+
+    kept = [shard for shard in remaining if shard.is_kept]
+    is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
+    rest = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
+    may_delete = CacheDirectory(listing.directory).deletable()
+    foreign = [shard for shard in rest if not may_delete(shard.name)]
+    others = [shard for shard in rest if may_delete(shard.name)]
+    reasons = []
+    for shards, why in (
+        (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
+        (is_open, "open in some process" + f": {'; '.join(holder_lines(listing))}" * bool(is_open)),
+        (foreign, "of other users, which the directory's sticky bit keeps you from deleting"),
+        (others, "could not be deleted, or were added meanwhile"),
+    ):
+        if shards:
+            size = format_size(sum(shard.size_bytes for shard in shards))
+            reasons.append(f"{count_of(len(shards), 'shard')} ({size}) {why}")
+    if listing.under_way.files:
+        size = format_size(listing.under_way.bytes)
+        reasons.append(f"{count_of(listing.under_way.files, 'part file')} ({size}) under way")
+    return reasons
