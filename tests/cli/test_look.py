@@ -28,7 +28,7 @@ from tests.support.shards import (
     write_shard,
     write_tar,
 )
-from wids.cli.look.drawing import can_draw, draw
+from wids.cli.look.show import can_draw, draw
 from wids.codecs.describe import describe
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider

@@ -22,12 +22,18 @@ from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionEr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from rich.console import Console
+    from rich.text import Text
+
     from wids.cli.look.listed import Listed
     from wids.codecs.describe import Field
     from wids.readers.base import Sample
 
 _RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
 _MAX_NAMED = 10  # damaged samples in a message
+# Of a picture in a terminal: at most so many characters, each of which shows two pixels, the lower one as background.
+_COLUMNS, _ROWS = 64, 20
+_HALF = "\u2580"
 _Sample = Annotated[
     str,
     typer.Argument(
@@ -245,8 +251,6 @@ def _print(place: dict[str, Any], fields: list[Field], *, is_preview: bool) -> N
 def _print_images(fields: list[Field]) -> None:
     from rich.console import Console
 
-    from wids.cli.look.drawing import can_draw, draw
-
     console = Console(highlight=False)
     for field in fields:
         if field.image is not None and can_draw(console):
@@ -258,3 +262,33 @@ def _print_images(fields: list[Field]) -> None:
             console.print()
             console.print(f"{printable(field.name)}:", markup=False)
             console.print(drawn)
+
+
+def can_draw(console: Console) -> bool:
+    """Whether a console is a terminal with colours that can print the half block."""
+    try:
+        _HALF.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    has_colours = console.color_system in ("truecolor", "256", "windows") and not console.no_color
+    return console.is_terminal and has_colours
+
+
+def draw(image: Any, console: Console) -> Text:
+    """Return a PIL image as lines of half blocks, scaled down to the console but never up."""
+    from rich.text import Text
+
+    from wids.codecs.pictures import shrink, to_rgb
+
+    pixels = shrink(to_rgb(image), max(min(console.width - 1, _COLUMNS), 1), 2 * _ROWS)
+    width, height = pixels.size
+    values = pixels.load()
+    text = Text(no_wrap=True)
+    for y in range(0, height, 2):
+        if y:
+            text.append("\n")
+        for x in range(width):
+            upper = "#{:02x}{:02x}{:02x}".format(*values[x, y])
+            lower = " on #{:02x}{:02x}{:02x}".format(*values[x, y + 1]) if y + 1 < height else ""
+            text.append(_HALF, style=upper + lower)
+    return text
