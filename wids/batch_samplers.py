@@ -205,7 +205,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             StateError: it belongs to another dataset, or other lengths, buckets or settings; or is damaged.
         """
         if isinstance(self.sampler._cursor, cursor.Loaded):
-            self._seen = self.sampler._cursor  # what was loaded there is replaced
+            self._seen = self.sampler._cursor  # the loaded state is replaced
         now = self._cursor
         with naming_writer(state):
             self._cursor = cursor.load(now, self._adopt(state, is_reweighted=reweight))

@@ -334,7 +334,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             return None
         ahead_bytes = None if self._ahead is True else self._ahead
         has_fields = self.fields is not None
-        return ahead.source_of(self._collection, ahead_bytes, has_fields=has_fields, figures=self._tally.told)
+        return ahead.source_of(self._collection, ahead_bytes, has_fields=has_fields, figures=self._tally.published)
 
     def prefetch(self, indices: Iterable[Any]) -> ahead.Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.

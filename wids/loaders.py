@@ -1,9 +1,9 @@
 """A DataLoader that resumes by itself: it counts the batches that its loop received, and its state is the place after.
 
-Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, whatever
-workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some trainers make iterators
-before they say which epoch it is. Trainers that would read the loader otherwise than it counts are told so where they
-call it; `_caller` says who that is.
+Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, and does not
+depend on batches that workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some
+trainers make iterators before they say which epoch it is. A trainer that would read the loader otherwise than it counts
+gets an error when it calls it; `_caller` finds the trainer.
 """
 
 from __future__ import annotations

@@ -455,7 +455,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         return super()._config()
 
     def _check_marks(self) -> None:
-        """See that what is to be marked reaches the samples.
+        """Check that marks reach the samples.
 
         Raises:
             ValueError: ``tail="mask"`` does not. InputError: ``sample_seeds`` does not.

@@ -611,7 +611,7 @@ def test_where_names_fields_in_any_case(tmp_path):
     [
         ("", 1, "and this is empty"),
         ("cls >", 1, "syntax error"),
-        ("true; drop view samples", 1, "one expression, what stands after WHERE, and this is more"),
+        ("true; drop view samples", 1, "one expression, as after WHERE, and this is more"),
         ("key = 'z'", 1, """of 2 samples none meets "key = 'z'\""""),
         ("cls = 1", 1, "the columns of samples are index, key, bin, has_bin, txt, has_txt"),
         ("bin like 'x'", 1, ".bin of 'a' is no value that a predicate could compare"),

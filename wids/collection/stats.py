@@ -121,8 +121,8 @@ class Tally:
     def _has_signal(self, name: str) -> bool:
         return any(counts[:, _AT[name]].any() for counts in self._arrays)
 
-    def told(self) -> tuple[str, dict[str, float]]:
-        """(a name for this counter in its process, the figures of `total` that are not 0), for people who look on."""
+    def published(self) -> tuple[str, dict[str, float]]:
+        """(a name for this counter in its process, the figures of `total` that are not 0), for `wids serve`."""
         return f"{id(self):x}", {name: value for name, value in msgspec.structs.asdict(self.total()).items() if value}
 
     def total(self) -> Stats:

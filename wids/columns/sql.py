@@ -509,7 +509,7 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
         raise _RefusedError(error)
     if error or _without_where(given) != _without_where(plain):
-        raise _RefusedError("a predicate is one expression, what stands after WHERE, and this is more")
+        raise _RefusedError("a predicate is one expression, as after WHERE, and this is more")
 
 
 def _parse(connection: Any, sql: str) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class Course:
 def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, first: int, last: int) -> Visits:
     """The shards that a rank has open in the steps ``first .. last``: visits whose positions are steps, of the epoch.
 
-    Only these steps are looked at: what is open before and after them begins, and ends, with them.
+    A shard that is open before the first or after the last of these steps is shown from, or to, that step.
 
     Args:
         table: who reads what.

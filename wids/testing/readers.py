@@ -197,7 +197,7 @@ class ReaderSuite(_WayToOpen):
         reader = self.make().open(described(url, DATA))
         check(reader.pin(), "`pin` of an open reader says True")
         reader.close()
-        check(not reader.pin(), "nobody begins to use a reader that was closed")
+        check(not reader.pin(), "a closed reader cannot be pinned")
         with promised("reads go on until `unpin`"):
             found = texts(reader)
         check(found == texts_of("a"), "reads go on until `unpin`", found)

@@ -465,7 +465,7 @@ class _ReceivedBytes:
     def check_true(self) -> None:
         """Fail unless all it has are bytes of the object."""
         wrong = [at for at, byte in self.data.items() if DATA[at : at + 1] != bytes([byte])]
-        check(not wrong, "what comes before an error are bytes of the object", f"others at {wrong[:3]}")
+        check(not wrong, "bytes before an error are bytes of the object", f"others at {wrong[:3]}")
 
 
 def _read(source: ByteSource, spans: Sequence[Span], *, refuse: bool = False) -> _ReceivedBytes:

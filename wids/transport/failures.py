@@ -170,7 +170,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
 def _likely_cause(url: str, status: int | None) -> str:
     """The likely cause, in a URL, of a missing object."""
     if status is not None and "#" in url:
-        return " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
+        return " (a request ends before '#'; write %23 if it is part of the name)"
     place = Place(url)
     if place.scheme in ("http", "https") and "*" in place.without_query:
         return " (HTTP knows no globs; name a directory, with / at its end, or a brace pattern)"

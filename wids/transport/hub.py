@@ -59,30 +59,30 @@ if TYPE_CHECKING:
 _HUB = "https://huggingface.co"
 _WORDS = {"datasets": "data set", "models": "model", "spaces": "space", "kernels": "kernel", "buckets": "bucket"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Revisions with a slash in them that need no quoting.
+# Revisions whose slashes need no quoting.
 _SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolve/(.+)")
 _NEXT = re.compile(r"<([^>]*)>\s*;[^,]*\brel=\"?next\"?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_HOPS = 5
-_MAX_PAUSE_SECONDS = 3600.0  # no budget is for longer
+_MAX_PAUSE_SECONDS = 3600.0  # longer than any retry budget
 _MAX_FILE_BYTES = 1 << 62
 _MAX_PAGE_BYTES = 64 << 20
-# Of storage options: what gives access to the Hub, and is nobody else's. The others hold for where it leads to, too.
+# Storage options with credentials, only for the Hub. The others also hold for the servers that it redirects to.
 _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
 _EXPIRED = frozenset({401, 403, 410})
 
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """How long answers of the Hub are used; the default applies; tests replace it.
+    """How long answers of the Hub are used. Tests replace the default.
 
     Attributes:
         pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
         target_seconds: a redirect is used without a new request, unless its signature expires earlier.
         early_seconds: margin before the expiry, because this machine's clock may be slow.
-        asking_seconds, poll_seconds: the longest wait for another process that requests a redirect, because it may be
-            stopped; and the interval of checks.
+        asking_seconds: the longest wait for another process that requests the same redirect, and may be stopped.
+        poll_seconds: the interval of checks during this wait.
     """
 
     pin_seconds: float = 60.0
@@ -103,7 +103,7 @@ class HubPlace(NamedTuple):
         kind: "datasets", "models", "spaces", "kernels" or "buckets".
         repository: ORG/NAME.
         revision: a branch, tag or commit; "" for the default, and of buckets.
-        path: of the file in it.
+        path: of the file in the repository.
     """
 
     endpoint: str
@@ -114,12 +114,12 @@ class HubPlace(NamedTuple):
 
     @property
     def page(self) -> str:
-        """The address of the repository, for people."""
+        """The web page of the repository."""
         return f"{self.endpoint}/{'' if self.kind == 'models' else self.kind + '/'}{quote(self.repository)}"
 
     @property
     def api(self) -> str:
-        """The address of the repository, for programs."""
+        """The repository's URL in the Hub's API."""
         return f"{self.endpoint}/api/{self.kind}/{quote(self.repository)}"
 
 
@@ -168,7 +168,7 @@ def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
 
 
 def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
-    """All files of the repository, at the commit that this process reads, or of the bucket, that a place is in.
+    """All files of the repository or bucket of a place; of a repository, at the commit that this process reads.
 
     Args:
         place: a file, a directory or the repository itself.
@@ -317,7 +317,7 @@ class HubSource(HttpSource):
         self._elsewhere = hub.open_elsewhere()
         self._there: tuple[str, HttpSource] | None = None
         self._failure: Exception | None = None
-        # Of a bucket, which has no commits, a process that starts asks where a file is now.
+        # A bucket has no commits, so each new process requests the redirects of its files.
         self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
         self._key = _digest(self._name, hub.access, str(system.user_id()))
         if self._known() is None:
@@ -337,7 +337,7 @@ class HubSource(HttpSource):
             target, is_new = self._known(refused), False
             if target is None:
                 async with _lock_of(self._key), self._asking():
-                    target = self._known(refused)  # another read, or process, has asked meanwhile
+                    target = self._known(refused)  # another read or process may have got it meanwhile
                     if target is None:
                         found = await self._resolve(span, is_raw=is_raw)
                         if not isinstance(found, _Redirect):
@@ -370,7 +370,7 @@ class HubSource(HttpSource):
             name, access, url, tag, ends = json.loads(bytes(file.data))
             target = _Redirect(str(url), str(tag), float(ends))
         except TypeError as error:
-            raise ValueError("it is no redirect") from error
+            raise ValueError("it is not a redirect") from error
         is_own = (name, access) == (self._name, self._hub.access) and Place(target.url).scheme in ("http", "https")
         return target if is_own else None
 
@@ -382,7 +382,7 @@ class HubSource(HttpSource):
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Let one process at a time into the block for this file, unless that takes too long."""
+        """Let one process at a time into the block for this file; after `asking_seconds`, another one as well."""
         ends = time.monotonic() + LIMITS.asking_seconds
         with contextlib.ExitStack() as stack:
             while self._shared is not None and not stack.enter_context(self._shared.trying(self._key)):
@@ -394,13 +394,13 @@ class HubSource(HttpSource):
     async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
         """Request a file from the Hub, which sends small files itself, and redirects for others.
 
-        The reads of one try of one file send one request: a refusal is valid for all of them.
+        All reads of one attempt share one request, and a refusal of it.
         """
         if self._failure is not None:
             raise self._failure
         url, tag = self._name, ""
         for _ in range(_MAX_HOPS):
-            # It waits for no download: a sample's request, or another process, may wait for the same answer.
+            # Without precedence of downloads: reads of samples and other processes may wait for this answer.
             here = HttpSource(self.url, self._filesystem, url, go_on=self.go_on, precedence=None)
             try:
                 answer = await here.ask(span, is_raw=is_raw)
@@ -415,13 +415,14 @@ class HubSource(HttpSource):
                 place = Place(url)
                 if place.scheme not in ("http", "https"):
                     raise FetchError(
-                        f"{self.url}: the Hub leads to {place.public}, and only http(s) URLs are followed", url=self.url
+                        f"{self.url}: the Hub redirects to {place.public}, and only http(s) URLs are followed",
+                        url=self.url,
                     ) from None
                 if place.origin != Place(self._name).origin:
                     return _Redirect(url, tag, _end_of(url, headers.get("Date")))
             else:
                 return self._marked(answer, tag)
-        raise FetchError(f"{self.url}: the Hub leads from one URL to another without end", url=self.url)
+        raise FetchError(f"{self.url}: the Hub redirects more than {_MAX_HOPS} times", url=self.url)
 
     def _marked(self, answer: Answer, tag: str) -> Answer:
         """An answer with the file's version, instead of that of a copy in a store of the Hub."""
@@ -448,7 +449,7 @@ class _Hub:
         options = session.options_for(Place(url))
         self.session = session
         is_web = Place(url).scheme != "hf"
-        # Of an hf:// URL's options, those of huggingface_hub's file system mean nothing here.
+        # The options of an hf:// URL are those of huggingface_hub's file system; only client_kwargs is for HTTP.
         own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
         client = dict(own.get("client_kwargs") or {})
         self._other = {name: value for name, value in own.items() if name not in _OWN_OPTIONS}
@@ -547,20 +548,22 @@ class _Hub:
                 headers, body = self._ask(pages.next)
             except Exception as error:
                 if not is_transient(error, None):
-                    _pages.pop(key, None)  # another try starts again: the page may be gone
+                    _pages.pop(key, None)  # the next attempt starts again, because the page may no longer exist
                 raise
             entries = _parse_json(body, self.url)
             try:
                 pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
             except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-                raise FetchError(f"{self.url}: a listing of {self.where.endpoint} is none", url=self.url) from error
+                raise FetchError(
+                    f"{self.url}: a listing of {self.where.endpoint} is malformed", url=self.url
+                ) from error
             found = _NEXT.search(headers.get("Link", ""))
             pages.seen.add(pages.next)
             pages.next = urljoin(pages.next, found[1]) if found else ""
             if pages.next in pages.seen:
                 _pages.pop(key, None)
                 raise TooLongError(
-                    f"{self.url}: a listing of {self.where.endpoint} leads from page to page without end", url=self.url
+                    f"{self.url}: the pages of a listing of {self.where.endpoint} form a loop", url=self.url
                 )
         _pages.pop(key, None)
         return pages.files
@@ -578,7 +581,7 @@ class _Hub:
             raise explained from error
 
     async def _get(self, url: str) -> tuple[Mapping[str, str], bytes]:
-        # A mirror may name pages of the Hub that it copies.
+        # The next page of a mirror may be on the Hub.
         is_own = Place(url).origin == Place(self.where.endpoint).origin
         filesystem = self.filesystem if is_own else self._open_http(self._other)
         session = await filesystem.set_session()
@@ -591,7 +594,10 @@ class _Hub:
                 parts.append(data)
                 size += len(data)
                 if size > _MAX_PAGE_BYTES:
-                    raise FetchError(f"{self.url}: an answer of {self.where.endpoint} has no end", url=self.url)
+                    raise FetchError(
+                        f"{self.url}: an answer of {self.where.endpoint} is longer than {_MAX_PAGE_BYTES >> 20} MiB",
+                        url=self.url,
+                    )
             return response.headers, b"".join(parts)
 
     def check_online(self, what: str) -> None:
@@ -615,7 +621,7 @@ class _Hub:
         """
         left = _pauses.get((self.where.endpoint, part), 0.0) - retrying.now()
         if left > 0:
-            raise PausedError(f"{self.url}: the Hub asked to be left alone", seconds=left)
+            raise PausedError(f"{self.url}: the Hub limits the rate of requests", seconds=left)
 
     def explained(self, error: Exception, part: str) -> Exception:
         """The meaning of an error of the Hub: a typed error if it says more than its status, else the same error."""
@@ -643,7 +649,7 @@ class _Hub:
             )
         if status == 401 and not code and self._has_token:
             return FetchDeniedError(
-                f"{self.url}: {where.endpoint} does not accept the token; log in anew (hf auth login), or unset "
+                f"{self.url}: {where.endpoint} does not accept the token; log in again (hf auth login), or unset "
                 "HF_TOKEN where none is needed",
                 url=self.url,
             )
@@ -651,7 +657,7 @@ class _Hub:
             revision = where.revision or "main"
             return ShardNotFoundError(
                 f"{self.url}: {where.page} has no revision {revision}, or its commit was deleted since this run began; "
-                "check the name, or start anew",
+                "check the name, or start again",
                 url=self.url,
             )
         return error
@@ -676,7 +682,7 @@ class _Pages:
         self.files, self.next, self.seen = files, url, set[str]()
 
 
-# What this process knows of the Hub. A forked child knows as much.
+# Answers of the Hub in this process; a forked child inherits them.
 _pins: dict[tuple[str, ...], str] = {}
 _listings: dict[tuple[str, ...], HubListing] = {}
 _pages: dict[tuple[str, ...], _Pages] = {}
@@ -817,14 +823,14 @@ def _file_of(entry: dict[str, Any]) -> File:
     sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
     tag = sha256 or entry.get("xetHash") or entry.get("oid")
     size = int(lfs.get("size", entry["size"]))
-    entry["path"].encode()  # which a lone surrogate cannot be
+    entry["path"].encode()  # raises for a lone surrogate
     if not 0 <= size <= _MAX_FILE_BYTES:
         raise ValueError(f"{size} is no number of bytes")
     return File(size, sha256, str(tag))
 
 
 def _take_last(file: SharedFile) -> str | None:
-    """The last commit with a kept listing; not one that was made here and never read."""
+    """The last commit that was read, and so has a kept listing."""
     found = json.loads(bytes(file.data))
     commit = found.get("read") or found.get("commit") if isinstance(found, dict) else None
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
@@ -857,4 +863,4 @@ def _parse_json(body: bytes, url: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FetchError(f"{url}: the Hub's answer is no JSON ({error})", url=url) from error
+        raise FetchError(f"{url}: the Hub's answer is not JSON ({error})", url=url) from error

@@ -27,9 +27,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
 _WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
 _QUERY = re.compile(r"[?#]")
 _PARAMETER = re.compile(r"[^/?#=]*=")
-# Of a name: what ends a URL's path, or quotes nothing; what could be meant in two ways; what stands for the first.
+# In a name: characters that end a URL's path, or a % that quotes nothing; characters with two possible meanings.
 _UNQUOTED, _AMBIGUOUS = re.compile(r"[#?]|%(?![0-9A-Fa-f]{2})"), re.compile(r"\?|%[0-9A-Fa-f]{2}")
-# Of a relative path: what would be read as a home directory, a program, a chain or a URL.
+# The starts of a relative path that would be read as a home directory, a program, a chain or a URL.
 _MISREAD = re.compile(r"~|pipe:|[^/]*::|[A-Za-z][A-Za-z0-9+.-]+://")
 _SPECIAL, _QUOTED = re.compile(r"[#%?]"), re.compile(r"%(?:23|25|3[Ff])")
 _LOCAL = frozenset({"", "file", "local"})

@@ -414,7 +414,7 @@ def test_a_token_that_is_not_known(stand_in, no_waits, monkeypatch):
     stand_in.put({"a.tar": b"x"})
     monkeypatch.setenv("HF_TOKEN", "wr0ng")
     stand_in.knows_no_token = True
-    with pytest.raises(FetchDeniedError, match="does not accept the token; log in anew") as caught:
+    with pytest.raises(FetchDeniedError, match="does not accept the token; log in again") as caught:
         download.read_bytes(f"{BASE}/a.tar")
     assert "wr0ng" not in str(caught.value)
 
@@ -817,7 +817,7 @@ def test_a_listing_without_end(stand_in, answering, no_waits, leads_to):
         return (200, b"[]", {"Link": f'<{link}>; rel="next"'}) if "/tree/" in path else None
 
     answering(find)
-    with pytest.raises(TooLongError, match="from page to page without end"):
+    with pytest.raises(TooLongError, match="form a loop"):
         hub.list_files(BASE)
     assert no_waits == []
 
@@ -842,7 +842,7 @@ def test_a_listing_of_files_that_cannot_be(answering, no_waits, words):
     """It is told by a typed error, whoever reads it."""
     entry = b'[{"type": "file", "path": "a.tar", "size": 7, "oid": "x", %s}]' % words.encode()
     answering(lambda path: (200, entry, {}) if "/tree/" in path else (200, b'{"sha": "%s"}' % (b"a" * 40), {}))
-    with pytest.raises(FetchError, match=r"a listing of .* is none"):
+    with pytest.raises(FetchError, match=r"a listing of .* is malformed"):
         wids.ShardListDataset(BASE)
 
 
@@ -851,7 +851,7 @@ def test_a_pause_has_an_end(stand_in, answering, no_waits, seconds):
     """However long the Hub, or a proxy, asks for: after an hour the process asks again."""
     stand_in.put({"a.tar": body_of(1)})
     answering(lambda path: (429, b"", {"Retry-After": seconds}) if "/resolve/" in path else None)
-    with pytest.raises(FetchError, match="asked to be left alone"):
+    with pytest.raises(FetchError, match="limits the rate of requests"):
         download.read_bytes(f"{BASE}/a.tar")
     answering(lambda _: None)
     hub.retrying.pause(3600.0, lambda: False)

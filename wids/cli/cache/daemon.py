@@ -163,7 +163,7 @@ def run_daemon(
         Literal["text", "json"], typer.Option(help="Lines of text, or JSON, one object on each line.")
     ] = "text",
     log_level: Annotated[
-        Literal["debug", "info", "warning"], typer.Option(help="What is logged at least; --debug is for debug.")
+        Literal["debug", "info", "warning"], typer.Option(help="The lowest level in the log; --debug is for debug.")
     ] = "info",
     metrics: Annotated[
         str | None,

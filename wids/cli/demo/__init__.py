@@ -246,7 +246,7 @@ def make_table(facts: dict[str, Any], fetches: Counter[str]) -> Table:
 
 
 def check(facts: dict[str, Any], epochs: int) -> None:
-    """Compare the ranks' last report with what was asked of them.
+    """Check the ranks' last report.
 
     Raises:
         JobError: the ranks' counts differ, samples were left out, or the accuracy is too low.

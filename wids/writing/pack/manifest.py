@@ -420,7 +420,7 @@ def _open(place: str, values: Collection[str], contents: Collection[str], sessio
 
         parquet = ParquetRows(place, session)
         _check_names(parquet.columns, place)
-        if not {*values, *contents} <= set(parquet.columns):  # which is told with the columns that there are
+        if not {*values, *contents} <= set(parquet.columns):  # the error names the existing columns
             return _Manifest(place, parquet.columns, [_ManifestRow("row 0", {}, {}, "")], notes)
         found = parquet.read(values, contents)
         return _Manifest(

@@ -125,7 +125,7 @@ def pack(
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Returns:
-        Counts, the place of the index, and what was left out.
+        Counts, the place of the index, and the samples that were left out.
 
     Raises:
         InputError: an argument is of another type; a source does not exist, or is of another kind than ``source``.
