@@ -74,6 +74,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         True
     """
 
+    sampler: ChunkedSampler
+    batch_size: int | Mapping[Any, int] | None
+    skipped: int
+
     @suggest_names
     def __init__(
         self,
@@ -361,6 +365,9 @@ class MixtureBatchSampler(Sampler[list[int]]):
         >>> {len({mixture[i]["__dataset__"] for i in batch}) for batch in batches}  # sources in a batch
         {1}
     """
+
+    batch_size: int
+    sampler: DistributedChunkedSampler
 
     def __init__(self, mixture: Sized, batch_size: int, *, batches: Batches = "by-source", **options: Any) -> None:
         if batches not in ("mixed", "by-source"):

@@ -216,6 +216,10 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         (10, 6)
     """
 
+    fields: tuple[str, ...] | None
+    cache_dir: str | None
+    base: str | None
+    dataset_name: str
     localname: Callable[[str], str]
     _transformations: list[Transform]
     _steps: tuple[str, ...]

@@ -63,9 +63,9 @@ class _Fallback(logging.Handler):
         return False
 
 
-logger = logging.getLogger("wids")
+logger: logging.Logger = logging.getLogger("wids")
 logger.addFilter(_WithoutSecrets())
-fallback = _Fallback(logging.WARNING)
+fallback: _Fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 

@@ -166,6 +166,14 @@ class DataModule(LightningDataModule):
         StateError: the checkpoint's state belongs to another dataset, seed or setting.
     """
 
+    train_dataset: Any
+    val_dataset: Any
+    test_dataset: Any
+    predict_dataset: Any
+    batch_size: int
+    num_workers: int
+    batches: Mapping[str, Any] | None
+
     def __init__(
         self,
         train_dataset: Any = None,

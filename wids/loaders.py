@@ -163,6 +163,13 @@ class _LoaderRun:
         delivered: batches. is_closed: the loop was left, or is over; is_over: it is over.
     """
 
+    run: Any
+    source: weakref.ref[Iterator[Any]]
+    before: int
+    delivered: int
+    is_closed: bool
+    is_over: bool
+
     def __init__(self, run: Any, source: Iterator[Any], *, before: int) -> None:
         self.run, self.source, self.before = run, weakref.ref(source), before
         self.delivered, self.is_closed, self.is_over = 0, False, False

@@ -92,6 +92,9 @@ class Mixture(ConcatDataset[Any]):
         (['web', 'books'], [12, 2], 'b')
     """
 
+    names: list[str]
+    weights: dict[str, float]
+
     @suggest_names
     def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         for name, dataset in datasets.items():

@@ -65,7 +65,16 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         lanes: the number of lanes of the global order.
     """
 
-    chunksize, window, lanes, num_replicas, rank, tail, reshuffle, sample_seeds = (Setting() for _ in range(8))
+    shufflefirst: Any
+    dataset: Any
+    chunksize: Setting = Setting()
+    window: Setting = Setting()
+    lanes: Setting = Setting()
+    num_replicas: Setting = Setting()
+    rank: Setting = Setting()
+    tail: Setting = Setting()
+    reshuffle: Setting = Setting()
+    sample_seeds: Setting = Setting()
 
     def __init__(self, dataset: Any, samples: ReadSamples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
@@ -390,6 +399,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         >>> [len(list(sampler)) for sampler in ranks]
         [3, 3, 3, 3, 3]
     """
+
+    drop_last: bool
 
     @suggest_names
     def __init__(

@@ -43,6 +43,16 @@ class ShardRecord:
         has_failed: it cannot be downloaded.
     """
 
+    has_failed: bool
+    is_proven: bool
+    is_spent: bool
+    lacks_ranges: bool
+    lacks_table: bool
+    look_at: float
+    refusals: int
+    retry_at: float
+    since: float
+    was_read: bool
     __slots__ = (
         "has_failed",
         "is_proven",

@@ -51,6 +51,8 @@ class _ByUse:
         bytes: of all of them.
     """
 
+    bytes: int
+
     def __init__(self, path_of: Callable[[str], str]) -> None:
         self._path_of = path_of
         self.fill([])
@@ -109,6 +111,9 @@ class Contents:
     Attributes:
         shards: with their tables. remembered: tables of evicted shards.
     """
+
+    shards: _ByUse
+    remembered: _ByUse
 
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory

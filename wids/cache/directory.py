@@ -91,6 +91,8 @@ class CacheDirectory(OwnFolder):
         path: the directory. tables: the folder of member tables. remembered: that of evicted shards' tables.
     """
 
+    remembered: str
+    tables: str
     __slots__ = ("remembered", "tables")
 
     def __init__(self, path: str) -> None:

@@ -122,5 +122,5 @@ class Leases:
             return list(self._pools.get(directory, ()))
 
 
-leases = Leases()
+leases: Leases = Leases()
 forks.call_in_child(leases.begin)

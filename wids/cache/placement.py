@@ -29,6 +29,10 @@ class Placement:
         session: what opens URLs; the same name on two servers is two shards.
     """
 
+    cache_dir: str | None
+    localname: Callable[[str], str] | None
+    cache_local: bool
+
     def __init__(
         self,
         *,

@@ -61,7 +61,7 @@ class ShardDownload:
         requests: how many it took.
     """
 
-    requests = 0
+    requests: int = 0
 
     def __init__(
         self,

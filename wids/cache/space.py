@@ -73,6 +73,11 @@ class Space:
             whether any existed.
     """
 
+    release_idle: Callable[[], bool]
+    directory: CacheDirectory
+    limit: int | None
+    hooks: Sequence[Hook]
+
     def __init__(
         self,
         directory: str,
@@ -469,6 +474,9 @@ class Excess:
         refused: the names of entries that were to go and did not.
         denied: how many this user may not delete.
     """
+
+    bytes: int
+    files: int
 
     def __init__(self, *, bytes: int = 0, files: int = 0) -> None:  # noqa: A002 - as `Count`
         self.bytes, self.files = bytes, files

@@ -22,7 +22,7 @@ from wids.cache.leases import Lease, leases
 from wids.cache.shard_download import CachedShard, ShardDownload, identify
 from wids.cache.space import Space
 from wids.errors import CacheError, ShardError
-from wids.events import Fetched, Hit, Rejected, emit, logger
+from wids.events import Fetched, Hit, Hook, Rejected, emit, logger
 from wids.files import atomic, locks
 from wids.index.checksums import promised, word
 from wids.policy.freshness import find_difference, find_difference_in_size
@@ -30,7 +30,7 @@ from wids.tables import member_tables
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wids.cache.placement import Placement
     from wids.files.identity import Identity
@@ -65,6 +65,10 @@ class ShardCache:
     Attributes:
         is_limit_told: a program was warned that the limit is too small for what it reads.
     """
+
+    placement: Placement
+    cache_size: int | None
+    hooks: Sequence[Hook]
 
     def __init__(
         self,

@@ -41,6 +41,10 @@ class UpcomingShard(PlannedDownload):
         look_cost: what `is_here` costs: calls of the operating system.
     """
 
+    is_in_place: bool
+    path: str
+    shard: Shard
+    store: ShardCache
     __slots__ = ("_is_left", "_reads_early", "_size", "is_in_place", "path", "shard", "store")
 
     look_cost = 1

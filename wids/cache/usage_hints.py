@@ -51,6 +51,8 @@ forks.call_in_child(_own_names.clear)
 class PlanFile:
     """The plan of one job in one directory; the job closes it."""
 
+    path: str
+
     def __init__(self, directory: str) -> None:
         self._directory = CacheDirectory(directory)
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}"
@@ -114,7 +116,7 @@ class Uses(dict[str, float]):
         busy_until: when the last one is free that another process has in use now, as far as known; 0: none does.
     """
 
-    busy_until = 0.0
+    busy_until: float = 0.0
 
 
 def read(directory: str, names: Iterable[str]) -> Uses:

@@ -128,7 +128,7 @@ class _Commands(CommandGroup):
         return done
 
 
-app = App(
+app: App = App(
     name="wids",
     cls=_Commands,
     pretty_exceptions_enable=False,

@@ -58,7 +58,7 @@ PARTS = {
 }
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
-app = App()
+app: App = App()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from wids.transport.session import PLAIN
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
 
-app = App(help="Columns of a dataset's samples, as a table beside its index.")
+app: App = App(help="Columns of a dataset's samples, as a table beside its index.")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from wids.errors import without_secrets
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # Errors that a command prints one by one; the others are counted.
 _MAX_ERRORS = 10
@@ -32,7 +32,9 @@ _MIN_COLUMNS = 40
 _GAP, _MIN_TEXT = 2, 8
 # Of longer tables a terminal folds the lines itself.
 _MAX_FITTED_ROWS = 1000
-format_size, count_of, printable = events.format_size, events.count_of, errors.printable
+format_size: Callable[[float], str] = events.format_size
+count_of: Callable[..., str] = events.count_of
+printable: Callable[[str], str] = errors.printable
 # (ages from so many seconds on, seconds of the unit, the unit)
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 

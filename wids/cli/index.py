@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wids.jobs.index_edit import Merged
     from wids.jobs.index_upload import IndexUpload, Published
 
-app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
+app: App = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[

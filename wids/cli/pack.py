@@ -173,7 +173,7 @@ class PackRunFlags(RunFlags):
     ] = 0
 
 
-app = App()
+app: App = App()
 
 
 @app.command("pack")

@@ -37,7 +37,7 @@ class QueryFlags:
     session: SessionFlag = PLAIN
 
 
-app = App()
+app: App = App()
 
 
 @app.command("query")

@@ -15,7 +15,7 @@ from wids.cli.options import Index, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
-app = App()
+app: App = App()
 
 
 @app.command("serve")

@@ -24,6 +24,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class EndedBySignal(SystemExit):
     """A signal ends the process; ``code`` is 128 + its number, ``name`` as ``"SIGTERM"``, ``advice`` what to do."""
 
+    advice: str
+
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.name, self.advice = signal.Signals(number).name, ""

@@ -100,7 +100,7 @@ class VerifyFlags:
     session: SessionFlag = PLAIN
 
 
-app = App()
+app: App = App()
 
 
 @app.command(

@@ -12,7 +12,7 @@ from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag
 from wids.cli.plain_help import App
 from wids.transport.session import PLAIN
 
-app = App()
+app: App = App()
 
 
 @app.command("view")

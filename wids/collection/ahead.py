@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.cache.store import ShardCache
     from wids.collection.shard_collection import ShardCollection
     from wids.index.spec import Shard
     from wids.order.iteration import Run
@@ -53,6 +54,11 @@ class CollectionSource:
         ahead_bytes: as given. store: what downloads its shards. directory: the cache directory; None: not known.
         cache_size: bytes of the cache that its shards go into; None: no limit, or no cache.
     """
+
+    store: ShardCache
+    ahead_bytes: int | None
+    directory: str | None
+    cache_size: int | None
 
     def __init__(
         self,
@@ -109,6 +115,9 @@ class CollectionSource:
 
 class FarSource(CollectionSource):
     """A collection of local files on a network file system: the cache and its limit have no part in it."""
+
+    directory: str | None
+    cache_size: int | None
 
     def __init__(self, collection: ShardCollection, ahead_bytes: int | None) -> None:
         super().__init__(collection, ahead_bytes)

@@ -216,6 +216,9 @@ class ShardCollection:
         name: of all its samples, as a source of a mixture; None: the shards have names of their own.
     """
 
+    provider: AutoProvider
+    pool: OpenShards
+    shards: ShardList
     name: str | None = None
     here: Stretch
     urls: Sequence[str]

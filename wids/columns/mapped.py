@@ -41,6 +41,8 @@ class MappedTable:
         ColumnsError: the file does not exist any more.
     """
 
+    path: str
+    table: Any
     __slots__ = ("__weakref__", "_chunks", "names", "nrows", "path", "table")
 
     def __init__(self, path: str, *, is_owned: bool = False) -> None:

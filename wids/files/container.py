@@ -115,6 +115,9 @@ class Format(Generic[F]):
         invariants: compared in this order whenever a file is opened.
     """
 
+    kind: str
+    version: int
+
     def __init__(
         self, kind: str, version: int, facts: type[F], sections: Mapping[str, str], invariants: Sequence[Invariant]
     ) -> None:

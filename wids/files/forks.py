@@ -28,7 +28,7 @@ class Inherited(Protocol):
         """In a forked child, in its only thread: close or reset the parent's resources."""
 
 
-lock = threading.RLock()
+lock: threading.RLock = threading.RLock()
 _functions: list[Callable[[], None]] = []
 
 

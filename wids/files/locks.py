@@ -255,6 +255,8 @@ class _Wait:
     server may be another one.
     """
 
+    has_waited: bool
+
     def __init__(self, path: str, stopped_seconds: float) -> None:
         self._path, self._stopped_seconds = path, stopped_seconds
         self._start = self._reported = self._changed = time.monotonic()

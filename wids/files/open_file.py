@@ -40,6 +40,7 @@ class Closable:
         is_closed: `close` was called; some uses may not have ended.
     """
 
+    is_closed: bool
     __slots__ = ("__weakref__", "_is_ended", "_pins", "is_closed", "uses")
 
     def __init__(self) -> None:
@@ -122,6 +123,7 @@ class OpenFile(Closable):
         fd: its descriptor, which this closes.
     """
 
+    fd: int
     __slots__ = ("fd", "mapped")
 
     is_inherited = True

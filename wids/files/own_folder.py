@@ -33,6 +33,8 @@ class OwnFolder:
         path: the directory. own: the folder in it.
     """
 
+    own: str
+    path: str
     __slots__ = ("own", "path")
 
     def __init__(self, path: str) -> None:

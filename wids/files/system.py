@@ -13,7 +13,7 @@ import fcntl
 import os
 import resource
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,9 +27,9 @@ _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
 # server was restarted, or the mount's process was.
 _STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
 
-pread = os.pread
-pwrite = os.pwrite
-user_id = os.getuid
+pread: Callable[[int, int, int], bytes] = os.pread
+pwrite: Callable[[int, Any, int], int] = os.pwrite
+user_id: Callable[[], int] = os.getuid
 
 
 def try_lock(fd: int, *, is_shared: bool) -> bool | None:

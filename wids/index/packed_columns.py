@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Column(Sequence[T]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __add__(self, other: list[T]) -> list[T]:
         return [*self, *other]
@@ -132,6 +132,8 @@ class Texts:
         blob: all of them.
         place: what errors call the file.
     """
+
+    place: str
 
     def __init__(self, ends: memoryview, blob: memoryview, *, place: str) -> None:
         self._ends, self._blob, self.place = ends, blob, place

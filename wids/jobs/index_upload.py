@@ -62,6 +62,8 @@ class IndexUpload:
         DependencyError, OutputError: it cannot be written to; see `wids.transport.upload.Branch`.
     """
 
+    name: str
+
     def __init__(self, sources: Sequence[str], *, session: Session = PLAIN) -> None:
         named = repository.parse_name(sources[0]) if len(sources) == 1 else None
         if named is None:

@@ -85,6 +85,10 @@ class KeyCensus:
             checked.
     """
 
+    limit: int
+    repeated: int
+    left: int
+
     def __init__(self, limit: int) -> None:
         self.limit, self.repeated, self.left = limit, 0, 0
         self.example: tuple[str, int, int] | None = None

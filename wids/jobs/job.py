@@ -54,6 +54,8 @@ class ShardJob(Generic[K, R, Outcome]):
         outcome: the results so far. progress: of the job.
     """
 
+    progress: JobProgress
+
     def __init__(
         self,
         outcome: Outcome,

@@ -50,6 +50,10 @@ class JobJournal(Generic[R]):
         OutputError: it cannot be made. OutputExistsError: another process is writing it.
     """
 
+    was_there: bool
+    is_begun: bool
+    before: list[R]
+
     def __init__(
         self, output: str, suffix: str, record: type[R], *, writer: str, target: Target, header: bytes = b""
     ) -> None:
@@ -193,6 +197,8 @@ class KnownShards(Generic[R]):
         OutputError: the output's directory cannot be written.
         OutputExistsError: another process is writing this output, or other files have these names.
     """
+
+    journal: JobJournal[R]
 
     def __init__(
         self,

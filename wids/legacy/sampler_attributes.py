@@ -30,7 +30,8 @@ class SamplerAttributes:
         shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
     """
 
-    seed, shuffle = Setting(), Setting()
+    seed: Setting = Setting()
+    shuffle: Setting = Setting()
     shufflefirst: Any
     epoch: Any  # of the sampler
     _settings: SamplerSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from wids.cache import shard_download
 from wids.codecs.decode import parse_transformations as interpret_transformations
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
     Range = tuple[int, int]
 
-__getattr__ = refuse(__name__, {"open_itfs": "nothing was ever in it; dataset.cache.lru holds the open shards"})
+__getattr__: Callable[[str], NoReturn] = refuse(
+    __name__, {"open_itfs": "nothing was ever in it; dataset.cache.lru holds the open shards"}
+)
 __all__ = [
     "CacheLocalname",
     "ChunkedSampler",
@@ -76,6 +78,8 @@ __all__ = [
 class DefaultLocalname:
     """URL -> path in a directory. One URL, one path: also for shards that share a basename."""
 
+    directory: str
+
     def __init__(self, dldir: str | os.PathLike[str] | None = None) -> None:
         self.directory = cache_directory(default_cache_dir() if dldir is None else dldir)
 
@@ -104,6 +108,10 @@ class LRUShards(OpenShards):
 
 class IndexedTarSamples:
     """The samples of one local tar; ``reader.by_index`` holds (name, header offset, size) of each member."""
+
+    reader: MMIndexedTar
+    stream: BinaryIO | None
+    path: str
 
     def __init__(
         self,

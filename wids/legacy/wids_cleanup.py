@@ -14,6 +14,9 @@ __all__ = ["ExclusiveLock", "create_cleanup_background_process", "keep_most_rece
 class ExclusiveLock:
     """A lock file that one process holds at a time. It is never unlinked: a waiter would lock a file without a name."""
 
+    lockfile: str
+    lock: FileLock
+
     def __init__(self, lockfile: str | os.PathLike[str]) -> None:
         self.lockfile = os.fspath(lockfile)
         self.lock = FileLock(self.lockfile, fallback_to_soft=False, preserve_lock_file=True)

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import deque
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from filelock import FileLock
 
@@ -19,11 +19,13 @@ from wids.transport.place import Place
 from wids.transport.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
 _SCHEMES = "no shell commands are run for URLs; fsspec reads them, and ShardListDataset(storage_options=) configures it"
 _OPEN = "files are the caller's to close, and are not listed"
-__getattr__ = refuse(
+__getattr__: Callable[[str], NoReturn] = refuse(
     __name__,
     {
         "pipe_download": "download_file(url, local, allow_pipe=True) runs the command of a pipe: URL without a shell, "
@@ -79,6 +81,9 @@ def copy_file(remote: str, local: str | os.PathLike[str]) -> None:
 
 class ULockFile:
     """Hold the lock file ``path`` within the ``with`` block, waiting for it. It is never unlinked, as in `locks`."""
+
+    lockfile_path: str
+    lockfile: FileLock
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.lockfile_path = os.fspath(path)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from wids.errors import SpecError, WidsError
 from wids.files.atomic import write_atomically
@@ -23,7 +23,7 @@ from wids.transport.place import Place
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "AtomicJsonUpdate",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 _OUTPUT = "shardindex.json"
 _RAW = "ShardListDataset(index, transformations='raw') gives bytes"
-__getattr__ = refuse(
+__getattr__: Callable[[str], NoReturn] = refuse(
     __name__,
     {
         "print_long_info": "main_info prints it; `wids info INDEX` says more",
@@ -107,6 +107,8 @@ def main_update(args: argparse.Namespace) -> None:
 
 class AtomicJsonUpdate:
     """An index to change within the ``with`` block, written when that ends well; the old one stays as ``.bak``."""
+
+    data: dict[str, Any]
 
     def __init__(self, filename: str) -> None:
         self.filename = filename

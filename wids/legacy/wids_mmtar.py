@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from io import BytesIO
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from wids.errors import TruncatedShardError
 from wids.legacy import refuse
@@ -14,12 +14,21 @@ from wids.tables import member_tables, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView
 
+    from wids.tables.tar import Member
+
 _HEADERS = "MMIndexedTar(path).by_index has (name, header offset, size) of each member, for all forms of headers"
-__getattr__ = refuse(__name__, dict.fromkeys(("TarHeader", "parse_tar_header", "next_header"), _HEADERS))
+__getattr__: Callable[[str], NoReturn] = refuse(
+    __name__, dict.fromkeys(("TarHeader", "parse_tar_header", "next_header"), _HEADERS)
+)
 
 
 class MMIndexedTar:
     """Members of a tar: ``by_index[i]`` is (name, header offset, size in bytes). Owns the stream it is given."""
+
+    members: list[Member]
+    fname: str | None
+    by_index: list[tuple[str, int, int]]
+    by_name: dict[str, int]
 
     def __init__(
         self,

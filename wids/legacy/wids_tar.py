@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -22,6 +22,9 @@ def find_index_file(file: str) -> str:
 
 class TarFileReader(MMIndexedTar):
     """Members of a tar: ``fnames[i]``, ``index[i]`` is (data offset, size in bytes). Owns the stream it is given."""
+
+    index: np.ndarray[Any, np.dtype[np.int64]]
+    fnames: list[str]
 
     def __init__(
         self,

@@ -278,6 +278,11 @@ class Block:
         position: as given. size: samples in it. lanes: L. steps: batches of each lane.
     """
 
+    position: int
+    size: int
+    lanes: int
+    steps: int
+
     def __init__(
         self,
         samples: Indices,

@@ -177,6 +177,10 @@ class EpochOrder:
         shift: the lane of position 0: 0, but in a `Stream`.
     """
 
+    plan: Plan
+    epoch: int
+    shift: int
+
     def __init__(self, plan: Plan, epoch: int, *, shift: int = 0) -> None:
         self.plan, self.epoch, self.shift = plan, epoch, shift
         self._n = len(plan)

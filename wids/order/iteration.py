@@ -42,7 +42,7 @@ class Run:
     loaded: Loaded | None = None
     config: EpochConfig
     place: EpochPosition
-    is_begun = False
+    is_begun: bool = False
     loader: Callable[[], object] | None = None
     # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
     # thread sees both from the same moment.

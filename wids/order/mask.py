@@ -52,14 +52,14 @@ class OwnIndex(MarkedIndex):
     """A sample that counts."""
 
     __slots__ = ()
-    is_valid = True
+    is_valid: bool | None = True
 
 
 class RepeatedIndex(MarkedIndex):
     """A sample that another rank, or this one, has had already in this epoch."""
 
     __slots__ = ()
-    is_valid = False
+    is_valid: bool | None = False
 
 
 class SeededIndex(MarkedIndex):

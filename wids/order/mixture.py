@@ -414,6 +414,9 @@ class MixtureWeights(ReadSamples):
         batch: as given. segments: the weights from each position on.
     """
 
+    batch: int | None
+    weights: dict[str, float]
+
     def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
         super().__init__(max((part.last for part in parts), default=0))
         self._parts, self._layout, self.batch = parts, layout, batch

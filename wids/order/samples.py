@@ -38,6 +38,7 @@ class ReadSamples:
         is_own: they are of one rank alone, and not divided.
     """
 
+    end: int
     is_own = False
 
     def __init__(self, end: int, *, is_whole: bool = False) -> None:
@@ -136,6 +137,9 @@ class SampleRange(ReadSamples):
         layout: where the dataset's shards are; None: not known.
         is_whole: it is all of the dataset.
     """
+
+    lo: int
+    hi: int
 
     def __init__(self, lo: int, hi: int, layout: Layout | None = None, *, is_whole: bool = False) -> None:
         super().__init__(hi, is_whole=is_whole)

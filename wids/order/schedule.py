@@ -18,7 +18,7 @@ import numpy as np
 from wids.order.batch_epochs import BatchConfig, BatchPlace
 from wids.order.epoch import Plan
 from wids.order.lane import matches
-from wids.order.mixture import sampler_config
+from wids.order.mixture import MixturePlan, sampler_config
 from wids.order.search import find_in_pass, find_in_stream, lanes_of
 
 if TYPE_CHECKING:
@@ -102,6 +102,14 @@ class Timetable:
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
+
+    plan: Plan | MixturePlan
+    config: EpochConfig
+    epoch: int
+    batch_size: int
+    world: int
+    samples: int
+    steps: int
 
     def __init__(self, config: EpochConfig, *, epoch: int, batch_size: int) -> None:
         self.config, self.epoch, self.batch_size = config, epoch, batch_size
@@ -222,6 +230,13 @@ class BatchTimetable:
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
+
+    config: BatchConfig
+    epoch: int
+    world: int
+    too_long: int
+    done: int
+    is_whole: bool
 
     def __init__(self, config: BatchConfig, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:
         self.config, self.epoch, self.world, self.too_long = config, epoch, config.world, config.rule.skipped

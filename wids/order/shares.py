@@ -57,6 +57,8 @@ class Turns:
         shares: as `to_shares` gives them, or some of those: shares of their sum.
     """
 
+    shares: tuple[int, ...]
+
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = tuple(shares)
         whole = sum(shares)

@@ -50,6 +50,8 @@ class Copies:
         digest: of the weights and N.
     """
 
+    digest: str
+
     def __init__(
         self, weights: NDArray[np.float64], *, count: int, first: int, boundaries: Indices | None, seed: int
     ) -> None:
@@ -92,6 +94,8 @@ class Draw:
     Attributes:
         boundaries: sorted places where a shard ends and another begins.
     """
+
+    boundaries: Indices | None
 
     def __init__(self, ends: NDArray[np.float64], first: int, offset: float, boundaries: Indices | None) -> None:
         self._ends, self._first, self._offset, self.boundaries = ends, first, offset, boundaries

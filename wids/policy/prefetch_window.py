@@ -80,6 +80,8 @@ class PlannedDownload:
         begun: the reader's position when it began.
     """
 
+    life: Life
+    retry_at: float
     __slots__ = (
         *("begun", "is_counted", "is_near", "is_sized", "key", "life", "passed", "retry_at", "upcoming", "visits"),
         "weight",
@@ -182,6 +184,8 @@ class PrefetchWindow(Generic[D]):
             forgotten.
         is_exhausted: the reader has no other visits than these.
     """
+
+    is_exhausted: bool
 
     def __init__(
         self,

@@ -85,6 +85,10 @@ class RateEstimator:
         moved: when the reader was last seen to draw.
     """
 
+    rate: float
+    burst: int
+    moved: float
+
     def __init__(self, now: float) -> None:
         self.rate, self.burst = 0.0, LIMITS.max_burst
         self.moved = self._began = now

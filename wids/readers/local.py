@@ -74,6 +74,7 @@ class Blocks:
             begins in it is whole. Oldest first.
     """
 
+    limits: BlockLimits
     __slots__ = ("_counts", "_leaving", "_reads", "kept", "limits")
 
     def __init__(self) -> None:
@@ -142,6 +143,7 @@ class LocalReader(Reader):
         TruncatedShardError: the file has become shorter than its member table says.
     """
 
+    tag: int
     __slots__ = ("_blocks", "_file", "_hot", "_mtime_ns", "path", "table", "tag", "url")
 
     url: str

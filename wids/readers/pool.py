@@ -67,6 +67,9 @@ class OpenShard(Rows):
         used: when it was used last, a count.
     """
 
+    reader: Reader
+    shard: Shard
+    used: int
     __slots__ = ("__weakref__", "_pool", "_provider", "reader", "shard", "used")
 
     def __init__(self, pool: OpenShards, shard: Shard, reader: Reader) -> None:
@@ -161,6 +164,13 @@ class OpenShards:
         is_sharing: no capacity was given: its shards are within the budget of the process.
         accesses: samples requested. misses: shards opened.
     """
+
+    find: Callable[[str], Shard]
+    provider: ShardProvider
+    is_sharing: bool
+    lru: _Entries
+    accesses: int
+    misses: int
 
     def __init__(
         self, provider: ShardProvider, *, capacity: int | None, find: Callable[[str], Shard], hooks: Sequence[Hook]

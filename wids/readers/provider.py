@@ -79,6 +79,8 @@ class LocalFiles:
         book: facts about each shard; None: a new one.
     """
 
+    is_standard: bool
+
     def __init__(
         self,
         *,
@@ -222,6 +224,9 @@ class AutoProvider:
     Attributes:
         cache: the shards on this machine's disk. files: makes readers of local files.
     """
+
+    files: LocalFiles
+    cache: ShardCache
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class RangeProvider:
         has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
     """
 
-    has_tables = False
+    has_tables: bool = False
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from wids.errors import InputError, WidsError, shown
 from wids.order.batching import make_rule, name_sizes, parse_sizes
 from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
-from wids.order.mixture import mixed_parts
+from wids.order.mixture import SourceSpan, mixed_parts
 from wids.order.schedule import make_timetable
 from wids.readers.lru import LRUCache
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from wids.order.batching import BatchRule
     from wids.order.epoch import Reshuffle, Tail
+    from wids.order.permutation import Indices
     from wids.order.schedule import BatchTimetable, Timetable
     from wids.serve.served import Served
 
@@ -142,6 +143,9 @@ class Schedules:
     Attributes:
         parts: its sources, if it is a mixture. ends: where each shard's samples end, (nshards,).
     """
+
+    parts: list[SourceSpan] | None
+    ends: Indices
 
     def __init__(self, served: Served) -> None:
         self._served = served

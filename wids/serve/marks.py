@@ -73,6 +73,9 @@ class Marks:
         InputError: it has more marks than there may be, or of other samples. WidsError: keys cannot be looked up.
     """
 
+    path: str
+    kind: str
+
     def __init__(self, served: Served, path: str = "") -> None:
         self._served = served
         self._marked = set[int]()

@@ -44,6 +44,9 @@ class PageServer:
         OutputError: the port is in use, or not ours.
     """
 
+    is_local: bool
+    url: str
+
     def __init__(
         self,
         served: Served,

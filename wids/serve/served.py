@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from wids.collection.shard_collection import ShardCollection
     from wids.index.selection import Integers
 
 
@@ -39,6 +40,14 @@ class Served:
         previews: small pictures of its fields. rows: facts of its samples. marks: the marked ones.
         closing: called by `close`, for what a page has begun.
     """
+
+    collection: ShardCollection
+    cache_dir: str | None
+    name: str
+    opening: str
+    previews: Previews
+    rows: ServedRows
+    marks: Marks
 
     def __init__(
         self,

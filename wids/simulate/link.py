@@ -22,6 +22,8 @@ class Clock:
         now: seconds since the beginning.
     """
 
+    now: float
+
     def __init__(self) -> None:
         self.now = 0.0
         # Of two processes that go on at the same time, the one that began to wait first comes first.

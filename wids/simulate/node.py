@@ -137,6 +137,11 @@ class Node:
         has_ended, has_looked: at this step, visits have ended, and prefetchers have looked at their ranks.
     """
 
+    job: TrainingJob
+    cache: NodeCache
+    ranks: range
+    has_ended: bool
+
     def __init__(self, job: TrainingJob, number: int, progress: SimulationProgress) -> None:
         self.job, self._number, self._progress, self._clock = job, number, progress, progress.clock
         self.sizes: list[int] = job.sizes.tolist()

@@ -36,7 +36,15 @@ class NodeCache:
         now, second, disk, free, floor, promised, uses: see `wids.policy.reservation.Snapshot`.
     """
 
-    disk, free, floor, promised = 0, 1 << 62, 0, 0
+    limit: int | None
+    used: int
+    evicted: int
+    now: float
+    second: float
+    disk: int = 0
+    free: int = 1 << 62
+    floor: int = 0
+    promised: int = 0
 
     def __init__(
         self, limit: int | None, footprints: Sequence[int], *, is_busy: Callable[[], bool] = lambda: False

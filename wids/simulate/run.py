@@ -154,6 +154,8 @@ class Simulation:
         nodes: of the job.
     """
 
+    nodes: list[Node]
+
     def __init__(
         self,
         job: TrainingJob,

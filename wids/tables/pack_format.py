@@ -46,6 +46,9 @@ class Directory:
         place, size: as given.
     """
 
+    place: str
+    size: int
+
     def __init__(self, columns: Sections, *, start: int, place: str, size: int) -> None:
         self.place, self.size, self._start = place, size, start
         self._hashes, self._offsets, self._lengths = (np.asarray(columns[name]) for name in _COLUMNS)

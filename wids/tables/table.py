@@ -83,6 +83,18 @@ class MemberTable:
         nleft: files that are part of no sample; 0 in a table that was saved.
     """
 
+    extension_ids: memoryview
+    extensions: tuple[str, ...]
+    identity: Identity
+    key_ends: memoryview
+    links: Mapping[int, int]
+    nleft: int
+    nmembers: int
+    nrepeated: int
+    nsamples: int
+    offsets: memoryview
+    sizes: memoryview
+    starts: memoryview
     __slots__ = (
         "_asked",
         "_folded",

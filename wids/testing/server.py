@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+    _Socket = socket.socket
+
     from typing_extensions import Self
 
 # A body at a limited rate is sent in pieces of this duration. A late wake-up is made up for by at most that much, or
@@ -69,6 +71,11 @@ class Server:
         max_open: the largest number of GETs that were under way at a time.
         closing: set when the server closes.
     """
+
+    closing: threading.Event
+    required_headers: dict[str, str]
+    lock: threading.Lock
+    url: str
 
     @suggest_names
     def __init__(
@@ -154,6 +161,8 @@ class _TcpServer(socketserver.ThreadingTCPServer):
     """One thread for each connection; not `http.server.HTTPServer`, which looks up the host's name in DNS."""
 
     allow_reuse_address = True
+    address_family: int
+    socket: _Socket
     request_queue_size = 128  # a connection beyond these would wait a second for its next try
 
     def __init__(self, owner: Server, host: str, tls: ssl.SSLContext | None) -> None:
@@ -162,9 +171,8 @@ class _TcpServer(socketserver.ThreadingTCPServer):
         self._handlers: list[threading.Thread] = []
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), Reply)
-        if (
-            tls is not None
-        ):  # each connection shakes hands in its own thread: one that does not must not hold the others
+        if tls is not None:
+            # Each connection shakes hands in its own thread: one that does not must not hold the others.
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -200,6 +208,10 @@ class Reply(BaseHTTPRequestHandler):
         close_connection: set it to end the connection after this answer.
     """
 
+    owner: Server
+    number: int
+    name: str
+    version: int
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # an answer in several writes would wait 40 ms for an acknowledgement
     server: _TcpServer
@@ -487,6 +499,9 @@ def instead(data: bytes, *, code: int = 200, **headers: object) -> Fault:
 
 class Gate:
     """A fault that stops half-way: ``entered`` is set when half of the body was sent, the rest waits for ``go``."""
+
+    entered: threading.Event
+    go: threading.Event
 
     def __init__(self) -> None:
         self.entered, self.go = threading.Event(), threading.Event()

@@ -190,6 +190,10 @@ class Transfer:
         version: of the received bytes if it is strong, else None.
     """
 
+    url: str
+    path: str
+    requests: int
+
     def __init__(
         self,
         url: str,

@@ -96,6 +96,7 @@ class StalledTransferError(_TransferError):
 class PausedError(_TransferError):
     """No request was sent: the server must not get one for ``seconds``."""
 
+    headers: dict[str, str]
     status = 429
 
     def __init__(self, message: str, *, seconds: float) -> None:

@@ -179,6 +179,8 @@ class Precedence:
 class _Slots:
     """A semaphore that serves waiters by precedence, for one event loop."""
 
+    free: int
+
     def __init__(self, count: int) -> None:
         self.free = count
         self._waiting: list[tuple[Precedence, int, asyncio.Future[None]]] = []
@@ -223,6 +225,9 @@ class Connections:
         count: ranges of downloads at a time. slots: one is taken for each of them.
         weak_hosts: hosts that returned an object without a strong version (`wids.transport.source.Stat`).
     """
+
+    count: int
+    slots: _Slots
 
     def __init__(self) -> None:
         self.count = prefetching.LIMITS.connections

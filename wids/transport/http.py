@@ -44,7 +44,11 @@ class HttpSource(ByteSource):
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
-    is_blocking, answers_have_stat = False, True
+    is_blocking: bool = False
+    answers_have_stat: bool = True
+    url: str
+    go_on: Callable[[], None]
+    precedence: Precedence | None
 
     def __init__(
         self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None
@@ -210,6 +214,9 @@ class Answer:
     Attributes:
         is_range: it holds a range of the whole. span: its bytes; None: unknown. stat: of the whole.
     """
+
+    is_range: Any
+    stat: Stat
 
     def __init__(
         self, response: Any, note: Callable[[int, float], None], release: Callable[[], None], *, is_raw: bool

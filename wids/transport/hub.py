@@ -444,6 +444,12 @@ class _Hub:
         go_on: called regularly during waits for the Hub.
     """
 
+    go_on: Callable[[], None]
+    url: str
+    where: HubPlace
+    access: str
+    filesystem: Any
+
     def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))

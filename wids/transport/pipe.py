@@ -40,7 +40,11 @@ class PipeSource(ByteSource):
         go_on: see `ByteSource`.
     """
 
-    is_blocking, answers_have_stat = True, False
+    is_blocking: bool = True
+    answers_have_stat: bool = False
+    url: str
+    go_on: Callable[[], None]
+    fills_file: bool
 
     def __init__(self, url: str, path: str, *, go_on: Callable[[], None]) -> None:
         self.url, self.go_on, self._path = url, go_on, path

@@ -56,6 +56,10 @@ class ShardBytes:
         CancelledTransferError: a read was cancelled.
     """
 
+    url: str
+    requests: int
+    read_bytes: int
+
     def __init__(
         self,
         url: str,

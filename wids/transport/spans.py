@@ -95,6 +95,8 @@ class Gather:
         pieces: the complete ones. arrived_bytes: of complete spans.
     """
 
+    arrived_bytes: int
+
     def __init__(self, wanted: Mapping[Span, Sequence[Span]]) -> None:
         self.pieces: dict[Span, bytes] = {}
         self.arrived_bytes = 0

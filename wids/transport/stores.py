@@ -69,7 +69,10 @@ def open_source(
 class LocalSource(ByteSource):
     """A local file, kept open: bytes of a replacement are not mixed with it."""
 
-    is_blocking, answers_have_stat = True, False
+    is_blocking: bool = True
+    answers_have_stat: bool = False
+    url: str
+    go_on: Callable[[], None]
 
     def __init__(self, url: str, *, go_on: Callable[[], None]) -> None:
         self.url, self.go_on = url, go_on
@@ -106,7 +109,9 @@ class LocalSource(ByteSource):
 class _FilesystemSource(ByteSource):
     """An object in a file system of fsspec that is not HTTP."""
 
-    answers_have_stat = False
+    url: str
+    go_on: Callable[[], None]
+    answers_have_stat: bool = False
 
     def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None]) -> None:
         self.url, self.go_on, self._host = url, go_on, Place(url).host
@@ -136,7 +141,7 @@ class AsyncSource(_FilesystemSource):
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
-    is_blocking = False
+    is_blocking: bool = False
 
     def __init__(
         self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None = None
@@ -182,7 +187,7 @@ class AsyncSource(_FilesystemSource):
 class SyncSource(_FilesystemSource):
     """An object in a file system of fsspec that blocks: memory, SFTP, chains, archives, ..."""
 
-    is_blocking = True
+    is_blocking: bool = True
 
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = self._filesystem.info(self._name)

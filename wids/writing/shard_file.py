@@ -40,6 +40,10 @@ class ShardFile:
         CacheError: the part file cannot be made.
     """
 
+    part: str
+    nsamples: int
+    member_bytes: int
+
     def __init__(self, path: str, *, url: str, has_md5: bool = True) -> None:
         self.part, self._fd = atomic.make_part(path)
         self._url = url

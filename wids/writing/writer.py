@@ -149,6 +149,8 @@ class ShardWriter:
         [2, 1]
     """
 
+    index: str
+    nsamples: int
     _is_closed = True  # until it is made: there is nothing to discard
 
     @suggest_names

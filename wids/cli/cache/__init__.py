@@ -34,7 +34,7 @@ from wids.transport.session import PLAIN
 if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing
 
-app = App(help="List, clean, fill and limit cache directories.")
+app: App = App(help="List, clean, fill and limit cache directories.")
 app.registered_commands += show.app.registered_commands
 
 

@@ -117,6 +117,8 @@ class Supervisor:
         alive_seconds: how often it wants a sign of life (``WatchdogSec`` of the unit); infinity: never.
     """
 
+    alive_seconds: float
+
     def __init__(self) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "")
         microseconds = os.environ.get("WATCHDOG_USEC", "")

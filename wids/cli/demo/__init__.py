@@ -46,7 +46,7 @@ _MAX_TEMPORARY_LENGTH = 50
 _FAILURE = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback +: ((?s:.*?))\n(?=\[|-{9}|={9})")
 
 
-app = App()
+app: App = App()
 
 
 @app.command("demo")

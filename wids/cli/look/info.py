@@ -29,7 +29,7 @@ class _InfoFlags(ReadFlags):
     ] = False
 
 
-app = App()
+app: App = App()
 
 
 @app.command("info", cls=LookCommand, epilog=examples("wids info train.json", "wids info train.json val.json --json"))

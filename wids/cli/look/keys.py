@@ -35,6 +35,9 @@ class Search:
         found: key -> the indices of the samples that have it, in order.
     """
 
+    listed: Listed
+    is_first: bool
+
     def __init__(self, listed: Listed, keys: list[str], *, is_first: bool) -> None:
         self.listed, self.is_first = listed, is_first
         self.found: dict[str, list[int]] = {key: [] for key in keys}

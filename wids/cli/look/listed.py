@@ -83,6 +83,8 @@ class Listed:
         has_bar: a bar is shown already.
     """
 
+    collection: ShardCollection
+
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
         self._directory = directory = os.path.abspath(cache_directory(flags.cache_dir or default_cache_dir()))

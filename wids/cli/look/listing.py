@@ -30,7 +30,7 @@ LABEL = ".cls"
 _WIDEST_CLASS = 24  # longer names stand out
 
 
-app = App()
+app: App = App()
 
 
 @app.command(

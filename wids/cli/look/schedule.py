@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MAX_RANKS = 1_000_000
 
 
-app = App()
+app: App = App()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ _Sample = Annotated[
 ]
 _IsKey = Annotated[bool, typer.Option("--key", help="SAMPLE is a key, even if it looks like a number.")]
 
-app = App()
+app: App = App()
 
 
 @app.command(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wids.simulate.job import TrainingJob
 
 
-app = App()
+app: App = App()
 
 
 @app.command("simulate")
