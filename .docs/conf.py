@@ -6,13 +6,15 @@ import os
 import sys
 from pathlib import Path
 
+import tomllib
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import wids  # noqa: E402 - found through the path above
 
 # Links of READMEs to files that are no page of the site go there.
-repository_url = "https://github.com/wids-project/wids"
+repository_url = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Homepage"]
 
 project = "wids"
 author = "The wids developers"

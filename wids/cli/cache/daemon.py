@@ -150,7 +150,7 @@ def is_journal() -> bool:
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
 
-app = App()
+app: App = App()
 
 
 @app.command("daemon")

@@ -35,7 +35,7 @@ _MAX_HOLDERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}(?=-)")
 
 
-app = App()
+app: App = App()
 
 
 @app.command("ls")
