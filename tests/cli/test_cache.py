@@ -648,7 +648,7 @@ def test_warm_with_a_missing_shard(server, cache):
     assert out.startswith(f"{cache}: 3 shards: 2 fetched (")
     assert ", 1 failed in " in out
     first, last = err.splitlines()
-    assert first.startswith(f"wids: {server.url}/b.tar: there is nothing there")
+    assert first.startswith(f"wids: {server.url}/b.tar: does not exist")
     assert last == "wids: 1 of 3 shards could not be fetched"
     code, out, _ = run("cache", "warm", index, "--cache-dir", cache, "--json")
     assert (code, list(json.loads(out)["failed"])) == (1, [server.url + "/b.tar"])
@@ -732,8 +732,8 @@ def test_warm_with_what_is_no_index(server, cache, tmp_path):
     for index, words in (
         (page, "not valid JSON"),
         (other, "must be an object"),
-        (server.url + "/none.json", "there is nothing there"),
-        (tmp_path / "none.json", "there is nothing there"),
+        (server.url + "/none.json", "does not exist"),
+        (tmp_path / "none.json", "does not exist"),
         (tmp_path, "there are no .tar files in this directory"),
     ):
         told = complaint(1, "cache", "warm", index, "--cache-dir", cache)

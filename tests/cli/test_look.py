@@ -159,7 +159,7 @@ def test_info_of_several(tmp_path, index):
     code, out, err = run("info", index, tmp_path / "none.json", other, "--json")
     assert code == 1
     assert [told["samples"] for told in json.loads(out)] == [9, 1]
-    assert "none.json: there is nothing there" in err
+    assert "none.json: does not exist" in err
     assert "1 of 3 indexes cannot be read" in err
 
 
@@ -646,7 +646,7 @@ def test_wrong_input_is_a_sentence(tmp_path, command):
     (tmp_path / "x.tar").write_bytes(b"no tar" * 1000)
     (tmp_path / "d").mkdir()
     name, *rest = command
-    for place, words in ((tmp_path / "none.json", "nothing there"), (tmp_path / "d", "there are no .tar files"),
+    for place, words in ((tmp_path / "none.json", "does not exist"), (tmp_path / "d", "there are no .tar files"),
                          (tmp_path / "x.json", "not valid JSON"), (tmp_path / "x.tar", "x.tar")):  # fmt: skip
         code, out, err = run(name, place, *rest)
         assert (code, out, err.count("\n")) == (1, "", 1)

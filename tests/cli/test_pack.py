@@ -1327,7 +1327,7 @@ def test_several_manifests_are_one(tmp_path, monkeypatch):
         (("a.csv", "c.csv"), "c.csv: there is no column 'x'; it has y"),
         (("a.csv", "./a.csv"), "a.csv: is named twice"),
         (("*.tsv",), "*.tsv: there are no files with such names"),
-        (("a.csv", "gone.csv"), "gone.csv: there is nothing there"),
+        (("a.csv", "gone.csv"), "gone.csv: does not exist"),
         (("a.csv", "d"), "d: is taken as files key.ext, and a.csv as a manifest; pack one kind"),
         (("d", "e"), "e: several folders are not packed at once"),
         (("i.json", "j.json"), "j.json: several indexes are one by `wids index merge`"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # A file that is read into memory is no longer than this: an index of `MAX_SHARDS` takes 256 bytes for each of them.
 MAX_READ_BYTES = 1 << 30
-# Space is reserved in such steps where the size is not known: as much again as has come.
+# Where the size is unknown, space is reserved in steps: as much again as has arrived, within these bounds.
 _MIN_STEP_BYTES, _MAX_STEP_BYTES = 1 << 20, 64 << 20
 
 
@@ -140,7 +140,7 @@ def read_bytes(
     place, most = Place(url), MAX_READ_BYTES if max_bytes is None else max_bytes
 
     def once() -> bytes:
-        if place.is_local:  # of any kind: a shell's <(...) is a FIFO
+        if place.is_local:  # also a FIFO, such as a shell's <(...)
             with open(place.path, "rb") as file:
                 return file.read()
         parts, size, size_said = [], 0, None
@@ -154,8 +154,8 @@ def read_bytes(
                 size += len(part)
                 if size > most:
                     raise _too_long(url, most)
-        if size_said not in (None, size):  # a range of it, without a request for one
-            raise StalledTransferError(f"{url}: {size} of {size_said} bytes came")
+        if size_said not in (None, size):  # the server sent only a range, unrequested
+            raise StalledTransferError(f"{url}: {size} of {size_said} bytes arrived")
         return b"".join(parts)
 
     return retrying.try_repeatedly(
@@ -165,8 +165,8 @@ def read_bytes(
 
 def _too_long(url: str, max_bytes: int) -> TooLongError:
     return TooLongError(
-        f"{url}: is longer than {max_bytes:,} bytes (counted as it is unpacked), the most that such a file may have; "
-        "check the URL and what the server sends, or download the file and name the copy if it is right",
+        f"{url}: is longer than {max_bytes:,} bytes (decompressed), the limit for a file of this kind; "
+        "check the URL and the server's answer; if the file is right, download it and give the path of the copy",
         url=url,
         expected=max_bytes,
     )
@@ -243,7 +243,7 @@ class Transfer:
             Exception: any error of the client; bytes received before it stay.
         """
         self._fd = os.open(self.path, system.WRITE_FLAGS)
-        precedence = filesystems.Precedence(self._is_ahead)  # after a failure, that of a later one
+        precedence = filesystems.Precedence(self._is_ahead)  # of this try; a failure puts it behind newer downloads
         try:
             with open_source(
                 self.url, self._session, go_on=self._go_on, path=self.path, precedence=precedence
@@ -261,7 +261,7 @@ class Transfer:
         known = self._expected if self._stat is None else self._stat.size
         step = source.range_bytes(known)
         first = spans.cut(self._missing or [Span(0, known or step)], step)[0]
-        # A source that seems to change all the time is read in one go. For one stream the client's memory will do.
+        # A source that seems to change all the time is read as one stream, for which the kept stat is enough.
         is_one = self._is_one_stream or self._interruptions >= 2 or self._is_known_as_weak(source)
         stat = source.stat(None if is_one else first, is_fresh=not source.is_blocking)
         self.version = stat.version if stat.is_strong else None
@@ -292,9 +292,9 @@ class Transfer:
             self._stat, self._missing = stat, [Span(0, size)] if size else []
         elif not self._may_combine(stat):
             self._note_weak()
-            raise InterruptedTransferError(f"{self.url}: a part of it came without a strong entity tag")
+            raise InterruptedTransferError(f"{self.url}: a part of it arrived without a strong entity tag")
         elif not stat.is_same(self._stat):
-            raise InterruptedTransferError(f"{self.url}: it changed, or gave no ranges any more, while it was fetched")
+            raise InterruptedTransferError(f"{self.url}: it changed, or its server stopped sending ranges")
 
     def _is_known_as_weak(self, source: ByteSource) -> bool:
         """Whether to request one stream immediately: answers with ranges would be useless."""
@@ -336,11 +336,11 @@ class Transfer:
             system.write_all(self._fd, block, at)
             at = end
         if not source.fills_file:
-            os.ftruncate(self._fd, at)  # who reserves space may have made the file longer
+            os.ftruncate(self._fd, at)  # `reserve` may have made the file longer
         if size is not None and at < size:
             raise StalledTransferError(f"{self.url}: ended after {at} of {size} bytes")
         if not source.answers_have_stat and source.stat().version != stat.version:
-            raise InterruptedTransferError(f"{self.url}: it changed while it was fetched")
+            raise InterruptedTransferError(f"{self.url}: it changed during the download")
 
     def _check_length(self, size: int) -> None:
         if self._max_bytes is not None and size > self._max_bytes:
@@ -368,7 +368,7 @@ class Transfer:
         if self._is_cancelled():
             raise CancelledTransferError
         if time.monotonic() > self._deadline:
-            raise StalledTransferError(f"{self.url}: too slow; the time for all tries is up")
+            raise StalledTransferError(f"{self.url}: too slow; the time limit of all tries has passed")
 
     def _wrong_size(self, size: int, words: str = "") -> SizeMismatchError:
         return SizeMismatchError(

@@ -33,7 +33,7 @@ from wids.errors import (
 )
 from wids.transport.place import Place
 
-# Damage that persists is the server's or the index's, not the wire's: one more try, then say so.
+# Damage that persists is a fault of the server or the index, not of the network: one more try, then an error.
 DAMAGE = (
     SizeMismatchError,
     DigestMismatchError,
@@ -55,11 +55,11 @@ _FINAL = (
     IsADirectoryError,
     NotADirectoryError,
     ImportError,
-    ValueError,  # also a URL that aiohttp cannot read, and a certificate that does not hold
+    ValueError,  # also a URL that aiohttp cannot parse, and an invalid certificate
     WidsError,
 )
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
-# huggingface_hub has had requests, httpx and httpx2.
+# Versions of huggingface_hub use requests, httpx or httpx2.
 _CLIENTS = frozenset(
     {
         *("aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio", "huggingface_hub"),
@@ -67,9 +67,9 @@ _CLIENTS = frozenset(
     }
 )
 _NOT_HTTP = "NonHttpUrlRedirectClientError"
-# aiohttp's, Google's, huggingface_hub's.
+# Classes of aiohttp, Google's clients and huggingface_hub.
 _FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError", "OfflineModeIsEnabled"})
-# Of a budget of requests: nothing is left, and for how long.
+# In a RateLimit header: no request is left (r=0), for t seconds.
 _SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # The package for a scheme, as pip takes it.
 _PACKAGES = {
@@ -187,7 +187,7 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return ShardNotFoundError(
-            f"{url}: there is nothing there{_likely_cause(url, status)}; check the URL or path, and the base of the "
+            f"{url}: does not exist{_likely_cause(url, status)}; check the URL or path, and the base of the "
             "index if it comes from one",
             url=url,
         )
@@ -202,7 +202,7 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
     if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
         return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
     if type(error).__name__ == _NOT_HTTP:
-        return FetchError(f"{url}: the server leads to {cause}, and only http(s) URLs are followed", url=url)
+        return FetchError(f"{url}: the server redirects to {cause}, and only http(s) URLs are followed", url=url)
     if _is_too_late(error):
         return FetchError(
             f"{url}: cannot be fetched, the interpreter is ending ({cause}); let the main thread wait for the threads "
@@ -223,7 +223,7 @@ def missing_advice(error: ImportError, url: str) -> str:
     """Advice for a missing module."""
     module = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if module in sys.stdlib_module_names:
-        return f"This Python was built without its own module {module}; install one that has it"
+        return f"This Python was built without the standard module {module}; install one that has it"
     package = _PACKAGES.get(Place(url).scheme) or module
     return f"This scheme needs a package: pip install {package}" if package else "Install the package that it names"
 
@@ -236,13 +236,13 @@ def _status_of(error: BaseException) -> int | None:
             value = int(value)
         if isinstance(value, int) and 100 <= value < 600:
             return value
-        if value == 0:  # aiohttp's, of a redirect without end; to look at its other names is deprecated
+        if value == 0:  # aiohttp's error for too many redirects; reading its other attributes is deprecated
             break
-    # Clients of the Hub keep the answer.
+    # Errors of the Hub's clients have the answer.
     value = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(value, int) and 100 <= value < 600:
         return value
-    # gcsfs tells a refusal in words only; taken for a fault of the network, it would be asked for again and again.
+    # gcsfs reports a refusal only in its text; as an unknown error, it would be retried.
     if type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: "):
         return 403
     return None

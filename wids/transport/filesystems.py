@@ -41,7 +41,7 @@ class RequestLimits:
 
     Attributes:
         connect_seconds, read_seconds: for a connection, and from one piece of an answer to the next.
-        bucket_seconds, bucket_again_seconds: to learn the kind of a bucket; an unknown kind is requested again
+        bucket_seconds, bucket_again_seconds: for a request of a bucket's kind; an unknown kind is requested again
             after the second.
         give_way_seconds: the longest time that a download ahead waits for requests of samples to end; a busy reader
             sends them all the time.
@@ -59,7 +59,7 @@ class RequestLimits:
 
 LIMITS = RequestLimits()
 _SLOWEST_BYTES = 128 << 10  # a second
-# What tells two versions of an object apart, by the names that file systems give it: for certain, and mostly.
+# The keys of fsspec's ``info`` that identify a version of an object: certainly, and usually.
 _STRONG_KEYS = ("ETag", "etag", "e_tag", "generation", "md5Hash", "blob_id")
 _WEAK_KEYS = (
     *("crc32c", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modify", "modificationTime"),
@@ -78,7 +78,7 @@ def _start_child() -> None:
 
 forks.call_in_child(_start_child)
 
-# A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
+# A forked child drops fsspec's cache of file systems. This closes their sessions, which removes the parent's
 # connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
 # Objects kept here are never finalized in the child. fsspec itself keeps all these as long as the process lives.
 _pinned: set[Any] = set()
@@ -102,15 +102,15 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
     import fsspec
 
     if scheme in ("http", "https"):
-        # Not through url_to_fs: it would take "::" in a query for a chain of file systems.
+        # Not through url_to_fs: it would read "::" in a query as a chain of file systems.
         filesystem, name = fsspec.filesystem(scheme, **_http_options(options, url)), quote_url(url)
     else:
-        for inner in {"http", "https"} & options.keys():  # of a chain
+        for inner in {"http", "https"} & options.keys():  # options for a part of a chain
             options[inner] = {**_http_options(options[inner], url), "encoded": options[inner].get("encoded", False)}
         if tries_once:
             options = _once_options(scheme, options)
         filesystem, name = fsspec.core.url_to_fs(url, **options)
-        if "file" in filesystem.protocol and not place.is_local:  # which would leave out all but the first part
+        if "file" in filesystem.protocol and not place.is_local:  # fsspec would use only the first part
             advice = "" if "://" in url else f"; a file of this name is ./{url}"
             raise ValueError(f"the first part of a chain is a file system that reads another{advice}")
         if tries_once:
@@ -199,12 +199,12 @@ class _Slots:
         try:
             await given
         except asyncio.CancelledError:
-            if not given.cancelled():  # it came at the same moment
+            if not given.cancelled():  # the slot was given before the cancellation
                 self.release()
             raise
         if precedence.has_failed:
             self.release()
-            raise StalledTransferError("not asked for: another part of it failed")
+            raise StalledTransferError("not requested, because another part of it failed")
 
     def release(self) -> None:
         """Give a slot back: the first waiter gets it."""
@@ -276,9 +276,9 @@ class Connections:
 
     def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
         """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
-        # The least of the delays: others are this machine's own, when it is busy.
+        # The shortest delay: longer ones include the delays of this machine when it is busy.
         self._delays[host] = min(1.1 * self._delays.get(host, first_seconds), first_seconds)
-        if size >= _MIN_RATED_BYTES:  # a few come together with the headers, in no time
+        if size >= _MIN_RATED_BYTES:  # a few bytes arrive with the headers, in no time
             rate = size / max(seconds, 1e-4)
             self._rates[host] = 0.7 * self._rates.get(host, rate) + 0.3 * rate
 
@@ -354,7 +354,7 @@ class _BucketTypes:
         from gcsfs.extended_gcsfs import BucketType
 
         if time.monotonic() - self._failed.get(bucket, -math.inf) < LIMITS.bucket_again_seconds:
-            return BucketType.UNKNOWN  # which is read as any other
+            return BucketType.UNKNOWN  # read like any other bucket
         try:
             found = await asyncio.wait_for(self._ask(bucket), LIMITS.bucket_seconds)
         except asyncio.TimeoutError:
@@ -368,13 +368,13 @@ def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
     import aiohttp
 
     request, client = dict(given), dict(given.get("client_kwargs") or {})
-    # aiohttp's default ends a transfer after five minutes however well it goes; a stall is what must end it.
+    # aiohttp's default ends each transfer after five minutes; only a stall may end it.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=LIMITS.connect_seconds, sock_read=LIMITS.read_seconds)
-    # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
+    # identity: the number of received bytes is checked. No requoting: the target of a redirect may be signed, too.
     headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
-    # As headers, which `_drop_own_headers` can take away; a session gives these to all hosts that it comes to.
+    # Credentials as headers, which `_drop_own_headers` can remove; a session sends its own to each host of a redirect.
     auth = client.pop("auth", None)
-    if auth is not None and "@" not in url.partition("://")[2].partition("/")[0]:  # which would win
+    if auth is not None and "@" not in url.partition("://")[2].partition("/")[0]:  # a user in the URL precedes
         headers["Authorization"] = auth.encode()
     cookies = {**(client.pop("cookies", None) or {}), **(request.pop("cookies", None) or {})}
     if cookies:
@@ -385,7 +385,7 @@ def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
     return {"encoded": True, **request, "client_kwargs": {**client, "headers": headers, "trace_configs": traces}}
 
 
-@functools.cache  # one for all: fsspec knows a file system again by what it was made with
+@functools.cache  # one object: fsspec finds a cached file system by its arguments
 def _redirects() -> Any:
     import aiohttp
 
@@ -418,6 +418,6 @@ def _import_for(url: str) -> None:
         with contextlib.suppress(ImportError):  # older fsspec has none
             import fsspec.implementations.chained  # url_to_fs imports it
         for part in url.split("::"):
-            with contextlib.suppress(ValueError, ImportError):  # not a chain, or it fails again where it is explained
+            with contextlib.suppress(ValueError, ImportError):  # no scheme, or the download raises it with advice
                 fsspec.get_filesystem_class(Place(part).scheme or part)
-        fsspec.asyn.get_loop()  # likewise: it starts under a lock
+        fsspec.asyn.get_loop()  # it starts a thread, under a lock

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from wids.transport.source import Sink
 
 _BUFFER_BYTES = 1 << 20
-# What an object of unknown size is taken for, when it is decided how long to wait for it.
+# The assumed length of an object of unknown size, for the time limit of its request.
 _LARGE_BYTES = 16 << 20
 # The answers that are the file, or a range of it.
 _WITH_CONTENT = frozenset({200, 203, 206})
-# How a body may be compressed that is unpacked here: clients do not notice that such a one ends too early.
+# Encodings of bodies that are decompressed here, because clients do not notice when such a body ends too early.
 _GZIP = ("gzip", "x-gzip")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -59,7 +59,7 @@ class HttpSource(ByteSource):
         self._opened: Answer | None = None
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`. Without ranges, too, if it is another range that is given, or one of an unknown whole."""
+        """See `ByteSource`. Without ranges also if the server sends another range, or one of an unknown whole."""
         answer = self._opened
         if answer is None or first is not None or answer.is_range:
             answer = filesystems.run(self._keep(first), go_on=self.go_on)
@@ -75,10 +75,10 @@ class HttpSource(ByteSource):
         if answer is None:
             answer = await self.ask(span)
         try:
-            # All of it with status 200 is the range that was asked for, if that was all of it.
+            # Status 200 with the whole object is right if the range is the whole object.
             sink.learn(answer.stat._replace(has_ranges=answer.stat.has_ranges or answer.span == span))
             if answer.span != span:
-                raise InterruptedTransferError(f"{self.url}: the server gave another range than was asked for")
+                raise InterruptedTransferError(f"{self.url}: the server sent another range than the requested one")
             await answer.write_to(sink, span)
         finally:
             answer.close()
@@ -88,7 +88,7 @@ class HttpSource(ByteSource):
         answer = self._opened
         if answer is None or answer.is_range:
             answer = filesystems.run(self._keep(None), go_on=self.go_on)
-        # A server that sends a byte a minute never seems to stall.
+        # A server that sends a byte a minute never stalls, so the request has a total time limit as well.
         coming = _LARGE_BYTES if answer.stat.size is None else answer.stat.size
         ends = None if end is None else time.monotonic() + filesystems.limit_of(min(coming, end))
         left = sys.maxsize if end is None else end
@@ -109,7 +109,7 @@ class HttpSource(ByteSource):
         if self._opened is not None:
             filesystems.loop().call_soon_threadsafe(self._drop)
 
-    # An interrupt may come before `close`: an answer that is kept keeps a connection taken.
+    # An interrupt may prevent `close`, and a kept answer occupies a connection.
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.files.open_file`
         if not is_ending() and getattr(self, "_opened", None) is not None:
             self.close()
@@ -162,7 +162,7 @@ class HttpSource(ByteSource):
         response.close()
         if response.status != 416:
             return await self.ask(span, is_raw=False)
-        return await self.ask(None)  # there is nothing to have a range of
+        return await self.ask(None)  # an empty object has no ranges
 
 
 @cache
@@ -228,7 +228,7 @@ class Answer:
         self.span: Span | None = None
         size = None
         found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
-        # A body that was compressed for the wire is unpacked on the way: its length says nothing.
+        # A body that was compressed only for the transfer is decompressed here: its length is not the object's.
         is_plain = _encoding_of(response) in ("", "identity")
         self.is_range = response.status == 206
         if not self.is_range:
@@ -239,7 +239,7 @@ class Answer:
             lo, last, size = map(int, found.groups())
             self.span = Span(lo, last + 1)
         has_ranges = size == 0 or (self.is_range and size is not None)
-        # A time alone never tells versions apart for certain: a copy may have that of what it replaces.
+        # A time alone is never strong: a copy may have the time of the object that it replaces.
         opaque, is_strong = parse_tag(headers.get("ETag", ""))
         self.stat = Stat(size, opaque or headers.get("Last-Modified"), has_ranges, is_strong)
 
@@ -296,7 +296,7 @@ class _Unzipped:
                 if not data:
                     return b""
             self._has_begun = True
-            if self._unzip.eof:  # another file follows, or zeros, as gzip allows
+            if self._unzip.eof:  # another gzip member follows, or zeros, as gzip allows
                 data = data.lstrip(b"\0")
                 if not data:
                     self._left = b""
@@ -305,7 +305,7 @@ class _Unzipped:
             try:
                 found: bytes = self._unzip.decompress(data, _BUFFER_BYTES)
             except zlib.error as error:
-                raise StalledTransferError(f"the server's answer is no gzip, as it says ({error})") from error
+                raise StalledTransferError(f"the answer is not gzip, although its header says so ({error})") from error
             self._is_full = len(found) == _BUFFER_BYTES and not self._unzip.eof
             self._left = self._unzip.unconsumed_tail or self._unzip.unused_data
             if found:

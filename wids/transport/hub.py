@@ -182,7 +182,7 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
     url = str(place)
     where = locate(Place(url), session)
     if where is None:
-        raise ValueError(f"{url}: is no place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
+        raise ValueError(f"{url}: is not a place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
     return retrying.try_repeatedly(
         lambda: _Hub(url, where, session, lambda: None).listing(), url=url, path=None, hooks=session.hooks
     )
@@ -491,7 +491,7 @@ class _Hub:
         file = files.get(self.where.path)
         if file is None:
             raise ShardNotFoundError(
-                f"{self.url}: there is nothing there at commit {commit[:12]} of {self.where.page}; check the path and "
+                f"{self.url}: does not exist at commit {commit[:12]} of {self.where.page}; check the path and "
                 "the revision (ORG/NAME@REVISION)",
                 url=self.url,
             )
@@ -744,7 +744,7 @@ def _end_of(url: str, date: str | None = None) -> float:
     with contextlib.suppress(ValueError):
         if "expires" in query:
             ends = min(ends, int(query["expires"]) + ahead - LIMITS.early_seconds)
-        for name in ("x-amz-expires", "x-goog-expires"):  # from its signature on, which is new
+        for name in ("x-amz-expires", "x-goog-expires"):  # counted from the signature, which is new
             if name in query:
                 ends = min(ends, now + int(query[name]) - LIMITS.early_seconds)
     return ends
@@ -831,7 +831,7 @@ def _file_of(entry: dict[str, Any]) -> File:
     size = int(lfs.get("size", entry["size"]))
     entry["path"].encode()  # raises for a lone surrogate
     if not 0 <= size <= _MAX_FILE_BYTES:
-        raise ValueError(f"{size} is no number of bytes")
+        raise ValueError(f"{size} is not a number of bytes")
     return File(size, sha256, str(tag))
 
 
@@ -849,7 +849,7 @@ def _take_pin(file: SharedFile) -> str | None:
     try:
         commit, age = str(found["commit"]), time.time() - float(found["at"])
     except (TypeError, KeyError) as error:
-        raise ValueError("it is no pin") from error
+        raise ValueError("it is not a pin") from error
     return commit if 0 <= age < LIMITS.pin_seconds and _COMMIT.fullmatch(commit) else None
 
 
@@ -858,7 +858,7 @@ def _take_files(file: SharedFile) -> dict[str, File]:
         found = json.loads(bytes(file.data)).items()
         return {str(path): File(int(size), sha256, str(tag)) for path, (size, sha256, tag) in found}
     except (TypeError, AttributeError) as error:
-        raise ValueError("it is no listing") from error
+        raise ValueError("it is not a listing") from error
 
 
 def _digest(*words: str) -> str:

@@ -105,7 +105,7 @@ class PipeSource(ByteSource):
                 if not selector.select(_POLL_SECONDS):
                     if time.monotonic() > deadline:
                         raise FetchError(
-                            f"{self.url}: nothing came for {retrying.LIMITS.silent_seconds:.0f} s", url=self.url
+                            f"{self.url}: no output for {retrying.LIMITS.silent_seconds:.0f} s", url=self.url
                         )
                     continue
                 block = os.read(output.fileno(), min(left, _BLOCK_BYTES))
@@ -129,7 +129,7 @@ class PipeSource(ByteSource):
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: all that it started
+            os.killpg(process.pid, signal.SIGKILL)  # its session: the program and its children
         process.wait()
     if process.stdout is not None:
         process.stdout.close()

@@ -2,8 +2,8 @@
 
 Pure. Only http(s) and ftp have a query part: in a local or bucket name, ``?``, ``#`` and ``%`` are letters. A signed
 URL is never quoted again.
-Relative URLs are names of files, also where the index lies below an http(s) URL: ``#``, and a ``%`` that quotes
-nothing, are quoted there, as is ``?`` where no query follows. ``%20`` stays, as a quoted letter. A text after
+Relative URLs are names of files, also in an index below an http(s) URL: there, ``#``, and a ``%`` that quotes
+nothing, are quoted, as is ``?`` if no query follows. ``%20`` stays, as a quoted letter. A text after
 ``name.ext?``, or of the form ``?key=``, is a query; but a text that begins with ``./`` is a literal name,
 fully quoted. Below a ``file:`` URL each ``%`` is a letter, as below a path.
 fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
@@ -35,12 +35,12 @@ _SPECIAL, _QUOTED = re.compile(r"[#%?]"), re.compile(r"%(?:23|25|3[Ff])")
 _LOCAL = frozenset({"", "file", "local"})
 # Through these, fsspec reads local files, or files that the text behind the URL names.
 _REACHES_LOCAL = _LOCAL | {"pipe", "asynclocal", "dvc", "generic", "git", "reference"}
-# Their URLs name no server: that is the service's own, or one of the options.
+# Their URLs name no server: the server is the service's own, or named in the options.
 _SERVICES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "hf": "hf", "oss": "oss", "memory": "memory"}
-# Likewise, but for URLs that name the account (container@account.dfs.core.windows.net).
+# The same, except for URLs that name the account (container@account.dfs.core.windows.net).
 _AZURE = frozenset({"az", "abfs", "abfss", "adl"})
 SERVICE_ORIGINS = frozenset({*(f"{name}://" for name in _SERVICES.values()), "az://"})
-# Stricter than what clients read: where they could differ about the host, there is none.
+# Stricter than clients: a URL whose host they may parse differently has no host.
 _HOST = re.compile(r"(?:[^@/?#\\\s]*@)?(\[[0-9A-Fa-f:.]+\]|[^@/?#\\\s:\[\]]+)(?::([0-9]{0,5}))?(?![^/?#])")
 _PORTS = {"http": 80, "https": 443, "ftp": 21}
 _PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
@@ -122,7 +122,7 @@ class Place:
             path = unquote(path.removeprefix("localhost") if path.startswith("localhost/") else path, errors=_ERRORS)
         try:
             return posixpath.expanduser(path) if path.startswith("~") else path
-        except ValueError:  # no name of a user, and none of a file
+        except ValueError:  # ~ before a name that no user has
             return path
 
     @property

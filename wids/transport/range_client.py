@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from wids.transport.source import Stat
 
-# Close pieces are one request up to here: the bytes between them are held until the request is done, and one connection
-# brings less than several.
+# The longest request that combines close pieces: it holds the bytes between them until it ends, and several connections
+# are faster than one.
 _MAX_REQUEST_BYTES = 16 << 20
 
 
@@ -41,7 +41,7 @@ class ShardBytes:
         url: any URL that fsspec knows, or a local path.
         session: opens URLs; its hooks are called for each retry.
         size: its size in the index, if any; the first read then needs no request before it.
-        stat: an earlier answer of the store, likewise; another version is then an error.
+        stat: an earlier answer of the store, if any; another version is then an error.
         seconds: for all tries of one read.
         is_cancelled: called regularly; a read ends once it returns True.
         needs_version: refuse a store without versions of the object, as one without ranges.
@@ -117,7 +117,7 @@ class ShardBytes:
         """Bytes of the whole.
 
         Raises:
-            FetchError: the store does not tell the size.
+            FetchError: the store does not state the size.
         """
         if self._size is None:
             self._look()
@@ -166,9 +166,9 @@ class ShardBytes:
 
     def _read_first_once(self, size: int) -> bytes:
         with open_source(self.url, self._session, go_on=self._go_on) as source:
-            self.requests += 1 if source.answers_have_stat else 3  # and asked before and after the read
+            self.requests += 1 if source.answers_have_stat else 3  # the stat is requested before and after the read
             stat = source.stat(Span(0, size))
-            if not stat.has_ranges and (stat.size is None or stat.size > size):  # all of it is a range, too
+            if not stat.has_ranges and (stat.size is None or stat.size > size):  # the whole object is a range, too
                 raise self._no_ranges()
             self._learn(stat._replace(has_ranges=True))
             wanted = spans.clip((0, size), self.size)
@@ -195,7 +195,7 @@ class ShardBytes:
         """The pieces of all spans."""
         gather = Gather(wanted)
         if wanted:
-            if self._stat is not None and not self._stat.has_ranges:  # found out before: no use in asking again
+            if self._stat is not None and not self._stat.has_ranges:  # known from an earlier request
                 raise self._no_ranges()
             retrying.try_repeatedly(
                 lambda: self._read_missing(gather),
@@ -252,23 +252,23 @@ class ShardBytes:
             advice = (
                 "if it was rewritten, open the dataset again, and update the index; if several servers answer at "
                 "this URL and give the same file different ETags, let them agree (Apache: FileETag MTime Size), or use "
-                "access='fetch', which brings each shard in one request"
+                "access='fetch', which downloads each shard in one request"
             )
             raise self._changed(f"{what}: {advice}", before, now)
         if self._stat is None and stat.is_strong and not self._is_expected(stat.version):
-            what = f"its version is {stat.version!s:.80} now, and was another when it was downloaded"
+            what = f"its version is now {stat.version!s:.80}, and was different when it was downloaded"
             raise self._changed(what, None, stat.version)
         self._size = self._size if stat.size is None else stat.size
         self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 
     def _learn_range(self, stat: Stat) -> None:
-        """Likewise, for a requested range; a later try may get it if this one did not."""
+        """As `_learn`, on the answer to a requested range; a later try may get the range if this one did not."""
         if stat.size is not None:
             self._learn(stat._replace(has_ranges=True))
         if not stat.has_ranges:
             raise self._no_ranges()
         if (self._needs_version and stat.version is None) or (self._needs_strong and not stat.is_strong):
-            raise NoRangesError(f"{self.url}: the store does not say for certain which version it gives", url=self.url)
+            raise NoRangesError(f"{self.url}: the store does not identify the version for certain", url=self.url)
 
     def _no_ranges(self) -> NoRangesError:
         return NoRangesError(

@@ -60,7 +60,7 @@ class RetryLimits:
 
 
 LIMITS = RetryLimits()
-# A known server gets so many tries however long each of them takes: one stream that breaks off may take minutes.
+# A known server gets at least this many tries, however long each one takes: a stream may break after minutes.
 _ATTEMPTS = 6
 _POLL_SECONDS = 0.1
 _DAMAGE_ATTEMPTS = 2
@@ -150,7 +150,7 @@ class _Tries:
         if now() + delay < ends:
             return delay
         if now() + delay >= self._failing_since + LIMITS.patience_seconds:
-            _answered.discard(self.origin)  # of a thousand shards, each would wait as long for a server that is gone
+            _answered.discard(self.origin)  # otherwise each of a thousand shards would wait as long for the same server
         return None
 
 

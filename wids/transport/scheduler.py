@@ -63,7 +63,7 @@ async def _work(source: ByteSource, waiting: deque[Span], sink: Sink, *, gives_w
             await source.read(span, Sink(sink.learn, written.write))
         except Exception:
             if source.precedence is not None:
-                source.precedence.has_failed = True  # at once: a connection may have been given on already
+                source.precedence.has_failed = True  # at once: a waiting part may already have the connection
             raise
         written.check_end()
 
@@ -76,7 +76,7 @@ async def _request_together(source: ByteSource, waiting: deque[Span], sink: Sink
 
 
 async def _download_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
-    # Twice as many: while some read, the next ones wait, or one of a later download would come in between.
+    # Twice as many tasks as connections: the next ones already wait, so that no later download precedes them.
     count = 2 * filesystems.connections().count
     await _together(_work(source, waiting, sink, gives_way=True) for _ in range(min(len(waiting), count)))
 
@@ -109,14 +109,14 @@ class _Written:
 
     def write(self, at: int, data: bytes) -> None:
         if at != self._at or at + len(data) > self._span.hi:
-            raise InterruptedTransferError(f"{self._url}: other bytes came than were asked for")
+            raise InterruptedTransferError(f"{self._url}: the server sent other bytes than the requested ones")
         self._sink.write(at, data)
         self._at += len(data)
 
     def check_end(self) -> None:
         if self._at < self._span.hi:
             came = self._at - self._span.lo
-            raise StalledTransferError(f"{self._url}: {came} bytes came of {self._span.size}")
+            raise StalledTransferError(f"{self._url}: {came} of {self._span.size} bytes arrived")
 
 
 def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:

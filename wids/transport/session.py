@@ -127,7 +127,7 @@ class Session:
         return str(
             options.get("endpoint_url")
             or client.get("endpoint_url")
-            or options.get("endpoint")  # of the Hub
+            or options.get("endpoint")  # the name of the Hub's client
             or options.get("host")
             or ""
         )
@@ -142,7 +142,7 @@ class Session:
                 servers[Place(key).origin] = value
             else:
                 origin = Place(key).origin
-                raise ValueError(f"storage_options[{origin!r}] is no dict; it holds the options of that server")
+                raise ValueError(f"storage_options[{origin!r}] is not a dict; give the options of that server")
         return general, servers
 
 

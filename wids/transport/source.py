@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from wids.transport.filesystems import Precedence
 
-# The request where only size and version are wanted: a URL that is signed for GET refuses HEAD.
+# The span to request for size and version alone: a URL that is signed for GET refuses HEAD.
 HEAD = Span(0, 512)
 BLOCK_BYTES = 4 << 20
 # Some stores send strong tags without quotes, others weak ones with a small letter.
@@ -29,7 +29,7 @@ def parse_tag(tag: str) -> tuple[str, bool]:
 
 
 class Stat(NamedTuple):
-    """The facts of an object, as its store tells them.
+    """The facts of an object, as its store states them.
 
     Attributes:
         size: bytes of the whole; None: unknown.
@@ -69,7 +69,7 @@ class ByteSource(Protocol):
         url: where the object is.
         is_blocking: its reads block the calling thread, one at a time. Reads of other sources are coroutines for
             fsspec's event loop, and many run concurrently.
-        answers_have_stat: each read tells its sink size and version; otherwise they are requested again after the
+        answers_have_stat: each read passes size and version to its sink; otherwise they are requested again after the
             reads.
         fills_file: `stream` yields nothing, and a program writes the file.
         go_on: called regularly during all calls; an exception from it ends them.

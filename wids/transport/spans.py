@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-# Bytes that a request brings beside those that were asked for, as a share of these.
+# The most bytes that requests may read in addition to the pieces, as a share of the pieces.
 _MAX_WASTE = 0.5
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wids.transport.source import Sink
     from wids.transport.spans import Span
 
-# These clients give a range as a whole, in memory.
+# These clients return a range as a whole, in memory.
 _MAX_RANGE_BYTES = 16 << 20
 
 
@@ -89,7 +89,7 @@ class LocalSource(ByteSource):
         while at < span.hi and (data := system.pread(self._fd, span.hi - at, at)):
             sink.write(at, data)
             at += len(data)
-        if at < span.hi:  # shorter than it was, which no other try mends
+        if at < span.hi:  # the file became shorter, so another try cannot help
             sink.learn(self.stat())
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:

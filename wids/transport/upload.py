@@ -26,7 +26,7 @@ from wids.transport.session import PLAIN, Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# In these an object is not there until all of it is.
+# In these stores, an object does not exist until its upload is complete.
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "hf", "oss", "oci", "memory"})
 
 
@@ -218,7 +218,7 @@ def check_replaceable(
     check_no_device(path, path)
     try:
         status = os.stat(path)
-    except OSError:  # there is none
+    except OSError:  # it does not exist
         return
     is_own = False
     with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -237,7 +237,7 @@ def _is_file(url: str, status: os.stat_result) -> bool:
     place = Place(url)
     try:
         return place.is_local and os.path.samestat(os.stat(place.path), status)
-    except (OSError, ValueError):  # it is not there, or no name of a file
+    except (OSError, ValueError):  # it does not exist, or cannot be the name of a file
         return False
 
 
@@ -290,7 +290,7 @@ class Branch:
     def __init__(self, root: str, session: Session = PLAIN) -> None:
         where = hub.locate(Place(root), session)
         if where is None:
-            raise ValueError(f"{root}: is no repository of the Hugging Face Hub")
+            raise ValueError(f"{root}: is not a repository of the Hugging Face Hub")
         try:
             import huggingface_hub
         except ImportError as error:
@@ -305,7 +305,7 @@ class Branch:
         token = hub.find_token(root, session)
         if token is None:
             raise OutputError(
-                f"{root}: a commit needs a token that may write, and there is none; log in (hf auth login), or set "
+                f"{root}: a commit needs a token with write access, and none was found; log in (hf auth login), or set "
                 "HF_TOKEN",
                 url=root,
             )
@@ -369,11 +369,11 @@ class Branch:
             status = getattr(getattr(first, "response", None), "status_code", None)
             said = " ".join(str(getattr(first, "server_message", None) or first).split())[:300]
             what = {
-                401: "the Hub does not accept the token; log in anew (hf auth login), or set HF_TOKEN",
-                403: f"the token may not write there ({said}); use one that may, of an account with write access "
+                401: "the Hub does not accept the token; log in again (hf auth login), or set HF_TOKEN",
+                403: f"the token has no write access to this repository ({said}); use one with write access "
                 f"({where.endpoint}/settings/tokens), or offer the file: hf upload {where.repository} FILE "
                 f"--repo-type {self._kind} --create-pr",
                 412: "another commit was made since its files were listed; run it again",
-                429: "the Hub asks to be left alone for some minutes; run it again then",
+                429: "the Hub limits the rate of requests; run it again in some minutes",
             }.get(status or 0, f"the commit failed ({said or type(error).__name__}); run it again, or check the URL")
             raise OutputError(f"{self._root}: {what}", url=self._root) from public_cause(error, self._root)

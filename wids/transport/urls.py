@@ -15,7 +15,7 @@ from wids.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# More shards than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
+# More shards than this come from an index that includes itself, or from a mistake in a brace pattern.
 MAX_SHARDS = 1 << 22
 
 _MAX_BRACE_DEPTH = 50
@@ -37,7 +37,7 @@ def expand(pattern: str) -> Iterator[str]:
     shown = repr(pattern if len(pattern) <= _MAX_SHOWN else f"{pattern[:_MAX_SHOWN]}...")
     try:
         if _count(pattern) > MAX_SHARDS:
-            raise SpecError(f"brace pattern {shown}: it stands for more than {MAX_SHARDS:,} names; correct its numbers")
+            raise SpecError(f"brace pattern {shown}: it expands to more than {MAX_SHARDS:,} names; correct its numbers")
         yield from braceexpand.braceexpand(pattern)
     except ValueError as error:
         if isinstance(error, SpecError):
@@ -51,7 +51,7 @@ def _count(pattern: str) -> int:
     Raises:
         ValueError: the braces do not match, or are nested too deeply to be expanded.
     """
-    # Of each brace that is open: where it began, names of the alternatives before the last comma, of the one since.
+    # For each open brace: its position, the number of names before the last comma, and the number since.
     stack = [[-1, 0, 1]]
     at = 0
     while at < len(pattern):

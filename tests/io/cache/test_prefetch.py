@@ -301,7 +301,7 @@ def test_a_shard_that_fails_disturbs_no_other(web, make, events, one_at_a_time):
     assert all(event.is_ahead for event in events if isinstance(event, Fetched))
     for index in [0, *iteration]:
         if index // ROWS == 2:
-            with pytest.raises(ShardNotFoundError, match=r"c\.tar.*nothing there"):
+            with pytest.raises(ShardNotFoundError, match=r"c\.tar.*does not exist"):
                 dataset[index]
         else:
             assert text_of(dataset[index]) == expected_text(index)

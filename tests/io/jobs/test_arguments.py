@@ -219,7 +219,7 @@ REFUSED = [
     (lambda: jobs.create_columns(INDEX, session=None), "session=None: give a wids.jobs.Session"),
     (_with_session(storage_options=3), "session: storage_options is a int: give a dict"),
     (_with_session(storage_options={3: 4}), "session: storage_options is a dict: give a dict, with texts for keys"),
-    (_with_session(storage_options={"https://h": 1}), "session: storage_options['https://h'] is no dict"),
+    (_with_session(storage_options={"https://h": 1}), "session: storage_options['https://h'] is not a dict"),
     (_with_session(hooks=print), "session: hooks=<built-in function print>: give a list of functions"),
     (_with_session(hooks=["x"]), "session: hooks=['x']: give a list of functions"),
     (_with_session(allow_pipe="no"), "session: allow_pipe='no': give True or False"),

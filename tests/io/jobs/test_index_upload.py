@@ -139,10 +139,10 @@ def test_a_branch(stand_in, repository, tmp_path):
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        ("", r"a commit needs a token that may write, and there is none; log in \(hf auth login\), or set HF_TOKEN"),
+        ("", r"a commit needs a token with write access, and none was found; log in .*HF_TOKEN"),
         (
             "hf_reader",
-            r"the token may not write there \(Forbidden.*\); use one that may, .* or offer the file: hf uplo",
+            r"the token has no write access to this repository \(Forbidden.*\); use .* or offer the file: hf uplo",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_token_that_is_refused_later(stand_in, repository, monkeypatch, tmp_pa
     place = IndexUpload([HUB])
     create_index([HUB], str(tmp_path / "i.json"))
     repository.write_token = ""
-    with pytest.raises(OutputError, match="the token may not write there"):
+    with pytest.raises(OutputError, match="the token has no write access"):
         place.publish(str(tmp_path / "i.json"))
     stand_in.knows_no_token = True
     with pytest.raises(OutputError, match="does not accept the token"):

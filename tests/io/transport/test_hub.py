@@ -272,8 +272,8 @@ def test_a_file_of_a_bucket_that_is_replaced(stand_in):
         ),
         ("hf://buckets/org/none/a.tar", ShardNotFoundError, "no bucket org/none"),
         (f"{BASE}@v9/a.tar", ShardNotFoundError, "has no revision v9"),
-        (f"{BASE}/b.tar", ShardNotFoundError, "nothing there at commit [0-9a-f]{12} of .*/datasets/org/set; check"),
-        (f"{BASE}/train", ShardNotFoundError, "nothing there at commit"),
+        (f"{BASE}/b.tar", ShardNotFoundError, "does not exist at commit [0-9a-f]{12} of .*/datasets/org/set; check"),
+        (f"{BASE}/train", ShardNotFoundError, "does not exist at commit"),
         ("hf://gpt2", FetchError, "names a repository: hf://datasets/ORG/NAME"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_silent_program_is_ended(target, pids, set_limits, way):
     set_limits(retrying, silent_seconds=0.3)
     file, started = pids
     script = f"sleep 1000 & echo $! >> {file}; echo $$ >> {file}; echo begun; sleep 1000"
-    with pytest.raises(FetchError, match=r"nothing came for|not done after"):
+    with pytest.raises(FetchError, match=r"no output for|not done after"):
         run(shell(script, way), target)
     assert len(started()) == 2
     wait_until(lambda: all(map(is_gone, started())))

@@ -261,7 +261,7 @@ def test_a_missing_index(place, load):
     """An index that is not there, and one where nothing is: the error names it."""
     place.add("a.tar", shard())
     for url in (f"{place.url}/nosuch.json", f"{place.nowhere}/train.json"):
-        with pytest.raises(ShardNotFoundError, match="there is nothing there; check the URL") as caught:
+        with pytest.raises(ShardNotFoundError, match="does not exist; check the URL") as caught:
             load(place, url)
         assert caught.value.url == url
         assert url in str(caught.value)
@@ -274,7 +274,7 @@ def test_a_missing_shard(place, load):
     shards = [entry("nosuch.tar", shard()), entry("b.tar", shard("b")), entry(missing[1], shard())]
     dataset = load(place, place.add_index(shards))
     for row, url in zip((0, 6), missing, strict=True):
-        with pytest.raises(ShardNotFoundError, match="there is nothing there; check the URL") as caught:
+        with pytest.raises(ShardNotFoundError, match="does not exist; check the URL") as caught:
             _ = dataset[row]
         assert caught.value.url == url
         assert url in str(caught.value)
@@ -462,7 +462,7 @@ def test_files_by_url(tmp_path, load):
     assert samples_of(copied) == packed("a")
     assert len(list((tmp_path / "cache").glob("*.tar"))) == 1
     assert copied.stats().fetches == 1
-    with pytest.raises(ShardNotFoundError, match="there is nothing there; check the URL") as caught:
+    with pytest.raises(ShardNotFoundError, match="does not exist; check the URL") as caught:
         load(place, f"{place.url}/nosuch.json")
     assert caught.value.url == f"{place.url}/nosuch.json"
     with pytest.raises(ChangedShardError, match=f"{place.url}/a.tar|{tmp_path}/data/a.tar"):
@@ -598,7 +598,7 @@ def test_a_server_that_is_busy(nginx, load):
     with pytest.raises(FetchError, match=r"503.*tries: 6") as caught:
         _ = dataset[0]
     assert caught.value.url == busy
-    with pytest.raises(ShardNotFoundError, match="there is nothing there; check the URL"):
+    with pytest.raises(ShardNotFoundError, match="does not exist; check the URL"):
         _ = dataset[3]
     assert (len(nginx.requests(busy)), len(nginx.requests(gone))) == (6, 1)
     assert dataset.stats().retries == 5
@@ -712,7 +712,7 @@ def test_an_error_in_a_worker(server_place, load):
     error = first_error()
     assert samples == packed("a")
     assert isinstance(error, ShardNotFoundError)
-    assert f"{server_place.url}/b.tar: there is nothing there; check the URL" in str(error)
+    assert f"{server_place.url}/b.tar: does not exist; check the URL" in str(error)
 
 
 def test_member_tables_in_a_pack(place, load, tmp_path):

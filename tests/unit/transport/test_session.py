@@ -38,7 +38,7 @@ def test_options():
     assert session.options_for(Place("https://theirs/x")) == THEIRS
     assert PLAIN.options_for(Place("https://any/x")) == {}
     assert PLAIN.narrowed(["https://own"]) == PLAIN
-    with pytest.raises(ValueError, match="no dict") as caught:
+    with pytest.raises(ValueError, match="not a dict") as caught:
         Session({"https://u:s3cr3t@h": "s3cr3t"}).options_for(Place("https://any/x"))
     assert "s3cr3t" not in str(caught.value)
 
