@@ -127,7 +127,7 @@ def test_files_in_no_sample_are_counted(tmp_path):
     write_json(tmp_path / "t.json", {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 1}]})
     out = run_ok("verify", tmp_path / "t.json")
     assert "all is well" in out
-    assert "in no sample, for their names have no extension, or a dot first: 2 files" in out
+    assert "in no sample, because their names have no extension or begin with a dot: 2 files" in out
     assert json.loads(run_ok("verify", tmp_path / "t.json", "--json"))["left_files"] == 2
 
 

@@ -248,18 +248,18 @@ def _report(index: str, outcome: VerifyOutcome, *, is_quick: bool, is_json: bool
         f"{shown_url(index)}: {head}{rate}{well}",
         is_json=is_json,
         lines={
-            "known": f"not read again, for a run that was ended had checked them: {count('known', 'shard')}",
-            "shards": [f"not compared, for the index does not say: {missing}"] if missing else [],
-            "unused_tables": "not used, for their shards have other times (copied without them?): "
+            "known": f"not read again, because an earlier run has checked them: {count('known', 'shard')}",
+            "shards": [f"not compared, because the index lacks them: {missing}"] if missing else [],
+            "unused_tables": "not used, because their shards have other times (copied without them?): "
             f"{count('unused_tables', 'member table')}; they are right, and `wids index create --members` makes them "
             "again",
-            "left_files": "in no sample, for their names have no extension, or a dot first: "
+            "left_files": "in no sample, because their names have no extension or begin with a dot: "
             + count("left_files", "file"),
             "repeated_keys": f"with a key that another sample has, too: {count('repeated_keys', 'sample')}, such as "
             f"{printable(repr(key))} in {shards}; a list of keys (exclude, select) means all that have them",
             "uncompared_keys": "keys not compared (--max-keys, or checked by an earlier run): "
             + count("uncompared_keys", "sample"),
-            "undecoded": f"not decoded, for that could run code (pickle): {count('undecoded', 'member')}",
+            "undecoded": f"not decoded, because that could run code (pickle): {count('undecoded', 'member')}",
         },
     )
 
