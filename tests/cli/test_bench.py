@@ -25,6 +25,9 @@ def bad(sample):
 def die(sample):
     os.kill(os.getpid(), signal.SIGKILL)
 
+def call(sample):
+    return lambda: sample
+
 def note(sample):
     open("began", "w").close()
 
@@ -130,6 +133,11 @@ def test_what_is_printed(index):
         (("--transform", "functions:bad", "--workers", 1), 1, "rank 0: ValueError: no use for text "),
         (("--transform", "functions:die", "--workers", 1), 1, "rank 0: DataLoader worker (pid"),
         (("--transform", "functions:die"), 1, "rank 0 was killed by SIGKILL"),
+        (
+            ("--transform", "functions:call", "--collate", "list", "--workers", 1),
+            1,
+            "rank 0: TypeError: the batch cannot be sent from a worker to the loop (",
+        ),
     ],
 )
 def test_what_does_not_fit(index, args, code, words):

@@ -575,7 +575,7 @@ def test_report_of_a_sound_dataset(tmp_path):
     assert re.fullmatch(r".*: 1 shard of \S+ kB and 3 samples looked at in .*: all is well\n", out)
     code, out, err = run("verify", tmp_path / "t-0.tar")
     assert (code, err) == (0, "")
-    assert "does not say: size of 1 shard, number of samples of 1 shard, checksum of 1 shard" in out
+    assert "because the index lacks them: size of 1 shard, number of samples of 1 shard, checksum of 1 shard" in out
 
 
 @pytest.fixture

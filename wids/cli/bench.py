@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import statistics
 import sys
@@ -504,8 +505,11 @@ class _Loop:
             "prefetch_factor": job.prefetch_factor,
             "persistent_workers": job.persistent_workers,
             "drop_last": True,
+            **changed,
         }
-        return DataLoader(**{**given, **changed})
+        if given["num_workers"]:
+            given["collate_fn"] = _SendableCollation(given["collate_fn"])
+        return DataLoader(**given)
 
     def _epochs(self, loader: Any) -> Iterator[Iterable[Any]]:
         """The batches of each epoch, until a limit; time counts from the first batch on."""
@@ -588,6 +592,28 @@ class _TimedCollation:
         batch = self._collate(samples)
         done = time.monotonic()
         return batch, {**parts, "collate": time.perf_counter() - begin}, done
+
+
+class _SendableCollation:
+    """Pickles the first batch of each worker: a DataLoader waits forever for one that cannot be sent to the loop.
+
+    Raises:
+        TypeError: the batch cannot be pickled.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate, self._is_checked = collate, False
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self._collate(samples)
+        if not self._is_checked:
+            try:
+                pickle.dumps(batch)
+            except Exception as error:
+                why = f"the batch cannot be sent from a worker to the loop ({type(error).__name__}: {error})"
+                raise TypeError(f"{why}; make tensors, arrays, numbers and texts of its samples") from error
+            self._is_checked = True
+        return batch
 
 
 # --- the report
