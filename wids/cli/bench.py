@@ -133,7 +133,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
+class BenchReading:
     """How samples are had, and what becomes of them."""
 
     decode: Annotated[
@@ -180,7 +180,7 @@ def run_bench(
     index: Index,
     *,
     job: JobOptions,
-    reading: ReadOptions,
+    reading: BenchReading,
     order: OrderOptions,
     session: SessionFlag = PLAIN,
     is_json: Json = False,
@@ -197,7 +197,7 @@ def run_bench(
     """
     if not job.workers and (job.prefetch_factor is not None or job.persistent_workers):
         raise typer.BadParameter("--prefetch-factor and --persistent-workers are of --workers, of which there are none")
-    plan = _Plan(index, job, reading, order, session.storage_options)
+    plan = _BenchPlan(index, job, reading, order, session.storage_options)
     with Signals(), _Ranks(plan) as ranks, progress() as bar:
         found = []
         for number, words in enumerate(_PASSES):
@@ -211,12 +211,12 @@ def run_bench(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _BenchPlan:
     """What a rank needs to know; it travels to their processes."""
 
     index: str
     job: JobOptions
-    reading: ReadOptions
+    reading: BenchReading
     order: OrderOptions
     options: dict[str, Any] | None
 
@@ -227,7 +227,7 @@ class _Plan:
 class _Ranks:
     """The processes; the end of the ``with`` block ends them and their workers, however it comes."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _BenchPlan) -> None:
         self._plan = plan
         self._processes: list[SpawnProcess] = []
         self._connections: list[Connection] = []
@@ -306,7 +306,7 @@ class _Ranks:
 # --- a rank's process
 
 
-def _serve(connection: Connection, rank: int, plan: _Plan) -> None:
+def _serve(connection: Connection, rank: int, plan: _BenchPlan) -> None:
     """Answer each number of a pass with its figures, until an error or the end of the process."""
     os.setsid()  # its workers can be ended with it, and a terminal's signals reach the command alone
     signal.signal(signal.SIGTERM, _end)
@@ -356,7 +356,7 @@ def _portable(rank: int, error: Exception) -> WidsError:
     return JobError(f"rank {rank}: {text}{f'; {notes}' if notes else ''}")
 
 
-def _passes(rank: int, plan: _Plan) -> list[Callable[[], dict[str, Any]]]:
+def _passes(rank: int, plan: _BenchPlan) -> list[Callable[[], dict[str, Any]]]:
     """The passes of a rank.
 
     Raises:
@@ -409,7 +409,7 @@ def _import(name: str, text: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _collation(reading: ReadOptions) -> Callable[[Any], Any]:
+def _collation(reading: BenchReading) -> Callable[[Any], Any]:
     from torch.utils.data import default_collate
 
     name = reading.collate or ("default" if reading.transform else "list")
@@ -420,7 +420,9 @@ def _collation(reading: ReadOptions) -> Callable[[Any], Any]:
 class _Loop:
     """The training loop of a rank."""
 
-    def __init__(self, plan: _Plan, dataset: ShardListDataset, sampler: Any, collate: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, plan: _BenchPlan, dataset: ShardListDataset, sampler: Any, collate: Callable[[Any], Any]
+    ) -> None:
         self._job, self._dataset, self._sampler, self._collate = plan.job, dataset, sampler, collate
 
     def run_steps(self) -> dict[str, Any]:
@@ -620,7 +622,7 @@ class _SendableCollation:
 
 
 def _summarise(
-    plan: _Plan, stepped: list[dict[str, Any]], free: list[dict[str, Any]], timed: list[dict[str, Any]]
+    plan: _BenchPlan, stepped: list[dict[str, Any]], free: list[dict[str, Any]], timed: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """All figures; those of ranks are added up, or averaged where they are shares."""
     job = plan.job
@@ -659,7 +661,7 @@ def _summarise(
     }
 
 
-def _show(plan: _Plan, report: dict[str, Any]) -> None:
+def _show(plan: _BenchPlan, report: dict[str, Any]) -> None:
     job = plan.job
     workers = f"{count_of(job.workers, 'worker')} each" if job.ranks > 1 else count_of(job.workers, "worker")
     title = f"{count_of(job.ranks, 'rank')} with {workers}, batches of {job.batch_size:,}, {job.step:g} s a step"
