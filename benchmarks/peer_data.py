@@ -30,6 +30,7 @@ class Shape:
         shards, samples: number of shards, and of samples in each.
         sides: the smallest and the largest width and height of a picture, in pixels.
         lengths: the smallest and the largest number of characters of a text.
+        sizes: mean and standard deviation of the bytes of a payload that is no picture, in spite of its extension.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Shape:
     samples: int
     sides: tuple[int, int] = (0, 0)
     lengths: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int] = (0, 0)
 
 
 # The sides give pictures of 20 and of 82 kB on average.
@@ -52,6 +54,7 @@ QUICK = (
     Shape(name="jpeg82", field="jpg", shards=16, samples=16, sides=(48, 64)),
 )
 _PICTURES = 256
+_RANDOM = 28
 _TEXTS = 4096
 
 
@@ -87,7 +90,10 @@ def make(root: str, shapes: tuple[Shape, ...]) -> dict[str, dict]:
 
 def _write(directory: str, shape: Shape) -> dict:
     rng = np.random.default_rng(len(shape.name) + shape.samples)
-    if shape.field == "jpg":
+    if shape.sizes != (0, 0):
+        sizes = np.clip(rng.normal(*shape.sizes, size=_RANDOM), shape.sizes[0] / 8, None)
+        contents = [rng.bytes(int(size * shape.sizes[0] / sizes.mean())) for size in sizes]
+    elif shape.field == "jpg":
         contents = [jpegs.draw(rng, shape.sides) for _ in range(min(_PICTURES, shape.samples * shape.shards))]
     else:
         words = random.Random(0)
@@ -98,7 +104,9 @@ def _write(directory: str, shape: Shape) -> dict:
         names.append(f"{shape.name}-{number:06d}.tar")
         with tarfile.open(os.path.join(directory, names[-1]), "w", format=tarfile.USTAR_FORMAT) as tar:
             for label in range(number * shape.samples, (number + 1) * shape.samples):
-                payload = contents[int(rng.integers(len(contents)))]
+                # Each of the random ones as often: the mean is exact.
+                chosen = label % len(contents) if shape.sizes != (0, 0) else int(rng.integers(len(contents)))
+                payload = contents[chosen]
                 key = f"{label:08d}"
                 _add(tar, f"{key}.{shape.field}", payload)
                 _add(tar, f"{key}.cls", str(label).encode())

@@ -164,7 +164,7 @@ def _prepare(bench: Bench, name: str, child: Child) -> dict[str, dict]:
         done["sets"][data] = {**reply, "bytes": size}
         with open(record, "w", encoding="utf-8") as stream:
             json.dump(done, stream)
-    return {data: one for data, one in done["sets"].items() if one["is_possible"]}
+    return {data: done["sets"][data] for data in bench.sets if done["sets"][data]["is_possible"]}
 
 
 def _check(bench: Bench, name: str, child: Child, wanted: set[str]) -> None:
@@ -213,7 +213,7 @@ def _try(bench: Bench, row: Row, name: str, children: dict[str, Child], op: str,
     try:
         reply = children[name].ask(op, **request)
         if op == "run":
-            _check_round(bench, row, name, reply)
+            check_round(bench, row, name, reply)
     except ChildError as failure:
         bench.fail([row], name, failure)
         del children[name]
@@ -221,7 +221,7 @@ def _try(bench: Bench, row: Row, name: str, children: dict[str, Child], op: str,
     return reply or {"is_done": True}
 
 
-def _check_round(bench: Bench, row: Row, name: str, reply: dict) -> None:
+def check_round(bench: Bench, row: Row, name: str, reply: dict) -> None:
     found = bench.sets[row.data or "jpeg82"]
     count = found["samples"]
     if row.kind == "items":
@@ -267,7 +267,7 @@ def _run_cold(bench: Bench, rows: list[Row], rounds: int, kind: str, server: Slo
                     server.stats()
                     cold = child.ask("cold", kind=kind, set=data, cache=cache, is_whole=True)
                 sent = server.stats()
-                _check_round(bench, rows[0], name, cold)
+                check_round(bench, rows[0], name, cold)
                 with bench.child(name, **environ) as child:
                     child.greet()
                     warm = child.ask("cold", kind=kind, set=data, cache=cache, is_whole=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import gc
+import heapq
 import itertools
 import json
 import os
@@ -126,6 +127,7 @@ class _Service:
     def __init__(self, peer: Peer, import_seconds: float):
         self.peer, self.import_seconds = peer, import_seconds
         self.rounds: Callable[[int], dict] | None = None
+        self.fed: Callable[[int], Iterable] | None = None
 
     def hello(self, _request: dict) -> dict:
         versions = {"python": platform.python_version()}
@@ -226,6 +228,16 @@ class _Service:
         loader = getattr(self.peer, request["kind"])(request["set"], request["cache"])
         return _go_through(itertools.islice(loader, limit), begin)
 
+    def feed(self, request: dict) -> dict:
+        """An epoch for emulated accelerators, local, or remote with an empty cache."""
+        if request["cache"]:
+            batches = self.peer.remote_loader(request["set"], request["cache"])
+        else:
+            self.fed = self.fed or self.peer.loader(request["set"], request["workers"], is_decoded=True)
+            batches = self.fed(request["seed"])
+        gc.collect()
+        return _feed(batches, accelerators=request["accelerators"], step=request["step"], batch=self.peer.batch)
+
     def open(self, request: dict) -> dict:
         """Seconds and resident bytes that it takes to open a dataset of many shards; the package is imported before."""
         gc.collect()
@@ -264,6 +276,42 @@ def _go_through(batches: Iterable, begin: float | None = None) -> dict:
         samples += len(pictures)
         labels += int(numbers.sum())
     return {"first": first, "seconds": time.perf_counter() - begin, "units": samples, "labels": labels}
+
+
+def _feed(batches: Iterable, *, accelerators: int, step: float, batch: int) -> dict:
+    """One epoch whose batches go to the accelerator that is free first; it then computes, that is, time passes.
+
+    Args:
+        batches: of pictures and labels.
+        accelerators: that are emulated; 0: batches are taken as they come.
+        step: seconds of computing for a whole batch.
+        batch: samples in it.
+
+    Returns:
+        seconds, units (samples), labels (their sum), utilisation: share of computing in the time of the accelerators
+        from the end of each one's first step to the end of its last (0.0 without accelerators, or with one step each).
+    """
+    begin = time.perf_counter()
+    samples = labels = 0
+    free = [(begin, number) for number in range(accelerators)]
+    first: dict[int, float] = {}
+    computed = 0.0
+    for pictures, numbers in batches:
+        if free:
+            moment, number = heapq.heappop(free)
+            now = time.perf_counter()  # the batch is here
+            start = max(now, moment)
+            seconds = step * len(pictures) / batch
+            computed += seconds if number in first else 0.0
+            first.setdefault(number, start + seconds)
+            heapq.heappush(free, (start + seconds, number))
+            # The next batch is asked for when an accelerator is free.
+            time.sleep(max(free[0][0] - time.perf_counter(), 0.0))
+        samples += len(pictures)
+        labels += int(numbers.sum())
+    seconds = time.perf_counter() - begin
+    whole = sum(end - first.get(number, end) for end, number in free)
+    return {"seconds": seconds, "units": samples, "labels": labels, "utilisation": computed / whole if whole else 0.0}
 
 
 def _resident_bytes() -> int:

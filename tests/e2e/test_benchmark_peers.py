@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import pytest
 
 from tests.support import paths
@@ -21,6 +22,7 @@ def module(request, monkeypatch):
     """The benchmark's module that the test asks for, gone from the interpreter afterwards, with all it imported."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(HERE)
+    monkeypatch.syspath_prepend(os.path.join(HERE, "contenders"))
     yield importlib.import_module(request.param)
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(HERE):
@@ -66,6 +68,48 @@ def check_quick_run(tmp_path, scratch):
     assert "not measured: bare, job" in run.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert os.listdir(scratch) == []
+
+
+def test_quick_run_of_accelerators(tmp_path):
+    """`au.py --quick`: each contender has a rate, and the utilisation of the number of accelerators that follows."""
+    figures = tmp_path / "figures.json"
+    with tempfile.TemporaryDirectory() as scratch:
+        run = subprocess.run(
+            [
+                *(sys.executable, os.path.join(HERE, "au.py"), "--quick", "--only", "wids,bare", "--delay-ms", "1"),
+                *("--python", f"wids={sys.executable}", "--python", f"bare={sys.executable}", "--json", str(figures)),
+            ],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TMPDIR": scratch},
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert os.listdir(scratch) == []
+    local, remote = json.loads(figures.read_text())["rows"]
+    assert (set(local["contenders"]), set(remote["contenders"])) == ({"wids", "bare"}, {"wids"})
+    for one in [*local["contenders"].values(), *remote["contenders"].values()]:
+        assert one["accelerators"] == pytest.approx(one["samples_per_second"] * 0.005 / 5 / 0.9)
+        assert all(0 < value <= 1 for values in one["utilisations"].values() for value in values)
+    assert "| ResNet-50, tiny, local: accelerators for each core at 90 % |" in run.stdout
+
+
+@pytest.mark.parametrize("module", ["au"], indirect=True)
+def test_the_search_for_the_largest_number_of_accelerators(module):
+    """It goes up from a number that is kept at work, down from one that is not, and ends between both."""
+    assert module._next({3: [0.95, 0.93]}) == 4
+    assert module._next({3: [0.5, 0.93, 0.6]}) == 2
+    assert module._next({1: [0.5]}) is None
+    assert module._next({3: [0.95], 4: [0.8]}) is None
+
+
+@pytest.mark.parametrize("module", ["peer_worker"], indirect=True)
+def test_accelerators_compute_at_the_same_time(module):
+    """Batches that are there at once keep any number of them at work; the share of computing is then the whole."""
+    batch = [0] * 4, np.arange(4)
+    found = module._feed([batch] * 9, accelerators=3, step=0.02, batch=4)
+    assert (found["units"], found["labels"]) == (36, 54)
+    assert 0.5 < found["utilisation"] <= 1
+    assert module._feed([batch] * 3, accelerators=0, step=0.02, batch=4)["utilisation"] == 0
 
 
 def test_unknown_names_are_refused_with_those_there_are():
