@@ -1,7 +1,7 @@
 """Accelerators that a loader keeps at work: the utilisation of MLPerf Storage, of wids and of the peers of peers.py.
 
     python benchmarks/au.py --data DIR                      all workloads, local and remote, 3 rounds
-    python benchmarks/au.py --data DIR --brief              ResNet-50, wids, webdataset and bare, one round: two minutes
+    python benchmarks/au.py --data DIR --brief              ResNet-50, wids, webdataset and bare, one round
     python benchmarks/au.py --quick --only wids,bare        tiny data: tests the benchmark itself
 
 An accelerator is emulated: it computes for a fixed time after it has received a batch. All accelerators of a run are
@@ -32,6 +32,7 @@ from slow_server import SlowServer
 
 WORKERS = 2
 TARGET = 0.90
+_PLACES = ("local", "remote")
 DEFAULT = ("wids", "webdataset", "bare", "mosaicml", "litdata", "energon", "hf-arrow", "hf-stream")
 _BRIEF = ("wids", "webdataset", "bare")
 # The search for the largest number of accelerators ends after so many numbers.
@@ -96,7 +97,9 @@ def main(
     only: Annotated[str, typer.Option(help="Contenders to run, separated by commas.")] = "",
     rows: Annotated[str, typer.Option(help="Workloads to run, separated by commas; all without it.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each figure.")] = 3,
-    remote: Annotated[bool, typer.Option("--remote/--no-remote", help="Over the slow server, too.")] = True,
+    places: Annotated[
+        str, typer.Option(help="local, remote (over the slow server), or both, separated by commas.")
+    ] = "",
     brief: Annotated[bool, typer.Option("--brief", help="ResNet-50, three contenders, one round.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, one round: tests the benchmark only.")] = False,
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
@@ -112,6 +115,7 @@ def main(
     names = choose(only or ",".join(_BRIEF if brief else DEFAULT), list(PEERS), "contender")
     workloads = QUICK if quick else FULL[:1] if brief else FULL
     chosen = choose(rows, [each.name for each in workloads], "workload")
+    where = choose(places, list(_PLACES), "place")
     rounds = 1 if quick or brief else rounds
     given = dict(pair.split("=", 1) for pair in python or [])
     interpreters = {name: given.get(name) or envs.interpreter(PEERS[name], _directory(environments)) for name in names}
@@ -138,8 +142,9 @@ def main(
                 row = Row(name=workload.name, title=workload.title, unit="", kind="loader", data=workload.name)
                 peer_measure.set_up(bench, names, [row])
                 about.setdefault("contenders", {}).update(bench.about)
-                places = (False, True) if remote else (False,)
-                found += [_Feeding(bench, workload, row, is_remote=place).measure(rounds) for place in places]
+                found += [
+                    _Feeding(bench, workload, row, is_remote=place == "remote").measure(rounds) for place in where
+                ]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     results = {**about, "argv": sys.argv[1:], "rounds": rounds, "rows": found}
@@ -276,9 +281,9 @@ def show(results: dict) -> None:
 
 
 def _reached(one: dict) -> str:
-    """``4, 93 %``; where no number was kept at work: the least that was tried, as ``< 1, 45 %``."""
+    """``4, 93.1 %``; where no number was kept at work: the least that was tried, as ``< 1, 45.2 %``."""
     count = one["most"] or min(one["utilisations"])
-    return f"{'' if one['most'] else '< '}{count}, {100 * one['utilisation']:.0f} %"
+    return f"{'' if one['most'] else '< '}{count}, {100 * one['utilisation']:.1f} %"
 
 
 if __name__ == "__main__":
