@@ -177,7 +177,6 @@ class _Feeding:
         with ExitStack() as stack:
             for name in () if self.is_remote else names:
                 self.children[name] = stack.enter_context(self.bench.child(name, **self._environ))
-                self._ask(name, 0)  # untimed
             epochs = self._take_turns(dict.fromkeys(names, 0), rounds)
             rates = {name: [reply["units"] / reply["seconds"] for reply in own] for name, own in epochs.items()}
             used: dict[str, dict[int, list[float]]] = {name: {} for name in rates}
@@ -221,7 +220,7 @@ class _Feeding:
         return median(rates) * self.workload.step / self.workload.batch / TARGET
 
     def _ask(self, name: str, accelerators: int) -> dict | None:
-        """One epoch; None: the contender fails, and is left out from then on."""
+        """A timed epoch; None: the contender fails, and is left out from then on."""
         if name in self.errors:
             return None
         where = "remote" if self.is_remote else "local"
@@ -241,7 +240,9 @@ class _Feeding:
                     shutil.rmtree(os.path.dirname(cache), ignore_errors=True)
                     os.sync()  # else these files would be flushed in the turn of the next
             else:
-                reply = self.children[name].ask("feed", accelerators=accelerators, cache="", **request)
+                # The first one is untimed: pages may leave the page cache while others have their turn.
+                for count in (0, accelerators):
+                    reply = self.children[name].ask("feed", accelerators=count, cache="", **request)
             peer_measure.check_round(self.bench, self.row, name, reply)
         except ChildError as failure:
             print(failure, file=sys.stderr, flush=True)

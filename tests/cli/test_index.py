@@ -403,7 +403,7 @@ def test_create_uploads(stand_in, monkeypatch):
     stand_in.repository.write_token = "hf_writer"
     code, out, err = run_index("create", name, "-o", "t.json", "--upload")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "a commit needs a token that may write, and there is none" in err
+    assert "a commit needs a token with write access, and none was found" in err
     assert not os.path.exists("t.json")
     monkeypatch.setenv("HF_TOKEN", "hf_writer")
     code, out, err = run_index("create", name, "-o", "t.json", "--upload")

@@ -328,8 +328,10 @@ def _serve(connection: Connection, rank: int, plan: _BenchPlan) -> None:
 
 
 def _end(*_: object) -> NoReturn:
-    """Leave all blocks, so that part files are removed and workers ended."""
+    """Leave all blocks, which removes part files and ends workers, without tracebacks of what this interrupts."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     sys.exit(128 + signal.SIGTERM)
 
 
