@@ -718,11 +718,17 @@ def play_all(seeds):
     return calls, samples, errors, failures
 
 
+def _play_part(seeds):
+    """`play_all`, and how many there were."""
+    return len(seeds), *play_all(seeds)
+
+
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description="Play schedules of the simulated world.")
     parser.add_argument("--seeds", required=True, help="one, or A..B: from A on, and below B")
     parser.add_argument("--trace", action="store_true", help="print each call that is made")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS", help="end then, with the schedules that were played")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
     seeds = range(int(first), int(last) if last else int(first) + 1)
@@ -739,18 +745,20 @@ def main():
     parts = [seeds[at : at + _PART] for at in range(0, len(seeds), _PART)]
     totals, failures, done = [0, 0, 0], {}, 0
     with multiprocessing.get_context("spawn").Pool(min(cores, len(parts))) as pool:
-        for *counts, failed in pool.imap_unordered(play_all, parts):
+        for part, *counts, failed in pool.imap_unordered(_play_part, parts):
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
             for words in failed.values():
                 print(words, flush=True)
             failures.update(failed)
-            done += 1
-            if done % 20 == 0:
-                print(f"{done * _PART} of {len(seeds)} schedules", flush=True)
+            done += part
+            if done % (20 * _PART) == 0:
+                print(f"{done} of {len(seeds)} schedules", flush=True)
+            if time.perf_counter() - begin > given.within:
+                break
     seconds = time.perf_counter() - begin
     print(
-        f"{len(seeds)} schedules: {totals[0]} calls, {totals[1]} samples, {totals[2]} typed errors, "
-        f"{len(failures)} failures, {seconds:.0f} s, {1000 * seconds / len(seeds):.2f} ms each"
+        f"{done} schedules of {len(seeds)}: {totals[0]} calls, {totals[1]} samples, {totals[2]} typed errors, "
+        f"{len(failures)} failures, {seconds:.0f} s, {1000 * seconds / done:.2f} ms each"
     )
     return bool(failures)
 
