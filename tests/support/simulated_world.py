@@ -728,7 +728,7 @@ def main():
     parser = argparse.ArgumentParser(description="Play schedules of the simulated world.")
     parser.add_argument("--seeds", required=True, help="one, or A..B: from A on, and below B")
     parser.add_argument("--trace", action="store_true", help="print each call that is made")
-    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS", help="end then, with the schedules that were played")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS", help="then end, with a part")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
     seeds = range(int(first), int(last) if last else int(first) + 1)
