@@ -30,6 +30,7 @@ import json
 import struct
 import sys
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 from zlib import crc32
 
@@ -85,7 +86,8 @@ class Invariant(NamedTuple):
     holds: Callable[[Any, Sections], bool]
 
 
-class Unpacked(NamedTuple, Generic[F]):
+@dataclass(frozen=True)
+class Unpacked(Generic[F]):
     """A file that was opened.
 
     Attributes:

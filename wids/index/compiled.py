@@ -146,7 +146,8 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
-    facts, found, *_, identity = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
+    unpacked = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
+    facts, found = unpacked.facts, unpacked.columns
     home = None if facts.is_resolved else home or ""
     is_local = facts.nlocal + (facts.ndependent if Place(home or "").is_local else 0) == len(found["counts"])
     shards = ShardList(
@@ -160,7 +161,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         place=place,
         facts=Facts(is_local=is_local, fingerprint=facts.fingerprint, contents=facts.contents),
     )
-    return Compiled(shards, facts.source, identity)
+    return Compiled(shards, facts.source, unpacked.identity)
 
 
 class CompiledFacts(msgspec.Struct):

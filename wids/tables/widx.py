@@ -102,7 +102,8 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
         remedy = "make it again" if name else f"delete the {SUFFIX} file to rebuild it"
         return TableError(f"{shard}: {name or 'its saved member table'} {what}; {remedy}", shard=shard)
 
-    facts, columns, *_ = FORMAT.unpack(data, broken)
+    found = FORMAT.unpack(data, broken)
+    facts, columns = found.facts, found.columns
     identity = Identity(size=facts.size, mtime_ns=facts.mtime_ns, md5=facts.md5, etag=facts.etag)
     linked = columns["linked"]
     links = dict(zip(linked.tolist(), columns["link_headers"].tolist(), strict=True)) if len(linked) else {}
