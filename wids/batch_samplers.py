@@ -5,6 +5,8 @@ The batches of like length are cut in `wids.order.batching`, and dealt to the ra
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +23,15 @@ from wids.order.batching import make_rule
 from wids.order.iteration import Iteration, state_of
 from wids.order.layout import read_column
 from wids.order.mixture import mixed_parts
-from wids.order.state import MAX_POSITION, EpochPosition, check_order, naming_writer, nested_state
+from wids.order.state import (
+    MAX_POSITION,
+    EpochPosition,
+    check_known,
+    check_order,
+    naming_writer,
+    nested_state,
+    read_int,
+)
 from wids.order.validation import parse_int, suggest_names
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
@@ -278,8 +288,19 @@ class BucketBatchSampler(Sampler[list[int]]):
         order = state.get("order")
         if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
             raise StateError(f"the state's order is {order!r:.200}; it is damaged")
+        check_known(order, {"sampler", "rule"}, "order")
+        with _kept_on_error(self.sampler):
+            return self._adopt_order(order, offset, yielded, state.get("block"), is_reweighted=is_reweighted)
+
+    def _adopt_order(
+        self, order: Mapping[str, Any], offset: int, yielded: int, block: Any, *, is_reweighted: bool
+    ) -> cursor.Loaded:
         loaded = self.sampler._adopt(order.get("sampler"), is_reweighted=is_reweighted)
         config = self._config()
+        try:
+            config.first_place(loaded.place.epoch)
+        except ValueError as error:
+            raise StateError(f"the state has {config.lanes} lanes, and {error}; it is damaged") from error
         place = BatchPlace(loaded.place.epoch, loaded.place.position, offset, yielded)
         here = self._order(config)
         theirs, ours = dict(order["rule"]), dict(here["rule"])
@@ -290,7 +311,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             end = {**order["sampler"], "position": config.block_end(place)}
             self.sampler._adopt(end, is_reweighted=True)
             config = self._config()
-        if offset and config.checksum(place) != state.get("block"):
+        if offset and config.checksum(place) != block:
             raise StateError(
                 "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
                 "their batches are other ones; train with those of before, or begin an epoch"
@@ -333,10 +354,21 @@ def _read_values(name: str, given: Any) -> Any:
 
 
 def _read_count(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if not isinstance(value, int) or not 0 <= value <= MAX_POSITION:
-        raise StateError(f"the state's {name} is {value!r:.80}; it is damaged")
+    value = read_int(state, name)
+    if not 0 <= value <= MAX_POSITION:
+        raise StateError(f"the state's {name} is {value}; it is damaged")
     return value
+
+
+@contextlib.contextmanager
+def _kept_on_error(sampler: ChunkedSampler) -> Iterator[None]:
+    """Undo what a sampler takes over of a state, if that turns out not to fit."""
+    kept = {"_settings": sampler._settings, "_origin": sampler._origin, "_samples": copy.copy(sampler._samples)}
+    try:
+        yield
+    except BaseException:
+        vars(sampler).update(kept)
+        raise
 
 
 class MixtureBatchSampler(Sampler[list[int]]):

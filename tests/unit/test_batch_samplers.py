@@ -423,6 +423,66 @@ def test_a_state_of_other_batches_is_refused(rule, words):
         sampler.state_dict(3, consumed=3)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("offset",), 10**6, "offset=1000000.*, in a block of .* batches; it is damaged"),
+        (("offset",), 2**70, "offset is 1180591620717411303424; it is damaged"),
+        (("offset",), -1, "offset is -1; it is damaged"),
+        (("yielded",), 2.5, r"yielded is 2\.5, not an integer"),
+        (("order", "fact"), 1, "order has fact, which this wids does not know"),
+        (("order", "rule", "fact"), 1, "fact: 1 there, nothing here"),
+        (("order", "sampler", "lanes"), 2**40, "30 turns of 1099511627776 are not"),
+        (("order", "sampler", "position"), 2**60, "have changed"),
+        (("order", "sampler", "epoch"), 3, r"epoch=3.*; it is damaged"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(path, value, words):
+    """Also the sampler underneath keeps its lanes, its nominal epochs and its weights."""
+    parts = {"a": (Samples([90, 60]), 1), "b": (Samples([40, 80, 30]), 1)}
+    lengths = np.random.default_rng(1).integers(1, 50, 300)
+    before, sampler = (
+        make(wids.mix(parts), options={"lanes": None}, lengths=lengths, max_tokens=200, block=40) for _ in range(2)
+    )
+    other = make(wids.mix(parts), world=3, lengths=lengths, max_tokens=200, block=40)
+    other.sampler.reweight({"a": 5}, at=90)
+    iterator = iter(other)
+    for _ in range(7):
+        next(iterator)
+    state = other.state_dict()
+    assert state["offset"]
+    facts = state
+    for name in path[:-1]:
+        facts = facts[name]
+    facts[path[-1]] = value
+    with pytest.raises(StateError, match=words):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict() == before.state_dict()
+    assert list(sampler) == list(before)
+
+
+def test_a_state_of_more_lanes_than_an_epoch_has_samples_is_refused():
+    """Each lane has a sample at least, as each rank of the first run had."""
+    sampler = make(options={"epoch_size": 100})
+    state = sampler.state_dict()
+    state["order"]["sampler"]["lanes"] = 2**40
+    with pytest.raises(StateError, match=r"the state has 1099511627776 lanes, and an epoch of 100 .*; it is damaged"):
+        sampler.load_state_dict(state)
+    assert sampler.sampler.lanes == 1
+
+
+def test_counts_of_a_state_may_be_integers_of_numpy():
+    """As the other numbers of a state."""
+    sampler, again = make(), make()
+    iterator = iter(sampler)
+    for _ in range(3):
+        next(iterator)
+    state = sampler.state_dict()
+    again.load_state_dict({**state, **{name: np.int64(state[name]) for name in ("offset", "yielded")}})
+    assert json.dumps(again.state_dict()) == json.dumps(state)
+    assert list(again) == list(iterator)
+
+
 def test_mixtures_also_after_other_weights():
     """Of a mixture, too; weights that change hold from the end of the block that has begun, on any number of ranks."""
     sources = {"a": Samples([90, 60]), "b": Samples([40, 80, 30])}

@@ -511,6 +511,17 @@ def test_a_damaged_state_is_refused(change, words):
             sampler.load_state_dict(nothing)
 
 
+@pytest.mark.parametrize("options", [{"epochs": 3}, {"epoch_size": 20}, {"epochs": None}])
+def test_a_state_before_its_nominal_epoch_is_refused(options):
+    """Nominal epochs follow each other, so that the first position of each is known."""
+    sampler = begun(4, **options)
+    state = sampler.state_dict()
+    for epoch in (-1, 1, 2**62, 10**30):
+        with pytest.raises(StateError, match=rf"epoch={epoch}, position=12.* it is damaged"):
+            sampler.load_state_dict({**state, "epoch": epoch})
+    assert sampler.state_dict() == state
+
+
 def test_a_state_error_is_a_value_error_of_the_family():
     """Callers may catch either; it is rebuilt from its message."""
     assert issubclass(StateError, wids.WidsError)

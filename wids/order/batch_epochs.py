@@ -166,10 +166,18 @@ class BatchConfig:
         return next((stop for _, stop in self._edges(place)), place.position)
 
     def checksum(self, place: BatchPlace) -> int | None:
-        """Of the lengths and buckets in a place's block; None: the place is at a block's beginning."""
+        """Of the lengths and buckets in a place's block; None: the place is at a block's beginning.
+
+        Raises:
+            StateError: the block has no more batches than all ranks have had of it.
+        """
         if not place.offset:
             return None
-        return next((block.checksum() for block in self.cut(place)), 0)
+        for block in self.cut(place):
+            if place.offset >= len(block):
+                raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
+            return block.checksum()
+        return 0
 
     def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
         """The rank's batches from a place to its epoch's end, a block at a time."""
@@ -249,11 +257,15 @@ class BatchConfig:
                 yield at, at + self.rows * lanes
         total = (stop - first) // lanes  # type: ignore[operator]  # which has an end here
         blocks = -(-total // self.rows)
-        edges = [first + at * total // blocks * lanes for at in range(blocks + 1)] if blocks else [first]
-        at = bisect_left(edges, place.position)
-        if at == len(edges) or edges[at] != place.position:
+
+        def edge(at: int) -> int:
+            return first + at * total // max(blocks, 1) * lanes
+
+        numbers = range(blocks + 1)
+        at = bisect_left(numbers, place.position, key=edge)
+        if at == len(numbers) or edge(at) != place.position:
             raise StateError(f"the state is at {place}, where no block of batches begins; it is damaged")
-        yield from pairwise(edges[at:])
+        yield from pairwise(map(edge, numbers[at:]))
 
     def _span(self, place: BatchPlace) -> tuple[int, int | None]:
         """From which position to which a place's epoch goes, in whole rows; None: it has no end."""

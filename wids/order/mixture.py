@@ -34,7 +34,7 @@ from wids.order.mask import seeds_of
 from wids.order.samples import ReadSamples, SampleRange, WeightedRange
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
-from wids.order.state import CONTENTS, MAX_POSITION, check_order, read_size
+from wids.order.state import CONTENTS, MAX_POSITION, check_known, check_order, read_size
 from wids.order.validation import parse_int, parse_range
 
 if TYPE_CHECKING:
@@ -649,6 +649,9 @@ def sampler_config(
 def _parse_facts(
     facts: Any, each: int, sizes: Mapping[str, int] | None
 ) -> tuple[dict[str, float], tuple[WeightSegment, ...]]:
+    if not isinstance(facts, Mapping):
+        raise StateError(f"the state's weights are {facts!r:.200}, not a mapping; they are damaged")
+    check_known(facts, {"own", "from"}, "weights")
     try:
         own = check_weights(facts["own"])
         found = tuple(_parse_segment(segment, each, sizes) for segment in facts["from"])
@@ -667,6 +670,9 @@ def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> W
         ValueError, TypeError, AttributeError: it is damaged.
     """
     position, weights, before = values
+    for name in (*weights, *before):
+        if not isinstance(name, str):
+            raise TypeError(f"a source's name is {name!r}; it must be a string")
     found = WeightSegment(
         parse_int("position", position, minimum=0),
         check_weights(weights, None if sizes is None else {name: sizes.get(name, 0) for name in weights}),

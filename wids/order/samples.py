@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.errors import InputError
+from wids.errors import InputError, StateError
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.layout import contents, fingerprint
@@ -115,8 +115,12 @@ class ReadSamples:
         Raises:
             StateError: they differ.
         """
-        del place, settings, is_reweighted
+        del is_reweighted
         check_order(there, here)
+        config = self.config(settings)
+        size = (settings.epoch_size or len(config.plan) * (settings.epochs or 1)) if config.is_stream else 0
+        if not 0 <= place.epoch * size <= place.position:
+            raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
         return here
 
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:

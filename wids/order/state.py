@@ -97,7 +97,7 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
             f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; "
             "resume with the wids that wrote it"
         )
-    facts = {name: _read_int(state, name) for name in ("epoch", "position", "yielded", "lanes")}
+    facts = {name: read_int(state, name) for name in ("epoch", "position", "yielded", "lanes")}
     for name, minimum in (("position", 0), ("yielded", 0), ("lanes", 1)):
         if facts[name] < minimum:
             raise StateError(f"the state's {name} is {facts[name]}, below {minimum}; it is damaged")
@@ -117,10 +117,21 @@ def read_size(order: Mapping[str, Any]) -> int | None:
     Raises:
         StateError: it is damaged.
     """
-    size = order.get("epoch_size")
-    if size is not None and not (isinstance(size, int) and 0 < size <= MAX_POSITION):
-        raise StateError(f"the state's epoch_size is {size!r}; it is damaged")
+    size = None if order.get("epoch_size") is None else read_int(order, "epoch_size")
+    if size is not None and not 0 < size <= MAX_POSITION:
+        raise StateError(f"the state's epoch_size is {size}; it is damaged")
     return size
+
+
+def check_known(facts: Mapping[Any, Any], known: set[str], name: str) -> None:
+    """Check that facts of a state, besides those that are compared, are all known.
+
+    Raises:
+        StateError: some are not: a later version may have added them, and the state may mean another order.
+    """
+    unknown = ", ".join(sorted(str(key) for key in facts if key not in known))
+    if unknown:
+        raise StateError(f"the state's {name} has {unknown}, which this wids does not know")
 
 
 def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = "") -> None:
@@ -156,6 +167,7 @@ def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in order.items():
         inner = _flatten(value) if isinstance(value, Mapping) and value else None
+        name = str(name)  # noqa: PLW2901 - a damaged state may have others
         found |= {name: value} if inner is None else {f"{name}.{key}": fact for key, fact in inner.items()}
     return found
 
@@ -163,7 +175,12 @@ def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
 _ABSENT = object()
 
 
-def _read_int(state: Mapping[str, Any], name: str) -> int:
+def read_int(state: Mapping[str, Any], name: str) -> int:
+    """An integer of a state, of any type.
+
+    Raises:
+        StateError: it is none.
+    """
     try:
         return operator.index(state[name])
     except (KeyError, TypeError):

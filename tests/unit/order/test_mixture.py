@@ -336,6 +336,8 @@ def test_thousands_of_changes_cost_nothing_later():
         ([[0, {"a": 1}, {}], [0, {"a": 1}, {}]], r"begin at positions \[0, 0\]"),
         ([[0, None, {}]], "damaged"),
         ([[0, {"a": 1}, 3]], "damaged"),
+        ([[0, {"a": 1, 5: 1}, {}]], "name is 5; it must be a string"),
+        ([[0, {"a": 1}, {5: 0}]], "name is 5; it must be a string"),
         ([], "damaged"),
         (None, "damaged"),
     ],
@@ -346,8 +348,9 @@ def test_damaged_weights_of_a_state_are_refused_and_change_nothing(segments, wor
     (sampler,) = ranks(mixture, 1)
     before = sampler.state_dict()
     order = {**before["order"], "weights": {"own": mixture.weights, "from": segments}}
-    with pytest.raises(StateError, match=words):
-        sampler.load_state_dict({**before, "order": order})
+    for is_reweighted in (False, True) if "no samples" not in words else (False,):
+        with pytest.raises(StateError, match=words):
+            sampler.load_state_dict({**before, "order": order}, reweight=is_reweighted)
     assert sampler.state_dict() == before
 
 
@@ -359,11 +362,25 @@ def test_damaged_numbers_of_a_state_are_refused():
     for change in ({"position": 2**70}, {"lanes": 2**70}, {"epoch": -1}, {"epoch": 2**70}, {"yielded": 2**70}):
         with pytest.raises(StateError, match="is damaged"):
             sampler.load_state_dict({**state, **change})
+    for weights in (None, [], 3, np.int64(3)):
+        with pytest.raises(StateError, match="not a mapping; they are damaged"):
+            sampler.load_state_dict({**state, "order": {**state["order"], "weights": weights}})
     for change in ({"epoch_size": "x"}, {"epoch_size": 0}, {"epoch_size": -3}, {"sources": 3}):
         with pytest.raises(StateError, match="is damaged"):
             sampler.load_state_dict({**state, "order": {**state["order"], **change}}, reweight=True)
     with pytest.raises(ValueError, match="it must be at most"):
         sampler.reweight({"a": 1}, at=2**70)
+
+
+def test_a_fact_of_weights_that_a_later_version_has_added_is_refused():
+    """The weights would mean another order to that version."""
+    (sampler,) = ranks(wids.mix({"a": (numbers("a", 50), 1)}), 1)
+    state = sampler.state_dict()
+    state["order"]["weights"]["rule"] = "other"
+    state["wids"] = "1.9"
+    for is_reweighted in (False, True):
+        with pytest.raises(StateError, match=r"weights has rule, which this wids does not know\. wids 1\.9 wrote"):
+            sampler.load_state_dict(state, reweight=is_reweighted)
 
 
 def test_what_was_read_of_a_source_that_is_gone_cannot_be_read_again():

@@ -139,6 +139,12 @@ def test_all_that_differs_is_told():
     assert "Make the dataset and the sampler as they were" in message
 
 
+def test_names_of_facts_that_are_no_strings_differ():
+    """A state may be damaged in any way."""
+    with pytest.raises(StateError, match=r"another order \(5: 1 there, nothing here; a\.6: 2 there, nothing here"):
+        check_order({5: 1, "a": {6: 2}}, {"b": 3})
+
+
 def test_a_fact_that_one_side_lacks_differs():
     """A missing fact is not None: a state of a later format, or a cut one, does not pass for a good one."""
     check_order(dict(ORDER), dict(reversed(ORDER.items())))
