@@ -28,6 +28,10 @@ def die(sample):
 def call(sample):
     return lambda: sample
 
+def talk(sample):
+    print("a sample")
+    return int(sample[".cls"])
+
 def note(sample):
     open("began", "w").close()
 
@@ -87,6 +91,16 @@ def test_the_default_collation_of_transformed_samples(index):
     """Tensors are made of what the transformation returns, which takes time."""
     found = bench(index, "--transform", "functions:squares", "--workers", 2, "--steps", 3)
     assert found["sample_seconds"]["collate"] > 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_functions_print_is_not_in_the_report(index, workers):
+    """It is on stderr, so that the report stays JSON."""
+    args = ("--batch-size", 4, "--step", 0.001, "--json", "--workers", workers, "--transform", "functions:talk")
+    with spawn("bench", index, *args) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert json.loads(out)["timed_samples"] > 0
+    assert "a sample" in err
 
 
 def test_remote_shards(index, tmp_path):

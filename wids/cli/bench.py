@@ -309,6 +309,7 @@ class _Ranks:
 def _serve(connection: Connection, rank: int, plan: _BenchPlan) -> None:
     """Answer each number of a pass with its figures, until an error or the end of the process."""
     os.setsid()  # its workers can be ended with it, and a terminal's signals reach the command alone
+    os.dup2(2, 1)  # what a transformation prints is no part of the report
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, daemon=True, name="wids-parent").start()
     sys.path.insert(0, os.getcwd())
