@@ -25,6 +25,9 @@ def bad(sample):
 def die(sample):
     os.kill(os.getpid(), signal.SIGKILL)
 
+def leave(sample):
+    os._exit(5)
+
 def call(sample):
     return lambda: sample
 
@@ -146,7 +149,8 @@ def test_what_is_printed(index):
         (("--transform", "functions:bad"), 1, "rank 0: ValueError: no use for text "),
         (("--transform", "functions:bad", "--workers", 1), 1, "rank 0: ValueError: no use for text "),
         (("--transform", "functions:die", "--workers", 1), 1, "rank 0: DataLoader worker (pid"),
-        (("--transform", "functions:die"), 1, "rank 0 was killed by SIGKILL"),
+        (("--transform", "functions:die"), 1, "rank 0 was killed by SIGKILL; is there memory for"),
+        (("--transform", "functions:leave"), 1, "rank 0 ended with exit code 5 before its last batch"),
         (
             ("--transform", "functions:call", "--collate", "list", "--workers", 1),
             1,

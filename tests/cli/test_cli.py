@@ -79,6 +79,36 @@ def test_unknown_command_is_wrong_usage():
     assert "demmo" in err
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("columns create INDEX --json caption", "--json: 'caption' names no keys"),
+        ("columns create INDEX --json .json:", "--json: '.json:' names no keys"),
+        ("columns create INDEX --json :a", "--json: ':a' names no field"),
+        ("columns create INDEX --field =x", "--field: '=x' names no field"),
+        ("columns create INDEX --text .", "--text: '.' names no field"),
+        ("columns create INDEX --field .cls=shard", "two columns would be called 'shard'"),
+        ("columns create INDEX --field .cls=a --text .txt=A", "two columns would be called 'A'"),
+        ("columns create INDEX -o x.tar", "x.tar: give a file whose name ends in .parquet"),
+        ("index create s0.tar -o q1.tar", "q1.tar: an index is a JSON file"),
+        ("index create s0.tar -o q1.widsx", "q1.widsx: this is the name of a compiled index"),
+        ("index merge INDEX -o m.tar", "m.tar: an index is a JSON file"),
+        ("index convert INDEX -o m.tar", "m.tar: an index is a JSON file"),
+        ("index split INDEX --fractions 0.9,0.3", "--fractions [0.9, 0.3] are not positive"),
+        ("index split INDEX --fractions nan,1", "--fractions [nan, 1.0] are not positive"),
+        ("index split INDEX --fractions -1,2", "--fractions [-1.0, 2.0] are not positive"),
+    ],
+)
+def test_a_malformed_value_is_wrong_usage(command, words, tmp_path, monkeypatch):
+    """A value that is wrong whatever the data are is exit code 2, and the message has it."""
+    monkeypatch.chdir(tmp_path)
+    write_index(".", [3])
+    code, out, err = run(*command.replace("INDEX", "index.json").split())
+    assert (code, out) == (2, "")
+    assert words in " ".join(err.split())
+    assert sorted(os.listdir()) == ["index.json", "s0.tar"]
+
+
 def test_error_is_one_line(failing):
     """A WidsError becomes one line on stderr and exit code 1, without a traceback."""
     assert run("fetch") == (1, "", "wids: http://h/x.tar: gone for good\n")

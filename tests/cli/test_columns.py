@@ -106,12 +106,12 @@ def test_failures(tmp_path, monkeypatch):
     [
         (("query", "train.json", "select 1"), 1, "make them: wids columns create"),
         (("query", "train.json", "select 1", "--csv", "--json"), 2, "exclude each other"),
-        (("query", "train.json", "select 1", "-o", "x.csv"), 1, "ends in .parquet"),
+        (("query", "train.json", "select 1", "-o", "x.csv"), 2, "ends in .parquet"),
         (("query", ".", "select 1"), 1, "there are no columns of these samples"),
         (("query", "d", "select 1"), 1, "there are no .tar files in this directory"),
         (("query", "train.json", "select 1", "--columns", "no.parquet"), 1, "there is no such file"),
-        (("columns", "create", "train.json", "--json", ".json"), 1, "names no keys of a JSON object"),
-        (("columns", "create", "train.json", "--field", ".cls=key"), 1, "two columns would be called 'key'"),
+        (("columns", "create", "train.json", "--json", ".json"), 2, "names no keys of a JSON object"),
+        (("columns", "create", "train.json", "--field", ".cls=key"), 2, "two columns would be called 'key'"),
         (("columns", "create", "none.json"), 1, "none.json"),
         (
             ("columns", "create", "s0.tar"),

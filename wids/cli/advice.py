@@ -38,7 +38,7 @@ _FLAGS = {"overwrite": ("overwrite=True", "--overwrite"), "too_long": ("too_long
 
 
 # Parameters whose option has another name than theirs.
-_OPTIONS = {"fields": "--field", "sources": "SOURCE"}
+_OPTIONS = {"fields": "--field", "jsons": "--json", "texts": "--text", "sources": "SOURCE"}
 
 
 def with_advice(error: WidsError) -> str:

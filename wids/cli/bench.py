@@ -282,8 +282,10 @@ class _Ranks:
         process = self._processes[rank]
         process.join(_END_SECONDS)
         code = process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-        return WorkerError(f"rank {rank} {how}; is there memory for all ranks and workers?", found=code)
+        if code is None or code >= 0:
+            return WorkerError(f"rank {rank} ended with exit code {code} before its last batch", found=code)
+        killed = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        return WorkerError(f"{killed}; is there memory for all ranks and workers?", found=code)
 
     def close(self) -> None:
         """End the ranks: by SIGTERM, which they clean up after, then what is left of their sessions."""

@@ -178,7 +178,7 @@ def check_output(output: str) -> str:
     path = check_place(output, "a table", f"train{SUFFIX}")
     check_no_device(path, output)
     if not path.endswith(".parquet"):
-        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path)
+        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path, parameter="output")
     try:
         path.encode()
     except UnicodeEncodeError as error:

@@ -117,28 +117,42 @@ def parse_spec(
     """
     check_value("missing", missing, Literal["error", "null"])
     rules = [_parse_whole(text, "field") for text in texts_of("fields", fields)]
+    _check_new(rules, "fields")
     for text in texts_of("jsons", jsons):
         rules += _parse_json(text)
+    _check_new(rules, "jsons")
     rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
-    check_names([*OWN_COLUMNS, *(rule.name for rule in rules)])
+    _check_new(rules, "texts")
     return ColumnSpec(rules=tuple(rules), has_nulls_for_errors=missing == "null")
 
 
-def check_names(names: Sequence[str]) -> None:
+def _check_new(rules: Sequence[ColumnRule], parameter: str) -> None:
+    """Check the names of the rules so far, the last of which came from this parameter."""
+    check_names([*OWN_COLUMNS, *(rule.name for rule in rules)], parameter)
+
+
+def check_names(names: Sequence[str], parameter: str | None = None) -> None:
     """Check that the names of columns are distinct, also in SQL, which ignores case.
+
+    Args:
+        names: all of them.
+        parameter: the argument that named them, if only one did.
 
     Raises:
         InputError: two names are equal, or one cannot be written.
     """
     for name in names:
         if not name or "\0" in name or name != writable(name):
-            raise InputError(f"a column cannot be called {name!r}: a name is UTF-8, not empty, and has no NUL")
+            raise InputError(
+                f"a column cannot be called {name!r}: a name is UTF-8, not empty, and has no NUL", parameter=parameter
+            )
     counts = Counter(name.casefold() for name in names)
     repeated = [name for name in names if counts[name.casefold()] > 1]
     if repeated:
         raise InputError(
             f"two columns would be called {repeated[-1]!r} (case does not matter, and {', '.join(OWN_COLUMNS)} are "
-            "always there); give one of them another name"
+            "always there); give one of them another name",
+            parameter=parameter,
         )
 
 
@@ -174,26 +188,26 @@ def stem_of(extension: str) -> str:
 
 def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
-    extension = _dotted(extension, text, "write it like .cls=label")
+    extension = _dotted(extension, text, "write it like .cls=label", f"{how}s")
     return ColumnRule(name=name or stem_of(extension.partition(";")[0]), extension=extension, how=how)
 
 
 def _parse_json(text: str) -> list[ColumnRule]:
     advice = "write it like .json:width,height or .json:meta.width=w"
     extension, colon, keys = (part.strip() for part in text.partition(":"))
-    extension = _dotted(extension, text, advice)
+    extension = _dotted(extension, text, advice, "jsons")
     rules = []
     for part in keys.split(","):
         path, _, name = (word.strip() for word in part.partition("="))
         names = tuple(path.split("."))
         if not colon or not all(names):
-            raise InputError(f"{text!r} names no keys of a JSON object; {advice}")
+            raise InputError(f"jsons: {text!r} names no keys of a JSON object; {advice}", parameter="jsons")
         rules.append(ColumnRule(name=name or names[-1], extension=extension, how="json", keys=names))
     return rules
 
 
-def _dotted(extension: str, text: str, advice: str) -> str:
+def _dotted(extension: str, text: str, advice: str, parameter: str) -> str:
     parts = [part.strip() for part in extension.split(";")]
     if not all(part.strip(".") for part in parts):
-        raise InputError(f"{text!r} names no field; {advice}")
+        raise InputError(f"{parameter}: {text!r} names no field; {advice}", parameter=parameter)
     return ";".join(dict.fromkeys(part if part.startswith(".") else f".{part}" for part in parts))

@@ -42,14 +42,16 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
     """
     path = check_place(output, "an index", "train.json")
     if path.endswith(".tar"):
-        raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
+        raise OutputError(
+            f"{output}: an index is a JSON file, and this is the name of a shard", path=path, parameter="output"
+        )
     if is_compiled != compiled.is_compiled(path):
         what = (
             f"a compiled index has a name that ends in {compiled.SUFFIX}"
             if is_compiled
             else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
         )
-        raise OutputError(f"{output}: {what}", path=path)
+        raise OutputError(f"{output}: {what}", path=path, parameter="output")
     return path
 
 

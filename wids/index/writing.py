@@ -153,7 +153,10 @@ def split_by_fractions(nsamples: Sequence[int], fractions: Sequence[float]) -> l
         SpecError: the fractions are not positive or do not add up to 1, or there are fewer shards than parts.
     """
     if not fractions or not (min(fractions) > 0 and abs(sum(fractions) - 1) <= 1e-6):  # also where one is no number
-        raise SpecError(f"fractions {fractions} are not positive numbers that add up to 1; write them like 0.9,0.1")
+        raise SpecError(
+            f"fractions {fractions} are not positive numbers that add up to 1; write them like 0.9,0.1",
+            parameter="fractions",
+        )
     if len(nsamples) < len(fractions):
         raise SpecError(f"{len(nsamples)} shards cannot be split into {len(fractions)} parts; a shard stays whole")
     ends = list(itertools.accumulate(nsamples))

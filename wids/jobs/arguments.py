@@ -102,6 +102,8 @@ def check_index(index: Any) -> None:
         text_of("index", index)
     elif isinstance(index, (bytes, dict)) or not (isinstance(index, Iterable) or hasattr(index, "read")):
         raise InputError(f"index={index!r:.200}: give an index (a path, a URL or an open file) or a list of shards")
+    elif isinstance(index, (list, tuple)) and not index:
+        raise InputError(f"index={index!r}: there are no shards; give at least one")
 
 
 def check_by(name: str, check: Callable[[], Any]) -> None:
@@ -134,7 +136,7 @@ def texts_of(name: str, value: Any) -> list[str]:
     Raises:
         InputError: one is no text.
     """
-    if isinstance(value, (str, os.PathLike)):
+    if isinstance(value, (str, bytes, os.PathLike)):  # bytes would be a list of numbers
         return [text_of(name, value)]
     try:
         return [text_of(name, each) for each in value]

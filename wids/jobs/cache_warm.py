@@ -340,6 +340,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
                 else:
                     self.outcome.fail(shard.url, error)
         if not self.cacheable:
+            self.show()
             return
         try:
             atomic.make_directory(self.directory, is_private=self.directory == atomic.private_dir())

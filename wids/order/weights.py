@@ -135,7 +135,8 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
     try:
         found: NDArray[np.float64] = np.asarray(weights, np.float64)
     except (TypeError, ValueError, RuntimeError):  # torch's, of tensors with a gradient
-        raise ValueError(f"weights is {weights!r:.200}; it must be a number for each sample") from None
+        shown = " ".join(f"{weights!r:.200}".split())
+        raise ValueError(f"weights is {shown}; it must be a number for each sample") from None
     if found.shape != (count,):
         raise ValueError(f"weights has shape {found.shape}; it must be ({count},), one for each sample")
     bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))

@@ -107,7 +107,11 @@ REFUSED = [
     # create_index, update_index
     (lambda: jobs.create_index(3, "a.json"), "sources=3: give a path, a URL or other text, or several"),
     (lambda: jobs.create_index([b"x"], "a.json"), "sources=b'x': give"),
+    (lambda: jobs.create_index(b"x", "a.json"), "sources=b'x': give a path"),
     (lambda: jobs.create_index("", "a.json"), "sources='': give"),
+    (lambda: jobs.verify([]), "index=[]: there are no shards; give at least one"),
+    (lambda: jobs.warm(()), "index=(): there are no shards; give at least one"),
+    (lambda: jobs.create_columns([]), "index=[]: there are no shards; give at least one"),
     (lambda: jobs.create_index([], "a.json"), "sources=[]: no shards to index; give tars"),
     (lambda: jobs.create_index("*.tar", None), "output=None: give a path"),
     (lambda: jobs.create_index("*.tar", "a\0b"), "output='a\\x00b': give"),

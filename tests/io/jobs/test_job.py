@@ -228,6 +228,15 @@ def test_a_server_s_shards_are_warmed_the_same_way(home, monkeypatch):
         assert (told.cached, told.fetched, told.failed) == (3, 1, {})
 
 
+def test_shards_that_need_no_download_are_reported(home):
+    """Once at least, as by every job."""
+    states = []
+    jobs.warm(
+        str(home / "train.json"), jobs.WarmSettings(directory=str(home / "cache")), engine=ONE, progress=states.append
+    )
+    assert (states[-1].shards, states[-1].ended, states[-1].failed) == (len(COUNTS), len(COUNTS), 0)
+
+
 def test_what_runs_a_job_is_chosen_where_the_caller_leaves_it_open():
     """Threads wait for networks; processes where they pay; what the caller says holds."""
     cores = os.cpu_count() or 1

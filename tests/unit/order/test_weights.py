@@ -200,6 +200,13 @@ def test_a_column_is_read_through_joins_and_subsets():
         DistributedChunkedSampler(ConcatDataset([whole, ShardCounts([2])]), weights="often")
 
 
+def test_an_error_about_weights_is_one_line():
+    """However numpy prints them."""
+    words = np.array([["a", "b"], ["c", "d"]])
+    with pytest.raises(ValueError, match=r"^weights is array\(\[\['a', 'b'\], \['c', 'd'\]\].*; it must be a number"):
+        DistributedChunkedSampler(ShardCounts([4]), weights=words)
+
+
 def test_balance_evens_out_classes():
     """Balance evens out classes."""
     labels = np.array([0] * 90 + [1] * 9 + [2])
