@@ -124,7 +124,10 @@ class Child:
             line = ""
         finally:
             timer.cancel()
-        reply = json.loads(line) if line else {"error": "the process ended"}
+        try:
+            reply = json.loads(line) if line else {"error": "the process ended"}
+        except ValueError:  # a package wrote to stdout when it was imported
+            reply = {"error": f"not a reply: {line!r}"}
         if "error" in reply:
             raise ChildError(f"{self.name}, {op}: {reply['error']}\n{self._stderr_tail()}")
         return reply

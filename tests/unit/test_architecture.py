@@ -225,6 +225,14 @@ def test_only_the_command_line_prints():
         assert not [node for node in ast.walk(parsed(path)) if is_plain_call(node) and node.func.id == "print"], path
 
 
+def test_named_tuples_are_not_generic():
+    """Python 3.10 cannot import one that is; neither ruff nor mypy reports it."""
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            assert bases[:1] != ["NamedTuple"] or len(bases) == 1, f"{path}: {node.name}"
+
+
 def test_public_names():
     """The names that users build on; adding one is a decision, losing one breaks programs."""
     assert sorted(wids.__all__) == [
