@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wids.index.shardlist import Row
     from wids.transport.place import Place
 
-# More is no URL that a server takes, nor a command line; every message about the shard would repeat it.
+# Servers and command lines take no longer URL, and each message about the shard would repeat it.
 _MAX_URL = 1 << 17
 # Deeper values could not be pickled into a worker.
 _MAX_NESTED = 100
@@ -30,7 +30,7 @@ _FIELD = re.compile(r"required field `(\w+)`")
 
 
 def resolve(base: Place, url: str, path: str, place: str | None = None) -> str:
-    """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
+    """The full URL. It has no NUL: no client opens one, and pickled columns are separated by it."""
     full = str(base.join(url))
     if not url or "\0" in full or len(full) > _MAX_URL:
         fail(place, path, f"is {full!r:.200}; it must be a URL or a path")
@@ -38,7 +38,7 @@ def resolve(base: Place, url: str, path: str, place: str | None = None) -> str:
 
 
 def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = None) -> Any:
-    """Check types with msgspec, and say where a bad value stands in terms of the JSON text."""
+    """Check types with msgspec; an error has the path of the bad value in the JSON text."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -49,16 +49,16 @@ def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = No
         raise SpecError(f"{where(place)}{name or 'the index'}: {what}", path=name, url=place) from error
     except RecursionError as error:
         raise SpecError(f"{where(place)}{path or 'the index'} is nested too deeply", path=path, url=place) from error
-    except UnicodeEncodeError as error:  # half of a pair, which JSON can spell: "\ud800"
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can contain: "\ud800"
         raise SpecError(
-            f"{where(place)}{path or 'the index'} has text that is not Unicode ({error.object!r:.60}); spell it whole",
+            f"{where(place)}{path or 'the index'} has text that is not Unicode ({error.object!r:.60}); replace it",
             path=path,
             url=place,
         ) from error
 
 
 def check_digests(row: Row, path: str, place: str | None = None) -> None:
-    """Digests, where there are some, have their form."""
+    """Check the form of the digests, if any."""
     if row.md5sum and not _MD5.fullmatch(row.md5sum):
         fail(place, f"{path}.md5sum", f"is {row.md5sum!r:.60}; an md5 digest has 32 hexadecimal digits")
     if row.crc32 and not _CRC32.fullmatch(row.crc32):
@@ -66,7 +66,7 @@ def check_digests(row: Row, path: str, place: str | None = None) -> None:
 
 
 def check_nesting(value: Any, path: str, place: str | None = None) -> None:
-    """Refuse lists and objects within more than a hundred others."""
+    """Refuse lists and objects that are nested more than a hundred deep."""
     level = [value]
     for _ in range(_MAX_NESTED):
         level = [part for outer in level if (parts := _parts_of(outer)) for part in parts]
@@ -84,11 +84,13 @@ def check_finite(value: Any, path: str, place: str | None = None) -> None:
     found = _find_infinite(value)
     if found is not None:
         at, number = found
-        fail(place, (path + at).lstrip("."), f"is {number}, a number that JSON does not have; give another, or null")
+        fail(
+            place, (path + at).lstrip("."), f"is {number}, which is not a number in JSON; give a finite number, or null"
+        )
 
 
 def _find_infinite(value: Any) -> tuple[str, float] | None:
-    """(where within the value, which) of the first float that is not finite."""
+    """(its path within the value, the number) of the first float that is not finite."""
     if isinstance(value, float):
         return None if math.isfinite(value) else ("", value)
     parts: Any = ()
@@ -103,17 +105,17 @@ def _find_infinite(value: Any) -> tuple[str, float] | None:
 
 
 def check_total(nsamples: Iterable[int], place: str | None = None) -> None:
-    """A dataset has no more samples than can be counted."""
+    """Check that the total number of samples fits into 63 bits."""
     total = sum(nsamples)
     if total > MAX_COUNT:
         fail(place, "shardlist", f"promises {total} samples in all, more than can be counted")
 
 
 def fail(place: str | None, path: str, what: str) -> NoReturn:
-    """Raise the SpecError that the value at ``path`` is ``what``."""
+    """Raise a SpecError about the value at ``path``; ``what``: its message."""
     raise SpecError(f"{where(place)}{path or 'the index'} {what}", path=path, url=place)
 
 
 def where(place: str | None) -> str:
-    """How a message begins: with the index it is about, if that has a place."""
+    """The beginning of a message: the index that it is about, if that has a place."""
     return f"{place}: " if place else ""

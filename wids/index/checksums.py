@@ -1,6 +1,6 @@
-"""The checksums that an index may promise of a shard: CRC-32, which takes a seventh of the time, and md5.
+"""The checksums of a shard in an index: CRC-32, which takes a seventh of the time, and md5.
 
-Pure. They are called by their keys in the index; all are in hexadecimal, in lower case.
+Pure. Their names are their keys in the index; the digests are hexadecimal, in lower case.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from wids.index.shardlist import Shard
 
-# The quickest first.
+# The fastest first.
 KEYS = ("crc32", "md5sum")
 
 
 class Checksum(Protocol):
-    """One that is being computed, as by hashlib."""
+    """A running checksum, with the interface of hashlib."""
 
     def update(self, data: bytes, /) -> object:
         """Go on with these bytes."""
 
     def hexdigest(self) -> str:
-        """That of all bytes so far."""
+        """The checksum of all bytes so far."""
 
 
 class _Crc32:
@@ -40,10 +40,10 @@ class _Crc32:
 
 
 def new(key: str) -> Checksum:
-    """A checksum of nothing yet."""
+    """A new checksum, of no bytes."""
     if key == "md5sum":
         return hashlib.md5(usedforsecurity=False)
-    if key == "sha256":  # of a store; no index has it
+    if key == "sha256":  # from a store; no index has it
         return hashlib.sha256()
     assert key == "crc32"  # noqa: S101 - a new one is to be entered here
     return _Crc32()
@@ -55,7 +55,7 @@ def word(key: str) -> str:
 
 
 class Checksums:
-    """Several of one shard.
+    """Several running checksums of one shard.
 
     Args:
         keys: which.
@@ -70,10 +70,10 @@ class Checksums:
             each.update(data)
 
     def digests(self) -> dict[str, str]:
-        """Key -> that of all bytes so far."""
+        """Key -> the checksum of all bytes so far."""
         return {key: each.hexdigest() for key, each in self._found.items()}
 
 
 def promised(shard: Shard) -> dict[str, str]:
-    """Key -> what the index says, the quickest first; empty: it promises none."""
+    """Key -> the checksum in the index, the fastest first; empty: the index has none."""
     return {key: digest for key in KEYS if (digest := getattr(shard, key))}

@@ -3,15 +3,15 @@
 Pure: bytes in, columns over them out; a `wids.files.container`, whose header is `CompiledFacts`. The sections, of n
 shards and k shards that have keys of their own::
 
-    counts, ends, filesizes  i8 x n          samples of each shard; their running sums; bytes, -1: not known
-    md5s, crc32s, known      u1 x 16n, 4n, n digests of each; which of them are known: 1 the first, 2 the second
-    url_ends, urls           i8 x n, u1      where each URL ends, and all of them
-    hashes, hashed           u8, i8 x n      hashes of the URLs, ascending, and which shard each of them is of
-    key_rows, key_ends, keys i8 x k, i8, u1  the shards with keys of their own, where each one's end, all, JSON
+    counts, ends, filesizes  i8 x n          samples of each shard; their running sums; bytes, -1: unknown
+    md5s, crc32s, known      u1 x 16n, 4n, n digests of each; bits of the known ones: 1 md5, 2 CRC-32
+    url_ends, urls           i8 x n, u1      the end of each URL, and all URLs
+    hashes, hashed           u8, i8 x n      hashes of the URLs, ascending, and the shard of each hash
+    key_rows, key_ends, keys i8 x k, i8, u1  the shards with keys of their own, the ends, the keys in JSON
 
-Counts, ends and offsets are compared with each other and with the file's length each time it is opened (some
-milliseconds for a million shards); the checksum of the sections unless the caller has compared it before (it takes ten
-times as long: once for each machine, `wids.index.loading`). So no wrong byte makes a read leave the file.
+At each opening, counts, ends and offsets are compared with each other and with the file's length (some milliseconds for
+a million shards), so that no wrong byte makes a read leave the file. The checksum of the sections, which takes ten
+times as long, is compared unless the caller has done so: once for each machine (`wids.index.loading`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SUFFIX = ".widsx"
 KIND, VERSION = "widsx", 4
 IDENTITY_BYTES = START_BYTES
-# For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
+# For the fingerprint of relative URLs: their directory does not matter if these two give the same.
 _HOMES = ("/a", "gs://b/c/d", "http://b/c/d")
 
 
@@ -54,10 +54,10 @@ class CompiledFrom(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A compiled index that was opened.
+    """An open compiled index.
 
     Attributes:
-        shards: mapped. source: see there. identity: tells this file from others.
+        shards: mapped. source: see `Source`. identity: of this file among all others.
     """
 
     shards: ShardList
@@ -80,11 +80,11 @@ def pack(
     """The on-disk form, in parts.
 
     Args:
-        shards: all of known counts.
-        texts: the shards' URLs as they are to be written, relative ones relative to the place of the file. None: they
-            are written as they are, and taken as they stand.
+        shards: with known counts.
+        texts: the shards' URLs in the form to write, relative ones relative to the place of the file. None: they
+            are written as they are, and are complete.
         packs: the shards' packs of member tables, in the same form; None: as they are.
-        source: see there; by default its own text alone.
+        source: see `Source`; by default its own text alone.
 
     Raises:
         TypeError, ValueError: the index has values that JSON does not have.
@@ -139,9 +139,9 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
 
     Args:
         data: the file's bytes.
-        place: what errors call it.
-        home: what relative URLs of shards are relative to; those of packs of member tables are given as written.
-        is_whole: False: compare the checksum of all behind the header, too.
+        place: its name in errors.
+        home: the base of relative URLs of shards; those of packs of member tables are returned as written.
+        is_whole: whether the checksum of the sections was compared before; False: compare it here.
 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.
@@ -169,9 +169,9 @@ class CompiledFacts(msgspec.Struct):
 
     Attributes:
         header: the index's top-level keys. starts, defaults, packs: see `wids.index.shardlist.ShardList`.
-        is_resolved: the URLs are taken as they stand. fingerprint: of the shards; "": it depends on where they are.
+        is_resolved: the URLs are complete. fingerprint: of the shards; "": it depends on their place.
         contents: see `wids.index.fingerprint`.
-        source: what it was compiled from.
+        source: the texts that it was compiled from.
         total: samples. nlocal: shards on this machine's disk. ndependent: those whose URLs are relative.
     """
 
@@ -189,7 +189,7 @@ class CompiledFacts(msgspec.Struct):
 
 
 def _are_starts(facts: CompiledFacts, found: Sections) -> bool:
-    """Whether the sub-datasets, and the packs, begin one after another."""
+    """Whether the starts of sub-datasets, and of packs, ascend."""
     n = len(found["counts"])
     each = (facts.starts, [k for k, _ in facts.packs])
     are_sorted = all(sorted(starts) == starts and all(0 <= k <= n for k in starts) for starts in each)

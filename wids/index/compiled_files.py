@@ -1,7 +1,7 @@
-"""Compiled indexes in a cache directory (`wids.files.shared_files`), and notes of which are known to be right.
+"""Compiled indexes in a cache directory (`wids.files.shared_files`), and notes of those that were checked.
 
     .wids/indexes/KEY.widsx         a compiled index (`wids.index.compiled`)
-    .wids/indexes/KEY.source        which of them a local JSON file is, as long as its size, times and inode are these
+    .wids/indexes/KEY.source        the digest of a local JSON file, valid for this size, times and inode
     .wids/indexes/KEY.checked       a note that the checksum of a compiled index was compared; KEY: of its path
 
 An index names the servers that credentials go to: another user's is not used.
@@ -31,11 +31,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class CompiledLimits:
-    """Which indexes are compiled and compared; the default is in force, tests put another one in its place.
+    """The indexes that are compiled and compared. Tests replace the default.
 
     Attributes:
         min_shards: a smaller index is parsed in a tenth of a second, and pickled in a few MB.
-        min_row_bytes: the least bytes of a shard in an index.
+        min_row_bytes: the shortest entry of a shard in an index.
         checked_bytes: the checksum of a smaller compiled index is compared at each opening, in half a millisecond.
         settled_ns: a file that changes twice within one tick of the clock may keep its times.
     """
@@ -96,7 +96,7 @@ class CompiledIndexes(SharedFiles):
     """The compiled indexes of one cache directory.
 
     Args:
-        directory: the cache directory, which is made when something is written.
+        directory: the cache directory; the first write makes it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -104,10 +104,10 @@ class CompiledIndexes(SharedFiles):
         self._sources, self._checked = SharedFiles(directory, ".source"), SharedFiles(directory, ".checked")
 
     def recall(self, key: str, status: FileStatus) -> str | None:
-        """The digest that was remembered for a file as it is now.
+        """The digest that was remembered for the present state of a file.
 
         Args:
-            key: 64 hexadecimal digits for the file's path, and for how it is parsed.
+            key: 64 hexadecimal digits for the file's path, and for the settings of parsing it.
             status: of the file.
         """
         return _read_note(self._sources.open(key), status)
@@ -118,7 +118,7 @@ class CompiledIndexes(SharedFiles):
             self._sources.put(key, msgspec.json.encode(_StateNote(status=status, digest=digest)))
 
     def is_checked(self, path: str, status: os.stat_result) -> bool:
-        """Whether the checksum of a file was compared as it is now."""
+        """Whether the checksum of the present state of a file was compared."""
         key = _key_of(path)
         return _read_note(self._checked.open(key), status_of(status)) == key
 

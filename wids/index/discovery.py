@@ -1,9 +1,9 @@
-"""From what a user names to the shards to be indexed: paths, directories, globs, brace patterns, URLs, prefixes.
+"""Finds the shards that a user names by paths, directories, globs, brace patterns, URLs and prefixes.
 
-Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
-comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
-unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Of the matches of a glob, all
-files count but those that stand beside shards (indexes, member tables, columns). Facts of a shard in a listing (size,
+Rules: the sources keep their order, and the shards of each are in natural order. A shard that is named twice, also by
+two links, is found once. Links are followed. In a directory, all files with the name of an archive are shards, also
+unreadable ones (compressed, a broken link): the reader of the shards reports them. All matches of a glob are shards,
+except files that belong to shards (indexes, member tables, columns). Facts of a shard in a listing (size,
 version) are kept, so that they are not requested again.
 """
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 SUFFIX = ".tar"
-# The compressed ones are no shards, and named as such when they are read.
+# Compressed ones are not shards, and reading them raises an error that says so.
 _ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
 _INDEXES = (".json", ".widsx")
-# What wids and others put beside shards, and a glob like ``dir/*`` matches with them.
+# Files that wids and others write beside shards, and that a glob like ``dir/*`` matches as well.
 _ROWS = ".parquet"
 _BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
@@ -48,8 +48,8 @@ class Found(msgspec.Struct, frozen=True):
 
     Attributes:
         url: a URL or an absolute path.
-        size: bytes, or None where that is not known yet.
-        mark: its version in words, as `mark_words` has it; None: unknown, too.
+        size: bytes, or None if it is not known yet.
+        mark: its version as text, from `mark_words`; None: unknown.
         file: (device, inode) of a local one.
     """
 
@@ -64,8 +64,8 @@ class Sources:
 
     Attributes:
         found: place -> shard, in order.
-        repeated: another place of a shard that is found already -> the first one. Both are local.
-        failed: directories that cannot be gone through -> why.
+        repeated: another place of a found shard -> its first place. Both are local.
+        failed: directories that cannot be read -> the reason.
     """
 
     def __init__(self, known: Iterable[Found] = ()) -> None:
@@ -75,7 +75,7 @@ class Sources:
         self._files = {shard.file: shard.url for shard in known if shard.file is not None}
 
     def add(self, shards: Sequence[Found]) -> None:
-        """Take the shards that are not there yet; of two names of one file, the one that is no link."""
+        """Add the shards that were not found before; of two names of one file, the one that is not a link."""
         counts = Counter(shard.file for shard in shards)
         for is_link in (False, True):
             for shard in shards:
@@ -127,7 +127,7 @@ def look_local(url: str) -> Found:
     """The present state of a local shard; without size and mark if these cannot be read."""
     try:
         facts = os.stat(Place(url).path)
-    except (OSError, ValueError):  # also a name that no file can have
+    except (OSError, ValueError):  # or the name is invalid
         return Found(url)
     return Found(url, facts.st_size, f"{facts.st_mtime_ns}", (facts.st_dev, facts.st_ino))
 
@@ -155,28 +155,28 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
 def find_split(
     named: repository.Named, name: str, read: repository.Read, *, session: Session
 ) -> tuple[list[Found], repository.RepositorySplit]:
-    """The shards of a split of a data set of the Hub, in order, and what else is there.
+    """The shards of a split of a data set of the Hub, in order, and its other splits.
 
     Args:
-        named: which.
+        named: the data set and the split.
         name: as it was given, for messages.
         read: see `reader_of`.
         session: what opens URLs.
 
     Raises:
-        SpecError: none exist. FetchError: the Hub cannot be asked.
+        SpecError: none exist. FetchError: the request to the Hub failed.
     """
     files = hub.list_files(named.root, session).files
     sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
     split = repository.find_split(sizes, archives, read, split=named.split, name=name)
     if split.left:
-        logger.warning("%s: %d .tar files are of no split: %s", name, len(split.left), shown_names(split.left))
+        logger.warning("%s: %d .tar files belong to no split: %s", name, len(split.left), shown_names(split.left))
     shards = [Found(f"{named.root}/{path}", sizes[path], files[path].tag or None) for path in split.shards]
     return shards, split
 
 
 def reader_of(named: repository.Named, session: Session) -> Callable[[str], bytes]:
-    """What reads a file of a data set of the Hub; a few of the last ones once, for several may look into one."""
+    """A function that reads a file of a data set of the Hub. It keeps the last few, which several callers may need."""
     return functools.lru_cache(_READ)(lambda path: read_bytes(f"{named.root}/{path}", session=session))
 
 
@@ -215,7 +215,7 @@ def _local_names(pattern: str) -> list[str] | None:
 
 
 def _no_match(pattern: str, files: Sequence[str], names: Sequence[str] | None, *, path: str | None) -> SpecError:
-    """The error for a pattern that matches no shards, but perhaps other files; ``names``: of those that there are."""
+    """The error for a pattern that matches no shards, but perhaps other files; ``names``: of the existing files."""
     if files:
         raise shards_are_indexes(pattern, [found for found in files if found.endswith(_INDEXES)] or files)
     found = "; that directory does not exist" if names is None else "; the directory is empty"
@@ -225,16 +225,16 @@ def _no_match(pattern: str, files: Sequence[str], names: Sequence[str] | None, *
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """The last parts of the first names, and how many there are beyond them, for a message."""
+    """The last parts of the first names, and the number of further names, for a message."""
     found = sorted({Place(name).name or name for name in names}, key=urls.natural_key)
     more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
     return ", ".join(map(shown, found[:_SHOWN])) + more
 
 
 def shards_are_indexes(given: str, names: Sequence[str]) -> SpecError:
-    """The error where shards were to be given, and these are files that stand beside shards."""
+    """The error for files that belong to shards, where shards are expected."""
     if not all(name.endswith(_INDEXES) for name in names):
-        what = f"matches no shards, only files that stand beside shards ({shown_names(names)})"
+        what = f"matches no shards, only files that belong to shards ({shown_names(names)})"
         return SpecError(f"{given}: {what}", path="shards", url=given)
     own = "" if names == [given] else f": {shown_names(names)}"
     what = f"is an index, not a shard{own}" if len(names) == 1 else f"names indexes, not shards{own}"
@@ -255,7 +255,7 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
             why = f"{directory}: this directory cannot be read ({error.strerror or error})"
             failed[directory] = FetchDeniedError(why, url=directory)
             continue
-        if (status.st_dev, status.st_ino) in seen:  # links may lead in circles
+        if (status.st_dev, status.st_ino) in seen:  # links may form a circle
             continue
         seen.add((status.st_dev, status.st_ino))
         for entry in entries:
@@ -267,25 +267,25 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one, or a link to one; a link that leads in a circle is none, as one that leads nowhere."""
+    """Whether it is a directory, or a link to one; broken and circular links are not."""
     try:
         return entry.is_dir()
     except OSError as error:
-        return error.errno != errno.ELOOP  # else opening it shows the fault
+        return error.errno != errno.ELOOP  # otherwise opening it raises the error
 
 
 def _is_beside(name: str, pattern: str) -> bool:
-    """Whether a file stands beside shards, and is not requested by its kind: ``*.parquet`` are rows for `wids pack`."""
+    """Whether a file belongs to shards, and the pattern does not name its kind, as ``*.parquet`` of `wids pack`."""
     return name.endswith(_BESIDE) and not (name.endswith(_ROWS) and pattern.endswith(_ROWS))
 
 
 def is_archive(name: str) -> bool:
-    """Whether a file's name is that of an archive; hidden files are others' (``._a.tar`` of macOS)."""
+    """Whether a file's name is that of an archive; hidden files are not shards (``._a.tar`` of macOS)."""
     return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
 
 
 def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
-    """The shards below a remote prefix, or of the names that match a pattern."""
+    """The shards below a remote prefix, or those that match a pattern."""
     is_web = Place(url).scheme in _WEB
     listed = _list(url, kind, session)
     if kind == "pattern":
@@ -305,7 +305,7 @@ def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
 
 
 def _remote_names(pattern: str, session: Session) -> list[str] | None:
-    """As `_local_names`, of a store; [] where it does not say."""
+    """As `_local_names`, of a store; [] if it gives no listing."""
     head = pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)]
     directory = head[: head.rfind("/") + 1]
     if Place(pattern).scheme == "hf":
@@ -345,12 +345,12 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
         filesystem, name = filesystems.open_filesystem(url, session)
         filesystem.invalidate_cache()
         if kind == "pattern":
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # of a bucket that can only be listed
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # as in a bucket with permission only to list
                 info = filesystem.info(name)
                 if info.get("type") != "directory":  # the name of an existing object may hold any letters
                     return {url: info}
             return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
-        if place.scheme in _WEB:  # a page with links: those of this directory, for links may lead in circles
+        if place.scheme in _WEB:  # a page with links: only those of this directory, because links may form a circle
             return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
         return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
 
@@ -360,6 +360,6 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
             filesystem.info(name)
 
     if place.scheme not in _WEB and place.origin not in retrying.answered():
-        # A client keeps its own retries for the pages of a long listing; a store that is not there is reported before.
+        # The client keeps its own retries, for the pages of a long listing; a missing store is reported before.
         retrying.try_repeatedly(ask, url=url, path=None, hooks=())
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())

@@ -20,14 +20,14 @@ from wids.transport.place import Place
 
 NAMES = frozenset({".info.json", ".info.yaml"})
 _TOP = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(?: +([A-Za-z0-9'\"][^#]*))?\s*")
-# Names that YAML can take for nothing but text, and texts in quotes without quotes or escapes in them.
+# Names that are text in any YAML, and quoted texts without quotes or escapes in them.
 _PLAIN, _QUOTED = r"([A-Za-z0-9_./][A-Za-z0-9_./+@=-]*\.tar)", r"'([^'\\]+)'|\"([^\"\\]+)\""
 _COUNT = re.compile(rf" +(?:{_PLAIN}|{_QUOTED}): +(0|[1-9][0-9]*)\s*")
 _MAX_DIGITS = 19
 
 
 def is_info(place: str) -> bool:
-    """Whether a URL or path is that of an Energon dataset's counts, by its name."""
+    """Whether a URL or path is the counts of an Energon dataset, by its name."""
     return Place(place).name in NAMES
 
 
@@ -52,7 +52,7 @@ def convert_info(data: bytes, *, place: str) -> bytes:
 
 
 def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
-    """The plain lines that Energon writes. All else is refused: half a YAML reader would guess."""
+    """The plain lines that Energon writes. Any other YAML is refused, because a partial reader would guess."""
     found: dict[str, Any] = {}
     inner: dict[str, int] | None = None
     try:
@@ -75,7 +75,7 @@ def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
         checks.fail(
             place,
             f"line {number}",
-            f"is {line[:80]!r}, and of YAML only plain `name.tar: count` lines are read here; convert the file to "
+            f"is {line[:80]!r}; the only YAML that is read here is plain `name.tar: count` lines; convert the file to "
             ".info.json, which newer releases of Energon write",
         )
     return found

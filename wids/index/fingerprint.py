@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from wids.index.shardlist import ShardList
 
-# A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
+# A query may name the shard (get?name=3.tar), unless it follows the name of a tar.
 _SIGNED = re.compile(r"(\.tar[^/?]*)\?.*", re.DOTALL)
 
 
 def fingerprint(shards: ShardList) -> str:
     """A digest of the shards' names and counts, in order, independent of the shards' place.
 
-    Directories count where shards in several have the same name, then from where their paths part.
+    Directories count if shards in several have the same name, and then from the first difference of their paths.
     """
     if shards.facts is not None and shards.facts.fingerprint:
         return shards.facts.fingerprint
@@ -35,8 +35,8 @@ def fingerprint(shards: ShardList) -> str:
 def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict[str, str]:
     """Digests of checksums and sizes of the shards ``first .. last``, by kind (crc32, md5, filesize), in order.
 
-    A kind is there if the index says it of each shard. Data that are packed again under the same names, and with the
-    same counts, have the same `fingerprint` and other contents.
+    A kind is included if the index has it for each shard. Data that are packed again under the same names, with the
+    same counts, have the same `fingerprint` and different contents.
     """
     is_whole = first == 0 and last in (None, len(shards))
     if is_whole and shards.facts is not None:
@@ -47,7 +47,7 @@ def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict
 
 
 def contents_of(crc32s: Sequence[str], md5sums: Sequence[str], filesizes: Sequence[int]) -> dict[str, str]:
-    """See `contents`; of the shards with these checksums and sizes, "" or -1 where one is unknown."""
+    """See `contents`; of the shards with these checksums and sizes; "" or -1: unknown."""
     found = {}
     for kind, checksums in (("crc32", crc32s), ("md5", md5sums)):
         known = list(checksums)
@@ -65,9 +65,9 @@ def have_changed(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
 
 
 def fingerprint_of_part(shards: ShardList, first: int, last: int) -> str:
-    """The `fingerprint` that the shards ``first .. last`` have by themselves; in a view, which samples it has of them.
+    """The `fingerprint` of the shards ``first .. last`` alone; in a view, with their selected samples.
 
-    A view that has all samples of them has the fingerprint of the whole.
+    A view that has all their samples has the fingerprint of the index.
     """
     nsamples = shards.nsamples[first:last]
     whole = fingerprint_of(shards.urls[first:last], nsamples)
@@ -101,6 +101,6 @@ def portable_names(names: Sequence[str]) -> list[str]:
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare
-    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
+    first, last = min(paths).split("/"), max(paths).split("/")  # the directory that these two share, all share
     parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
     return ["/".join(path.split("/")[parted:]) for path in paths]

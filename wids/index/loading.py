@@ -1,14 +1,14 @@
-"""An index at a URL or path -> the shards that it lists, parsed or mapped. Without torch.
+"""Loads the shards of an index from a URL or path, parsed or mapped. Without torch.
 
 A large JSON index is compiled (`wids.index.compiled`) by the first process of a machine that opens it, and mapped by
-the others: from the cache directory, where its digest is its name. A local file that is the same as when it was
-compiled is not even read. A compiled index may be opened itself: a local one is mapped in place, a remote one is
+the others: from the cache directory, where its digest is its name. A local file that has not changed since it was
+compiled is not even read. A compiled index can also be opened directly: a local one is mapped in place, a remote one is
 downloaded into the cache directory once, checked, and mapped there.
 
-Rules: a mapped list is the list that parsing would give. What a cache directory holds is used if it is this user's own
-and agrees with itself, and else made again; where there is no room for it, the index is parsed as a small one is. A
-pickle of a mapped list is its place and how it was opened: where that file is gone (another machine, an emptied cache)
-it is made again, and refused if it is not the same.
+Rules: a mapped list equals the parsed list. A compiled index in a cache directory is used if it is this user's own and
+consistent, and made again otherwise; without space for it, the index is parsed like a small one. A pickle of a mapped
+list is its place and the arguments of its opening. If that file no longer exists (another machine, an emptied cache),
+it is made again, and refused if it differs.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from wids.index.view_rows import SharedSelection
     from wids.transport.source import Stat
 
-# Changed when the format is another one, or an index is parsed to something else: it is then compiled again.
+# To be changed with the format, or with the result of parsing: all indexes are then compiled again.
 _MADE_BY = compiled.VERSION, "member_tables"
 _READS_AT_A_TIME = 16
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
 
 
 class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An index, and how it is to be read.
+    """An index, and the arguments for reading it.
 
     Attributes:
         place: its URL or path; None: its text was passed.
         base, options, allow_local, session, cache_dir: see `wids.collection.shard_collection.load_shards`.
-        may_be_view: it is not what a view is of.
+        may_be_view: False for the index behind a view.
     """
 
     place: str | None
@@ -85,10 +85,10 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a mapped index; see `wids.index.shardlist.Origin`.
 
     Attributes:
-        path: the compiled index; "": no file of it exists.
+        path: the compiled index; "": it has no file.
         is_cached: it is in a cache directory.
-        identity: tells it from others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
-        request: how it came about.
+        identity: of this file among all others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
+        request: the request that opened it.
     """
 
     path: str
@@ -99,7 +99,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     request: IndexRequest
 
     def reopen(self) -> ShardList:
-        """The same shards, mapped again; compiled or downloaded again where the file is gone.
+        """The same shards, mapped again; compiled or downloaded again if the file no longer exists.
 
         Raises:
             SpecError: the index has changed. FetchError: it cannot be read.
@@ -116,7 +116,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
         if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
             raise SpecError(
                 f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
-                f"({self.path}) is gone; make the dataset again",
+                f"({self.path}) no longer exists; make the dataset again",
                 path="",
                 url=self.request.place,
             )
@@ -127,7 +127,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     """The shards of an index.
 
     Args:
-        request: which, and how.
+        request: the index, and the arguments for reading it.
         data: its text, if it has no place.
 
     Raises:
@@ -148,7 +148,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
 
 class _KeptSplit(msgspec.Struct, frozen=True):
-    """Facts about a split: its shards with their counts (-1: no file has it) and sizes, by path; the other splits."""
+    """Facts about a split: its shards with their counts (-1: in no file) and sizes, by path; the other splits."""
 
     split: str
     shards: list[tuple[str, int, int]]
@@ -156,19 +156,19 @@ class _KeptSplit(msgspec.Struct, frozen=True):
 
 
 def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
-    """The shards of a split of a data set of the Hugging Face Hub, with the counts that its files have of them.
+    """The shards of a split of a data set of the Hugging Face Hub, with the counts from its files.
 
-    What files say is kept for the commit in the cache directory. Shards of which none says anything are counted by
-    who opens the list.
+    The counts are kept for the commit in the cache directory. A shard without a count is counted by the process that
+    opens the list.
 
     Args:
-        named: which.
+        named: the data set and the split.
         name: as it was given, for messages.
         session: what opens URLs.
-        cache_dir: where it is kept; None: nowhere.
+        cache_dir: keeps the counts; None: they are not kept.
 
     Raises:
-        SpecError: none exist. FetchError: the Hub cannot be asked.
+        SpecError: none exist. FetchError: the request to the Hub failed.
     """
     listing = hub.list_files(named.root, session)
     made: list[_KeptSplit] = []
@@ -180,14 +180,14 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
             counts = repository.find_counts(sizes, split, read, name=name, each=pool.map)
         missing = len(split.shards) - len(counts.nsamples)
         logger.info(
-            "%s: split %s: %d shards, of which %d are counted by %s; other splits: %s",
+            "%s: split %s: %d shards, %d of them with counts from %s; other splits: %s",
             *(name, split.name, len(found), len(counts.nsamples), discovery.shown_names(counts.sources) or "no file"),
             _name_splits(split.others) or "none",
         )
         if missing:
             logger.warning(
-                "%s: no file of the repository says how many samples %d of %d shards of the split %s hold; who may "
-                "write there publishes one that does: wids index create '%s' --upload",
+                "%s: the repository has no sample counts of %d of %d shards of the split %s; a user with write access "
+                "can publish an index with them: wids index create '%s' --upload",
                 *(name, missing, len(found), split.name, named._replace(split=split.name).text),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
@@ -227,7 +227,7 @@ def _name_splits(counts: dict[str, int]) -> str:
 
 
 class _PartTexts:
-    """The texts of the sub-datasets that an index names, each read once, and whose servers options are for."""
+    """The texts of the sub-datasets that an index names, each read once, and the servers that get the options."""
 
     def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
         self._request, self._named = request, named
@@ -237,15 +237,15 @@ class _PartTexts:
     def load(self, url: str) -> bytes:
         """The text at a URL."""
         if url not in self.found:
-            if not Place(url).is_local:  # from here on there are names that are not the caller's
+            if not Place(url).is_local:  # from here on, URLs may come from texts that are not the caller's
                 self._is_narrow = True
-            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # for all of them together
+            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # shared by all texts
             self.found[url] = read_bytes(url, session=self.session, max_bytes=left)
         return self.found[url]
 
     @property
     def session(self) -> Session:
-        """The session, whose options hold for the servers that the caller has named by now."""
+        """The session, with options only for the servers that the caller has named so far."""
         given = self._request.session
         return given.narrowed(self._named or ()) if self._is_narrow else given
 
@@ -277,7 +277,7 @@ class _JsonIndex:
             self._indexes = CompiledIndexes(request.cache_dir)
 
     def load(self) -> LoadedIndex:
-        """Its shards, mapped if they are many."""
+        """Its shards, mapped if the index is large."""
         request, indexes = self._request, self._indexes
         status = None if indexes is None else self._look()
         if indexes is not None and status is not None:
@@ -299,7 +299,7 @@ class _JsonIndex:
         return found
 
     def _look(self) -> FileStatus | None:
-        """The state of the file; None where to remember it would be of no use."""
+        """The state of the file; None if a later process could not use it."""
         place = Place(self._place)
         if not place.is_local:
             return None
@@ -308,7 +308,7 @@ class _JsonIndex:
         return None if status is None or status.size < limits.min_shards * limits.min_row_bytes else status
 
     def _take(self, file: SharedFile) -> LoadedIndex | None:
-        """The shards of a compiled index, if its sub-datasets are what they were.
+        """The shards of a compiled index, if its sub-datasets have not changed.
 
         Raises:
             SpecError: it is damaged.
@@ -320,7 +320,7 @@ class _JsonIndex:
         return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.session)
 
     def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
-        """The shards, mapped from a file that is written now; parsed if they are few, or that is not possible."""
+        """The shards, mapped from a file that is written here; parsed if they are few, or it cannot be written."""
         made: list[LoadedIndex] = []
 
         def parse() -> tuple[_PartTexts, set[str]]:
@@ -337,16 +337,14 @@ class _JsonIndex:
             source = compiled.CompiledFrom(parts, tuple(sorted(named)))
             try:
                 packed = compiled.pack(made[0].shards, source=source)
-            except (TypeError, ValueError) as error:  # values that JSON does not have
+            except (TypeError, ValueError) as error:  # it has values that JSON does not have
                 logger.debug("%s is not compiled: %s", self._place, error)
                 return False
             system.write_parts(fd, packed)
             return True
 
         parsed = None
-        if (
-            data.count(_ROW_MARK) < compiled_files.LIMITS.min_shards
-        ):  # of a small text with large sub-datasets it is not known yet
+        if data.count(_ROW_MARK) < compiled_files.LIMITS.min_shards:  # a small text may have large sub-datasets
             if (found := indexes.find(digest, self._take)) is not None:
                 return found
             parsed = parse()
@@ -368,14 +366,14 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
 
     Raises:
         SpecError: malformed, or the index of the view has changed. NotAllowedError: of that index.
-        FetchError: what it is a view of cannot be read.
+        FetchError: the index of the view cannot be read.
     """
     place = request.place
     raw, view = _parse_view(request, data)
-    if view is None:  # a name that has the mark in it
+    if view is None:  # only a name contains the mark
         return _parse(data, request)[0]
     if not request.may_be_view:
-        what = f"view_of: {place} is a view itself; open it and save a view of it"
+        what = f"view_of: {place} is a view, and must be an index of shards; open that view and save a view of it"
         raise SpecError(what, path="view_of", url=place)
     raw["made_by"] = view.made_by
     if view.view_of is None:
@@ -385,34 +383,34 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         found = _load_parent(request, view, parent)
     selection = load_rows(request, view, found.shards.nsamples)
     if selection is None:
-        # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
+        # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
         return _load_view(request, read_bytes(str(place), session=request.session))
     shards = found.shards.select(selection)
     return LoadedIndex(shards.with_header({**shards.header, **raw}), found.session)
 
 
 def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
-    """(the JSON object, what it says of a view); the second is None where it is no view."""
+    """(the JSON object, its fields of a view); the second is None if it is not a view."""
     raw = {**parse_json(data, request.place), **(request.options or {})}
     return raw, view_file.parse_view(raw, request.place)
 
 
 def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> LoadedIndex:
-    """The shards that a view is of.
+    """The shards of the index behind a view.
 
     Raises:
-        SpecError: they are other ones now, or their index is no file. FetchError: it cannot be read.
+        SpecError: they have changed, or their index is not a file. FetchError: it cannot be read.
     """
     place = request.place
     path = own.path if (own := Place(parent)).is_local else ""
-    if path and os.path.exists(path) and not os.path.isfile(path):  # it would be read for ever
+    if path and os.path.exists(path) and not os.path.isfile(path):  # reading it might never end
         what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
         raise SpecError(what, path="view_of", url=place)
     inner = msgspec.structs.replace(request, place=parent, options=None, session=_narrowed(request), may_be_view=False)
     try:
         found = load_index(inner)
     except ShardNotFoundError as error:
-        what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
+        what = f"{checks.where(place)}view_of: {parent} does not exist; give its new place with `wids index rebase`"
         raise ShardNotFoundError(what, url=parent) from error
     _check_parent(found.shards, view, place=place, parent=parent)
     return found
@@ -421,12 +419,12 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
 def load_rows(
     request: IndexRequest, view: view_file.View, counts: Sequence[int] | None = None
 ) -> SharedSelection | None:
-    """The selection of a view; None: its rows are gone, and it names other ones, or they are there again.
+    """The selection of a view; None: its rows were replaced meanwhile, so the view must be read again.
 
     Args:
         request: for the view.
-        view: what it says.
-        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
+        view: its fields.
+        counts: samples of each shard of its index; None: unknown, so they are not compared.
 
     Raises:
         SpecError: they are damaged, or of another view; or they cannot be read. FetchError: remote ones cannot be read.
@@ -455,7 +453,7 @@ def _resolved(request: IndexRequest, written: str, path: str) -> str:
     """A URL that a view names.
 
     Raises:
-        SpecError: it is none. NotAllowedError: the view is from a remote place, and this is a local file.
+        SpecError: it is not a URL. NotAllowedError: the view is from a remote place, and the URL is a local file.
     """
     place = request.place
     url = checks.resolve(Place(place or "").directory, written, path, place)
@@ -466,7 +464,7 @@ def _resolved(request: IndexRequest, written: str, path: str) -> str:
 
 
 def _narrowed(request: IndexRequest) -> Session:
-    """The session for what a view names: options for a remote one are for its own server."""
+    """The session for the files of a view: the options for a remote view apply only to its own server."""
     if request.place is None or Place(request.place).is_local:
         return request.session
     return request.session.narrowed(Place(request.place).origins)
@@ -481,9 +479,9 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
         "the same names and counts of shards, but other checksums or sizes: the shards were rewritten, and the rows "
         "of the view may be other samples now"
         if is_same
-        else "the same numbers of shards and samples, but other names or other counts of shards"
+        else "it has the same numbers of shards and samples, but different names or counts of shards"
         if then == now
-        else f"{then[0]:,} shards and {then[1]:,} samples then, {now[0]:,} and {now[1]:,} now"
+        else f"it had {then[0]:,} shards and {then[1]:,} samples, and has {now[0]:,} and {now[1]:,} now"
     )
     raise SpecError(
         f"{checks.where(place)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
@@ -513,7 +511,7 @@ class _RemoteIndex:
         self._narrow = request.session.narrowed(named)
 
     def load(self) -> LoadedIndex:
-        """Its shards, mapped; where there is no room for a copy, read."""
+        """Its shards, mapped; without space for a copy, read into memory."""
         request, indexes, stat = self._request, self._indexes, self._stat()
         how = self._place, request.base, request.options, request.allow_local
         digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
@@ -554,7 +552,7 @@ class _RemoteIndex:
         )
 
     def _check(self, data: bytes | memoryview) -> Compiled:
-        """Read a file that came over a network, to its last byte.
+        """Read a file from a network, and check all of its bytes.
 
         Raises:
             SpecError: it is damaged. NotAllowedError: it points at local files.
@@ -584,7 +582,7 @@ def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: boo
 def _open(
     data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, place: str
 ) -> compiled.Compiled:
-    """Read a compiled index that is a file, its checksum where this machine has not compared it yet.
+    """Read a compiled index from a file; the checksum is compared once for each machine.
 
     Raises:
         SpecError: it is none, or damaged, or the options cannot be.
@@ -611,7 +609,7 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     options, home = request.options or {}, Place(index).directory
     for key in ("shardlist", "datasets"):
         if key in options:
-            raise SpecError(f"{index}: options: a compiled index keeps its {key}", path=key, url=index)
+            raise SpecError(f"{index}: options: the {key} of a compiled index cannot be changed", path=key, url=index)
     own = options.get("base") or options.get("base_path")
     base = request.base if request.base is not None else str(home.join(own if isinstance(own, str) else ""))
     found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
@@ -631,7 +629,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _digest_of(*facts: Any) -> str:
-    """A digest of what an index is made from; "" if it cannot be written down."""
+    """A digest of the sources of an index; "" if JSON cannot represent them."""
     try:
         text = json.dumps([*_MADE_BY, *facts])
         is_plain = json.loads(text) == [*_MADE_BY, *facts]

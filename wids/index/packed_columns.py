@@ -1,7 +1,7 @@
 """Packed columns of a shard list: sequences over bytes, in memory or of a mapped file, that make an item when asked.
 
-Pure: the bytes come from the caller; those of a file have been checked: no offset in them leads out of it
-(`wids.index.compiled`). What a text says is found out when it is read: a `SpecError` names the file.
+Pure: the bytes come from the caller. Those of a file have been checked: no offset in them is outside the file
+(`wids.index.compiled`). A text is checked when it is read: a `SpecError` names the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Column(Sequence[T]):
     @overload
     def __getitem__(self, k: slice) -> list[T]: ...
     def __getitem__(self, k: int | slice) -> T | list[T]:
-        if type(k) is int and 0 <= k < self._length:  # at each change of the shard that is read
+        if type(k) is int and 0 <= k < self._length:  # called whenever the reader changes to another shard
             return self._item(k)
         if isinstance(k, slice):
             rows = range(self._length)[k]
@@ -103,8 +103,8 @@ class Digests(Column[str]):
     """Digests in hexadecimal; "" where one is unknown.
 
     Args:
-        data: one after another. width: bytes of each.
-        flags: a byte for each. flag: the bit in it that says that it is known.
+        data: all digests. width: bytes of each.
+        flags: a byte for each. flag: the bit of a known digest.
     """
 
     def __init__(self, data: memoryview, width: int, flags: memoryview, flag: int) -> None:
@@ -128,9 +128,9 @@ class Texts:
     """Texts one after another.
 
     Args:
-        ends: where each ends.
+        ends: the end of each.
         blob: all of them.
-        place: what errors call the file.
+        place: the file's name in errors.
     """
 
     place: str
@@ -146,7 +146,7 @@ class Texts:
         data = self._blob[ends[k - 1] if k else 0 : ends[k]]
         try:
             return str(data, "utf-8")
-        except UnicodeDecodeError:  # half of a character, as a path may have
+        except UnicodeDecodeError:  # half of a surrogate pair, as in some paths
             return self._decode(data)
 
     def __iter__(self) -> Iterator[str]:
@@ -159,16 +159,16 @@ class Texts:
         try:
             return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise damaged(self.place, f"has a text that is no text ({error.reason})") from error
+            raise damaged(self.place, f"has a text that is not UTF-8 ({error.reason})") from error
 
 
 class Places(Column[str]):
     """URLs of shards.
 
     Args:
-        texts: as they are written.
-        hashes: what `sort_hashes` gives for the texts; None: it is asked when a URL is looked for.
-        home: what relative ones are relative to; None: they are taken as they stand.
+        texts: as written.
+        hashes: the result of `sort_hashes` for the texts; None: it is computed when a URL is searched.
+        home: the base of relative ones; None: the texts are complete.
     """
 
     def __init__(self, texts: Texts, hashes: tuple[memoryview, memoryview] | None, *, home: str | None) -> None:
@@ -196,9 +196,9 @@ class Places(Column[str]):
             inside = range(self._length)[start:stop]
             if first := [k for k in found if k in inside]:
                 return first[0]
-            if not found and self._home:  # it may be written in another way
+            if not found and self._home:  # it may have another spelling
                 return super().index(value, start, self._length if stop is None else stop)
-        raise ValueError("it is not the URL of a shard")
+        raise ValueError("no shard has this URL")
 
     def _rows_of(self, text: str) -> Iterator[int]:
         if self._hashes is None:
@@ -214,15 +214,15 @@ class SparseKeys:
     """Keys of single shards, as JSON.
 
     Args:
-        rows: the shards that have some, ascending.
-        texts: those of each.
+        rows: the shards with keys, ascending.
+        texts: the keys of each.
     """
 
     def __init__(self, rows: memoryview, texts: Texts) -> None:
         self._rows, self._texts = rows, texts
 
     def get(self, k: int, /) -> dict[str, Any] | None:
-        """Those of shard ``k``; None: it has none."""
+        """The keys of shard ``k``; None: it has none."""
         rows = self._rows
         if not rows:
             return None
@@ -230,21 +230,21 @@ class SparseKeys:
         return self._keys(at) if at < len(rows) and rows[at] == k else None
 
     def items(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number of a shard, its keys) of those that have some."""
+        """(number of a shard, its keys), for the shards with keys."""
         return ((k, self._keys(at)) for at, k in enumerate(self._rows))
 
     def _keys(self, at: int) -> dict[str, Any]:
         try:
             found = json.loads(self._texts[at])
         except (ValueError, RecursionError) as error:
-            raise damaged(self._texts.place, f"has keys of a shard that are no JSON ({error})") from error
+            raise damaged(self._texts.place, f"has keys of a shard that are not JSON ({error})") from error
         if not isinstance(found, dict):
-            raise damaged(self._texts.place, "has keys of a shard that are no JSON object")
+            raise damaged(self._texts.place, "has keys of a shard that are not a JSON object")
         return found
 
 
 def join_texts(texts: Sequence[str]) -> tuple[memoryview, memoryview]:
-    """(where each ends, all texts one after another)."""
+    """(the end of each text, all texts)."""
     whole = "".join(texts)
     if whole.isascii():
         lengths, blob = map(len, texts), whole.encode()
@@ -256,12 +256,12 @@ def join_texts(texts: Sequence[str]) -> tuple[memoryview, memoryview]:
 
 
 def sort_hashes(texts: Iterable[str]) -> tuple[memoryview, memoryview]:
-    """(hashes of the texts, ascending; which text each of them is of, lower ones first)."""
+    """(hashes of the texts, ascending; the number of the text of each hash, lower ones first)."""
     hashes = np.fromiter(map(hash_of, texts), "<u8")
     order = np.argsort(hashes, kind="stable")
     return memoryview(hashes[order]), memoryview(order)  # type: ignore[arg-type]  # numpy's are buffers
 
 
 def damaged(place: str, what: str) -> SpecError:
-    """The error that a compiled index cannot be used."""
+    """The error for an unusable compiled index."""
     return SpecError(f"{place}: this compiled index {what}; {REMEDY}", path="", url=place)

@@ -1,7 +1,7 @@
-"""Paths of indexes and other outputs that are written, and of the shards in them.
+"""Paths of indexes and other outputs to be written, and of the shards in them.
 
-Rules: an output replaces an earlier one of its kind, known by its content, or an empty file; any other file only where
-``overwrite`` says so; and never a file that it is made of, by any path.
+Rules: an output replaces an earlier one of its kind, recognised by its content, or an empty file. It replaces any other
+file only with ``overwrite``, and never one of its inputs, by any path.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def absolute(url: str) -> str:
 
 
 def public_place(url: str) -> str:
-    """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
+    """The name of a file in files for others: a local path is absolute, a URL has no credentials."""
     return Place(url).absolute.unsigned
 
 
 def check_output(output: str, *, is_compiled: bool = False) -> str:
-    """The absolute path of an index that is to be written.
+    """The absolute path of an index to be written.
 
     Args:
         output: a path.
-        is_compiled: it is to be a compiled one, which is known by its name; else it is JSON.
+        is_compiled: whether it is compiled, which its name shows, or JSON.
 
     Raises:
         OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
@@ -58,7 +58,7 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
 def check_index_replaceable(
     path: str, *, inputs: Iterable[tuple[str, str]] = (), shards: Iterable[str] = (), overwrite: bool | None = False
 ) -> None:
-    """See that an index that is written, JSON or compiled, replaces nothing but such an index; see `check_replaceable`.
+    """Check that a new index, JSON or compiled, replaces only such an index; see `check_replaceable`.
 
     Raises:
         OutputExistsError, OutputError: see there.
@@ -75,14 +75,16 @@ def _is_compiled(path: str) -> bool:
 
 def _is_json_index(path: str) -> bool:
     with open(path, "rb") as file:
-        if not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):  # a shard is not read to its end
+        if (
+            not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+        ):  # so that a shard is not read completely
             return False
         file.seek(0)
         return is_index(file.read())
 
 
 def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
-    """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: none exist."""
+    """The key for packs of member tables, as in an index in the directory ``home``; {}: no packs exist."""
     names = names_of(packs, home)
     return {PACKS: names[0] if len(names) == 1 else names} if names else {}
 

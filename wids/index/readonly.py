@@ -1,4 +1,4 @@
-"""``dataset.shards`` and ``dataset.spec``: dicts and lists that raise TypeError where they would be changed.
+"""``dataset.shards`` and ``dataset.spec``: dicts and lists that raise TypeError on changes.
 
 Pure. Copies and pickles of them are plain dicts and lists.
 """
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ASSIGN_SHARDS = (
-    "dataset.shards is read-only, and so are its rows: an index does not change; assign a new list, as in "
+    "dataset.shards is read-only, and so are its rows; assign a new list, as in "
     "dataset.shards = [{**row, ...} for row in dataset.shards]"
 )
-_ASSIGN_SPEC = (
-    "dataset.spec is read-only: an index does not change; assign a new one, as in dataset.spec = {**dataset.spec, ...}"
-)
+_ASSIGN_SPEC = "dataset.spec is read-only; assign a new one, as in dataset.spec = {**dataset.spec, ...}"
 
 
 class ShardRow(dict[str, Any]):
@@ -49,8 +47,8 @@ class LazyShardRows(Column[ShardRow]):
     """The same, each made on access: a million of them would take a gigabyte.
 
     Args:
-        count: how many there are.
-        describe: gives one by its number.
+        count: their number.
+        describe: returns one by its number.
     """
 
     def __init__(self, count: int, describe: Callable[[int], dict[str, Any]]) -> None:

@@ -1,15 +1,15 @@
-"""Which files of a data set's repository are the shards of a split, and how many samples they hold.
+"""Finds the shards of a split in a data set's repository, and their sample counts.
 
-Pure, over the names and sizes of the files and a function that reads one. The files of the splits come, of these, from
-the first that says so:
+Pure: the names and sizes of the files, and a function that reads one, come from the caller. The first of these that
+exists assigns files to splits:
 
 1. the card, ``README.md``: ``data_files`` (or ``data_dir``) of its ``configs``, in the YAML at its top;
 2. ``_info.json`` (or ``info.json``) of timm: ``{"splits": {"train": {"filenames": [...], "shard_lengths": [...]}}}``;
 3. ``.nv-meta/split.yaml`` of Megatron-Energon: ``split_parts``, split -> patterns;
-4. names, as huggingface's ``datasets`` takes them: ``data/SPLIT-00000-of-00009.tar``; folders, else files, with the
-   name of a split set off by ``-._ `` or digits; else all files are ``train``.
+4. names, by the rules of huggingface's ``datasets``: ``data/SPLIT-00000-of-00009.tar``; folders, else files, with the
+   name of a split set off by ``-._ `` or digits; otherwise all files are ``train``.
 
-Counts, for each shard from the first that has one: an index of wids (``train.json``, ``wids-train.json``,
+The count of a shard comes from the first of these that has it: an index of wids (``train.json``, ``wids-train.json``,
 ``index.json``, ...), timm's info,
 ``sizes.json``, ``.nv-meta/.info.json``, beside ``x.tar`` img2dataset's ``x_stats.json`` and webshart's ``x.json``
 (``{"filesize": bytes, "files": {name: {"offset": ...}}}``). A count is a claim: a shard that holds another number of
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Read: TypeAlias = Callable[[str], bytes]
-# As `map`, which may do several at a time.
+# Like `map`, perhaps concurrent.
 Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-# (bytes of a file, its path, all files -> bytes) -> path of a shard -> its count, as it is written there.
+# (bytes of a file, its path, sizes of all files by path) -> counts by path of the shard, as written there.
 _Parse: TypeAlias = Callable[[bytes, str, Mapping[str, int]], dict[str, Any]]
 CARD = "README.md"
 DEFAULT_SPLIT = "train"
@@ -65,7 +65,7 @@ _INDEX_NAMES = ("index", "wids", "shards", "shardlist", "dataset")
 _MAX_BYTES, _MAX_CARD_BYTES = 64 << 20, 4 << 20
 _SHOWN = 10
 _MANY = 500
-# Values in YAML, with those that aliases repeat.
+# Values in YAML, including those that aliases repeat.
 _MAX_NODES = 1 << 20
 _FRONT = re.compile(rb"(?s)(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)")
 
@@ -74,7 +74,7 @@ class Named(NamedTuple):
     """A data set by its name.
 
     Attributes:
-        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``. split: which is meant; None: not said.
+        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``. split: its name; None: not given.
     """
 
     root: str
@@ -82,7 +82,7 @@ class Named(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The name, as it can be given again."""
+        """The name, in the form that users give."""
         return self.root if self.split is None else f"{self.root}?split={self.split}"
 
 
@@ -91,7 +91,7 @@ class RepositorySplit(NamedTuple):
 
     Attributes:
         name: of the split. shards: paths, in order.
-        others: other splits -> how many shards they have. left: shards of no split.
+        others: other splits -> their number of shards. left: shards of no split.
     """
 
     name: str
@@ -101,7 +101,7 @@ class RepositorySplit(NamedTuple):
 
 
 class _CountFile(NamedTuple):
-    """A file that may have counts: its path, the one shard that it is of (None: of many), and its reader."""
+    """A file that may have counts: its path, its shard (None: it has counts of many), and its parser."""
 
     path: str
     shard: str | None
@@ -109,10 +109,10 @@ class _CountFile(NamedTuple):
 
 
 class RepositoryCounts(NamedTuple):
-    """How many samples shards hold.
+    """Sample counts of shards.
 
     Attributes:
-        nsamples: path -> count, of those of which a file says so. sources: file -> how many of these it gave.
+        nsamples: path -> count, if a file has it. sources: file -> the number of counts from it.
     """
 
     nsamples: dict[str, int]
@@ -120,20 +120,20 @@ class RepositoryCounts(NamedTuple):
 
 
 def parse_name(given: str) -> Named | None:
-    """``hf://datasets/ORG/NAME[@REVISION][?split=SPLIT]``, or the address of its page; None: it is another place.
+    """``hf://datasets/ORG/NAME[@REVISION][?split=SPLIT]``, or the URL of its web page; None: it is another place.
 
     Raises:
-        SpecError: it is such a name with another query, or the page of something within a data set.
+        SpecError: it is such a name with another query, or the page of a part of a data set.
     """
     found = _NAME.fullmatch(given)
     if found is None:
         if _QUERY.fullmatch(given):
-            what = "behind the name of a data set stands ?split=SPLIT, or nothing"
+            what = "only ?split=SPLIT may follow the name of a data set"
             raise SpecError(f"{given.partition('?')[0]}: {what}", path="shards", url=given)
         if within := _WITHIN.fullmatch(given):
             what = f"is a web page; give the data set, hf://datasets/{within[1]}"
             if within[3]:
-                what += f", or of it hf://datasets/{within[1]}@{within[3]}{'/' if within[2] == 'tree' else ''}"
+                what += f", or a part of it, hf://datasets/{within[1]}@{within[3]}{'/' if within[2] == 'tree' else ''}"
             raise SpecError(f"{given}: {what}", path="shards", url=given)
         return None
     revision = found["revision"] or found["tree"]
@@ -141,10 +141,10 @@ def parse_name(given: str) -> Named | None:
 
 
 def with_split(given: Any, *, split: str | None, revision: str | None) -> Any:
-    """The name of a data set with its split and revision, which are for such names alone.
+    """The name of a data set with its split and revision, which no other source has.
 
     Raises:
-        InputError: ``given`` is no such name, or says another split or revision. TypeError: one is no text.
+        InputError: ``given`` is not such a name, or has another split or revision. TypeError: one is not a str.
     """
     if split is None and revision is None:
         return given
@@ -154,14 +154,14 @@ def with_split(given: Any, *, split: str | None, revision: str | None) -> Any:
     named = parse_name(given) if isinstance(given, str) else None
     if named is None:
         raise InputError(
-            "split and revision are for a data set of the Hugging Face Hub by its name: hf://datasets/ORG/NAME; "
+            "split and revision are only for the name of a data set of the Hugging Face Hub, hf://datasets/ORG/NAME; "
             f"shards is {shown(given)}"
         )
     root, _, own = named.root.partition("@")
     pairs = (("split", split, named.split), ("revision", revision and quote(revision, safe=""), own or None))
     for what, value, before in pairs:
         if value is not None and before is not None and unquote(before) != unquote(value):
-            raise InputError(f"{what} is {value!r:.100}, and {given} says {before!r:.100}; give one of them")
+            raise InputError(f"{what} is {value!r:.100}, but {given} has {before!r:.100}; give one of them")
     at, which = (revision and quote(revision, safe="")) or own, split or named.split
     return f"{root}{f'@{at}' if at else ''}{f'?split={which}' if which else ''}"
 
@@ -176,8 +176,8 @@ def find_split(
 
     Args:
         files: path -> bytes, of all files of the repository.
-        archives: those that are shards by their names.
-        read: gives the bytes of a file.
+        archives: the files with the names of shards.
+        read: returns the bytes of a file.
         split: its name; None: ``"train"``, or the only one.
         name: of the data set, for messages.
 
@@ -258,7 +258,7 @@ def _splits_of(files: Mapping[str, int], archives: Sequence[str], read: Read, na
 
 
 def _config_of(files: Mapping[str, int], read: Read, name: str) -> dict[str, Any] | None:
-    """The configuration of the card that says which files there are."""
+    """The configuration of the card, which names the files."""
     if not 0 < files.get(CARD, 0) <= _MAX_CARD_BYTES:
         return None
     found = _FRONT.match(read(CARD))
@@ -320,7 +320,7 @@ def _matching(patterns: Iterable[str], archives: Sequence[str]) -> list[str]:
     """The archives that patterns match, each once, pattern by pattern; a pattern may be a folder, too."""
     found, names = dict[str, None](), frozenset(archives)
     for pattern in map(posixpath.normpath, patterns):
-        if pattern in names:  # of a card that names each of thousands of files
+        if pattern in names:  # the card may name each of thousands of files
             found[pattern] = None
         else:
             own = re.compile(regex_of(pattern) + "(?:/.*)?")
@@ -329,7 +329,7 @@ def _matching(patterns: Iterable[str], archives: Sequence[str]) -> list[str]:
 
 
 def regex_of(pattern: str) -> str:
-    """A glob as fsspec has it, as a regular expression."""
+    """A glob of fsspec as a regular expression."""
     parts = []
     for text in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]/]+\]|.", pattern, re.DOTALL):
         fixed = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(text)
@@ -340,7 +340,7 @@ def regex_of(pattern: str) -> str:
             with contextlib.suppress(re.error):
                 parts.append(re.compile(fixed).pattern)
                 continue
-            fixed = None  # no set, as [!] and [z-a]: letters
+            fixed = None  # [!] and [z-a] are not sets, but literal text
         parts.append(fixed or re.escape(text))
     return "".join(parts)
 
@@ -363,7 +363,7 @@ def _energon_part(given: Any, archives: Sequence[str], name: str) -> list[str]:
 
 
 def _by_names(archives: Sequence[str], home: str) -> dict[str, list[str]]:
-    """By the names of folders and files, as huggingface's ``datasets`` takes them."""
+    """The splits by the names of folders and files, by the rules of huggingface's ``datasets``."""
     numbered: dict[str, list[str]] = {}
     for path in archives:
         if found := _NUMBERED.fullmatch(path.removeprefix(home)):
@@ -389,10 +389,10 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
         import yaml
     except ImportError as error:
         raise DependencyError(f"{name}: its {path} assigns files to splits: pip install 'wids[hub]'") from error
-    count, counts = 0, dict[int, int]()  # of all nodes; of those below each
+    count, counts = 0, dict[int, int]()  # sizes of all nodes; of those below each
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """A loader for which aliases of aliases count as often as they would be written out."""
+        """A loader that counts the values of an alias at each use, also of aliases within aliases."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             nonlocal count
@@ -401,7 +401,7 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
             count += counts.get(id(node), 1) if is_alias else 1
             counts.setdefault(id(node), count - before)
             if count > _MAX_NODES:
-                raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES:,} values")
+                raise yaml.YAMLError(f"its aliases expand to more than {_MAX_NODES:,} values")
             return node
 
     try:
@@ -417,14 +417,14 @@ def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
 def find_counts(
     files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str, each: Map = map
 ) -> RepositoryCounts:
-    """What files of the repository say of how many samples shards hold; what cannot be used is warned of.
+    """Sample counts from the files of the repository; a warning reports each unusable file.
 
     Args:
         files: path -> bytes, of all files of the repository.
         split: the shards.
-        read: gives the bytes of a file.
+        read: returns the bytes of a file.
         name: of the data set, for messages.
-        each: reads files of one shard each, of which there may be thousands.
+        each: reads the files that have the count of one shard; there may be thousands of them.
 
     Raises:
         FetchError: a file cannot be read.
@@ -448,7 +448,7 @@ def find_counts(
             if files[source.path] <= _MAX_BYTES and (source.shard is None or source.shard in missing)
         ]
         if len(asked) >= _MANY:
-            logger.warning("%s: %d files are read, which say how many samples one shard holds each", name, len(asked))
+            logger.warning("%s: %d files are read, each with the sample count of one shard", name, len(asked))
         for source, claims in zip(asked, each(claims_of, asked), strict=True):
             if isinstance(claims, WidsError):
                 logger.warning("%s: %s is not used for counts: %s", name, source.path, claims)
@@ -457,7 +457,11 @@ def find_counts(
             found = {path: claims[path] for path in own if path in claims}
             if bad := [path for path, count in found.items() if type(count) is not int or not 0 <= count <= MAX_COUNT]:
                 logger.warning(
-                    "%s: %s is not used for counts: that of %s is %s", name, source.path, bad[0], shown(found[bad[0]])
+                    "%s: %s is not used for counts: its count of %s is %s",
+                    name,
+                    source.path,
+                    bad[0],
+                    shown(found[bad[0]]),
                 )
             elif found:
                 counts.nsamples.update(found)
@@ -466,7 +470,7 @@ def find_counts(
 
 
 def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> str:
-    """The path at which `find_counts` looks first for an index of a split, and where no other file is.
+    """The first free path at which `find_counts` looks for an index of a split.
 
     Args:
         files: path -> bytes, of all files of the repository.
@@ -475,7 +479,7 @@ def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
         name: of the data set, for messages.
 
     Raises:
-        OutputExistsError: all such paths are other files'.
+        OutputExistsError: other files have all such paths.
     """
     paths = [f"{stem}.json" for stem in _own_stems(split)]
     named = parse_name(name)
@@ -489,18 +493,18 @@ def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
                     return path
     raise OutputExistsError(
         f"{name}: {' and '.join(paths)} exist in the repository, and are not indexes of the split {split.name}; rename "
-        "them, or commit the index under another name that is looked for: index.json, wids.json",
+        "them, or commit the index as index.json or wids.json, which are found as well",
         url=name,
     )
 
 
 def _own_stems(split: RepositorySplit) -> list[str]:
-    """The names that an index of a split has before all others."""
+    """The preferred names of an index of a split."""
     return [split.name, f"wids-{split.name}"]
 
 
 def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[list[_CountFile]]:
-    """The files that may have counts: those for many shards, one by one, then those of one shard, a kind at a time."""
+    """The files that may have counts: those of many shards, one by one, then those of one shard, a kind at a time."""
     folders = list(dict.fromkeys(["", *(posixpath.dirname(path) for path in split.shards)]))
     stems = dict.fromkeys([*_own_stems(split), *_WORDS.get(_canonical(split.name), ()), *_INDEX_NAMES])
     named = parse_name(name)
@@ -563,7 +567,7 @@ def _path_of(url: str, home: str, root: str) -> str | None:
 
 
 def _timm_of(files: Mapping[str, int], read: Read) -> dict[str, list[tuple[str, Any]]]:
-    """The splits of timm, of its file at the top."""
+    """The splits in timm's file at the top of the repository."""
     for path in _TIMM:
         if 0 < files.get(path, 0) <= _MAX_BYTES:
             try:
@@ -576,7 +580,7 @@ def _timm_of(files: Mapping[str, int], read: Read) -> dict[str, list[tuple[str, 
 
 
 def _parse_timm(data: bytes, source: str) -> dict[str, list[tuple[str, Any]]]:
-    """Of each split, (path, count) of its shards."""
+    """Split -> (path, count) of each of its shards."""
     splits = _parse(data, source).get("splits")
     found: dict[str, list[tuple[str, Any]]] = {}
     for split, each in splits.items() if isinstance(splits, dict) else ():
@@ -586,7 +590,7 @@ def _parse_timm(data: bytes, source: str) -> dict[str, list[tuple[str, Any]]]:
         counts = each.get("shard_lengths")
         if not isinstance(counts, list) or len(counts) != len(names):
             raise SpecError(
-                f"splits.{split}: has {len(names)} filenames and another number of shard_lengths", url=source
+                f"splits.{split}: has {len(names)} filenames and a different number of shard_lengths", url=source
             )
         home = posixpath.dirname(source)
         found[split] = [
@@ -618,7 +622,7 @@ def _of_energon(data: bytes, source: str, _: Mapping[str, int]) -> dict[str, Any
 
 
 def _of_webshart(data: bytes, source: str, files: Mapping[str, int], *, shard: str) -> dict[str, Any]:
-    """The samples of the members that it lists, in the order of the archive, as wids groups them."""
+    """The number of samples in the listed members, which are grouped by the rules of wids."""
     raw = _parse(data, source)
     members, size = raw.get("files"), raw.get("filesize")
     if not isinstance(members, (dict, list)) or size is None:

@@ -1,7 +1,7 @@
-"""Which samples of a shard list a view has: rows of its shards. Pure.
+"""The samples of a view: rows of the shards of a shard list. Pure.
 
-A selection keeps the order of the shard list, and has no sample twice. Shards keep their numbers: one of which it has
-no row has length 0.
+A selection keeps the order of the shard list, and has no sample twice. Shards keep their numbers: one without selected
+rows has length 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 _NARROW = np.dtype(np.uint32)
-# Shards of which the counts are no list any more; those of an index are none from there on, too.
+# From this number of shards on, counts are not a Python list, as in `ShardList`.
 _MANY = 20_000
 
 
@@ -34,7 +34,7 @@ class SampleRows(Protocol):
 
 
 class RepeatedRows:
-    """The rows of a view in a shard that holds fewer samples than promised, and repeats them."""
+    """The rows of a view in a shard that has fewer samples than its index states, and repeats them."""
 
     def __init__(self, rows: SampleRows, count: int) -> None:
         self._rows, self._count = rows, count
@@ -47,7 +47,7 @@ class Selection:
     """SampleRows of shards, shard by shard.
 
     Args:
-        ends: where each shard's samples end, counted over the view: int64, (shards,).
+        ends: the end of each shard's samples, counted over the view: int64, (shards,).
         rows: the row in its shard of each sample: uint32 or int64, (samples,), ascending within a shard.
         digest: of both; None: it is computed on access.
 
@@ -58,7 +58,7 @@ class Selection:
 
     def __init__(self, ends: Integers, rows: npt.NDArray[Any], *, digest: str | None = None) -> None:
         self._ends, self._array, self._digest = ends, rows, digest
-        # Views of memory, whose items are ints and not numpy's.
+        # Memoryviews, whose items are ints, not numpy scalars.
         self.ends: Sequence[int] = memoryview(ends)  # type: ignore[arg-type]  # numpy's are buffers
         counts = np.diff(ends, prepend=0)
         self.counts: Sequence[int] = counts.tolist() if len(ends) < _MANY else memoryview(counts)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class Selection:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that differ where the samples do."""
+        """16 hexadecimal digits, different for different samples."""
         if self._digest is None:
             state = hashlib.blake2b(self._ends.astype("<i8").tobytes(), digest_size=8)
             for at in range(0, len(self._array), 1 << 20):
@@ -86,7 +86,7 @@ class Selection:
         """The index of each sample among all samples of the shards: int64, ascending.
 
         Args:
-            nsamples: how many samples each shard holds.
+            nsamples: samples of each shard.
         """
         held = np.asarray(nsamples, np.int64)
         found: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0)) + self._array
@@ -98,14 +98,14 @@ class Selection:
         return self._array[end - self.counts[k] : end]
 
     def between(self, first: int, last: int) -> Selection:
-        """That of the shards ``first .. last`` by themselves."""
+        """The selection of the shards ``first .. last`` alone."""
         before = self.ends[first - 1] if first else 0
         ends = self._ends[first:last] - before
         return Selection(ends, self._array[before : before + int(ends[-1])] if len(ends) else self._array[:0])
 
 
 def _narrow(rows: Integers) -> npt.NDArray[Any]:
-    """In four bytes each, if they fit."""
+    """The numbers in four bytes each, if they fit."""
     return rows.astype(_NARROW) if not len(rows) or int(rows.max()) < 1 << 32 else rows
 
 
@@ -116,7 +116,7 @@ def pick(
 
     Args:
         indices: of its samples, int64, ascending, each once, all in range.
-        ends: where its shards' samples end.
+        ends: the end of each shard's samples.
         rows: of a view: the rows of its samples.
     """
     old = np.asarray(ends, np.int64)
@@ -136,11 +136,11 @@ def no_sample(index: int, n: int) -> IndexError:
 
 
 def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
-    """The indices that a program has selected, ascending, each once; and how many came again.
+    """The indices that a program has selected, ascending, each once; and the number of repeated ones.
 
     Args:
         given: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
-        n: samples that there are.
+        n: number of samples.
 
     Raises:
         InputError: it is neither. IndexError: an index is out of range.
@@ -187,7 +187,7 @@ def list_items(given: Iterable[Any]) -> list[Any]:
     """The samples that a program names, as a list.
 
     Raises:
-        InputError: it is a text, or cannot be iterated.
+        InputError: it is a str, or cannot be iterated.
     """
     if isinstance(given, (str, bytes)):
         raise InputError(f"{given!r:.60} selects no samples; give indices, or a mask")
@@ -201,7 +201,7 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     """The shares of a split: they add up to 1.
 
     Raises:
-        InputError: one is negative or no number, or all are 0; or there is one alone, which would be everything.
+        InputError: one is negative or not a number, or all are 0; or only one is given, which would be everything.
     """
     if not all(isinstance(part, numbers.Real) for part in parts):
         raise InputError(f"{parts!r:.60}: the shares of a split are numbers, each an argument: split(0.9, 0.1)")
@@ -210,7 +210,7 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
         said = ", ".join(map(str, parts)) or "none"
         raise InputError(f"{said}: the shares of a split are numbers from 0 on, at least one of them above 0")
     if len(parts) == 1:
-        raise InputError(f"{parts[0]}: the shares of a split are several, one for each part: split(0.9, 0.1)")
+        raise InputError(f"{parts[0]}: a split has at least two shares, one for each part: split(0.9, 0.1)")
     return [part / total for part in parts]
 
 
@@ -227,7 +227,7 @@ def deal(parts: Sequence[float], draws: npt.NDArray[np.uint64]) -> list[Integers
 
 
 def hash_texts(texts: Iterable[str], seed: int, depth: int = 0) -> npt.NDArray[np.uint64]:
-    """A random number for each text, by the text, the seed and the depth alone: uint64."""
+    """A random number for each text, which depends only on the text, the seed and the depth: uint64."""
     key = (seed % (1 << 64)).to_bytes(8, "little") + (depth.to_bytes(8, "little") if depth else b"")
     words = b"".join(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for text in texts
