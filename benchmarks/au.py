@@ -142,16 +142,15 @@ def main(
                 row = Row(name=workload.name, title=workload.title, unit="", kind="loader", data=workload.name)
                 peer_measure.set_up(bench, names, [row])
                 about.setdefault("contenders", {}).update(bench.about)
-                found += [
-                    _Feeding(bench, workload, row, is_remote=place == "remote").measure(rounds) for place in where
-                ]
+                for place in where:
+                    found.append(_Feeding(bench, workload, row, is_remote=place == "remote").measure(rounds))
+                    results = {**about, "argv": sys.argv[1:], "rounds": rounds, "rows": found}
+                    if json_file:  # after each row, because all of them take an hour
+                        with open(json_file, "w", encoding="utf-8") as stream:
+                            json.dump(results, stream, indent=1)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    results = {**about, "argv": sys.argv[1:], "rounds": rounds, "rows": found}
     show(results)
-    if json_file:
-        with open(json_file, "w", encoding="utf-8") as stream:
-            json.dump(results, stream, indent=1)
     if any(row["errors"] for row in found):
         raise typer.Exit(1)
 

@@ -294,7 +294,7 @@ def test_numbers_that_json_does_not_have(index, path, number):
     ):
         code, out, err = run_index(*command)
         assert (code, out, err.count("\n")) == (1, "", 1)
-        assert f"{path} is {float(number)}, a number that JSON does not have" in err
+        assert f"{path} is {float(number)}, which is not a number in JSON" in err
         assert "i.json: " in err
     code, _, err = run_index("merge", "i.json", "-o", "o.json")
     assert (code, path in err) == ((0, False) if path == "note" else (1, True))

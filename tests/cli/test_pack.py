@@ -550,7 +550,7 @@ def test_where_chooses_from_a_dataset(tmp_path):
         (["cls = 3"], lambda row: row["cls"] == 3),
         (["CLS >= 2 and cls < 4"], lambda row: row["cls"] in (2, 3)),
         (
-            ["json->>'caption' ilike '%a cat' and (json->>'cls')::int != 0"],
+            ["(json->>'caption') ilike '%a cat' and (json->>'cls')::int != 0"],
             lambda row: row["cls"] and "Cat" in row["caption"],
         ),
         (["txt like '%Cat' and has_json and index >= 0"], lambda row: "Cat" in row["caption"]),

@@ -230,7 +230,7 @@ def test_a_store_s_directories_and_globs_that_hold_no_shards(bucket):
         wids.ShardListDataset(f"{bucket}/t*.tar")
     with pytest.raises(SpecError, match=r"is an index, not a shard: 'train\.json'"):
         wids.ShardListDataset(f"{bucket}/*.json")
-    with pytest.raises(SpecError, match=r"matches no shards, only files that stand beside shards \('s1\.tar\.idx'\)"):
+    with pytest.raises(SpecError, match=r"matches no shards, only files that belong to shards \('s1\.tar\.idx'\)"):
         wids.ShardListDataset(f"{bucket}/*.idx")
     with pytest.raises(FetchError, match=r"/d: .*for the shards in a directory, give its name with / at its end"):
         wids.ShardListDataset(bucket)
@@ -674,7 +674,9 @@ def test_an_index_does_not_change(index):
         lambda shards: shards.__iadd__(before),
         lambda shards: shards.__imul__(2),
     )
-    told = r"an index does not change; assign a new list, as in dataset\.shards = \[\{\*\*row, \.\.\.\} for row in"
+    told = (
+        r"read-only, and so are its rows; assign a new list, as in dataset\.shards = \[\{\*\*row, \.\.\.\} for row in"
+    )
     for each in (dataset, view):
         for change in changes_of_rows:
             for row in (each.shards[0], each.spec["shardlist"][0], each.get_shard(0)[2]):

@@ -97,7 +97,7 @@ def with_option_groups(command: _Function) -> _Function:
     Args:
         command: its parameters and the fields of its dataclasses are annotated for typer, and named differently.
     """
-    hints = get_type_hints(command, include_extras=True)
+    hints = inspect.get_annotations(command, eval_str=True)  # get_type_hints hides Annotated in Optional on Python 3.10
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     if not groups:
         return command

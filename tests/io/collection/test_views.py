@@ -305,10 +305,10 @@ def test_a_changed_index_is_refused(tmp_path):
     index = write_index(tmp_path, (3, 4))
     wids.ShardListDataset(index).select([0, 5]).save(tmp_path / "view.json")
     write_index(tmp_path, (3, 5))
-    with pytest.raises(SpecError, match="2 shards and 7 samples then, 2 and 8 now"):
+    with pytest.raises(SpecError, match="it had 2 shards and 7 samples, and has 2 and 8 now"):
         wids.ShardListDataset(tmp_path / "view.json")
     write_index(tmp_path, (4, 3))
-    with pytest.raises(SpecError, match="other counts of shards"):
+    with pytest.raises(SpecError, match="it has the same numbers of shards and samples, but"):
         wids.ShardListDataset(tmp_path / "view.json")
 
 
@@ -389,7 +389,7 @@ def test_damaged_files(dataset, tmp_path):
             wids.ShardListDataset(path)
     view.save(tmp_path / "inner.json")
     path.write_text(json.dumps({**told, "view_of": "inner.json"}))
-    with pytest.raises(SpecError, match="is a view itself"):
+    with pytest.raises(SpecError, match="is a view, and must be an index of shards"):
         wids.ShardListDataset(path)
 
 
@@ -507,7 +507,7 @@ def test_a_view_of_itself(dataset, tmp_path):
     path = tmp_path / "view.json"
     dataset.select([0]).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "view_of": "view.json"}))
-    with pytest.raises(SpecError, match="is a view itself"):
+    with pytest.raises(SpecError, match="is a view, and must be an index of shards"):
         wids.ShardListDataset(path)
 
 

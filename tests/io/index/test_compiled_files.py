@@ -203,7 +203,7 @@ def test_shards_are_read_only(index, cache, monkeypatch):
         lambda: shards[3].update(nsamples=1),
         lambda: dataset.spec.update(info="new"),
     ):
-        with pytest.raises(TypeError, match=r"read-only.*an index does not change; assign a new"):
+        with pytest.raises(TypeError, match=r"read-only.* assign a new"):
             change()
     assert not isinstance(shards, list)
     dataset.spec = {**dataset.spec, "info": "new"}
@@ -408,7 +408,7 @@ def test_it_may_be_moved_with_its_shards(converted, tmp_path, cache):
         assert other.base == "gs://b/x"
         assert pickle.loads(pickle.dumps(other)).shards == other.shards
     assert (other.dataset_name, other.spec["info"], other.shards[0]["name"]) == ("other", None, "other")
-    with pytest.raises(SpecError, match="a compiled index keeps its shardlist"):
+    with pytest.raises(SpecError, match="the shardlist of a compiled index cannot be changed"):
         ShardListDataset(place, options={"shardlist": []})
 
 

@@ -171,7 +171,7 @@ def test_what_stands_beside_shards_is_none_of_a_glob(bucket, tmp_path, monkeypat
     for place in ("d", url):
         with pytest.raises(SpecError, match=r"names indexes, not shards: 'i\.json', 'i\.widsx'; give an index alone"):
             find_shards([f"{place}/i.[jw]*[nx]"])
-        with pytest.raises(SpecError, match=r"only files that stand beside shards \('i\.parquet', 'i\.tables'\)"):
+        with pytest.raises(SpecError, match=r"only files that belong to shards \('i\.parquet', 'i\.tables'\)"):
             find_shards([f"{place}/i.[pt]*"])
 
 

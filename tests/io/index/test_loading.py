@@ -191,7 +191,7 @@ def test_a_file_for_each_shard_is_read_with_others_and_once_for_a_commit(stand_i
     stand_in.put({f"train/{k}.tar": SHARDS["train/1.tar"] for k in range(count)})
     stand_in.put({f"train/{k}_stats.json": b'{"successes": 2}' for k in range(count)})
     assert [*wids.ShardListDataset(HUB).lengths] == [2] * count
-    assert "40 files are read, which say how many samples one shard holds each" in caplog.text
+    assert "40 files are read, each with the sample count of one shard" in caplog.text
     asked = stand_in.requests["resolvers"]
     assert asked == count
     begin_run(monkeypatch)
@@ -224,7 +224,7 @@ def test_shards_that_no_file_counts_are_counted_once_for_a_machine(stand_in, mon
     """By their headers; the next run asks for the commit alone, and another commit is counted anew."""
     fill(stand_in)
     assert len(wids.ShardListDataset(HUB)) == 5
-    assert "no file of the repository says how many samples 2 of 2 shards of the split train hold" in caplog.text
+    assert "the repository has no sample counts of 2 of 2 shards of the split train" in caplog.text
     assert "wids index create 'hf://datasets/org/set?split=train' --upload" in caplog.text
     caplog.clear()
     begin_run(monkeypatch)
@@ -246,7 +246,9 @@ def test_splits_and_revisions(stand_in):
     with pytest.raises(SpecError, match=r"no split 'val'; .*: train \(2\)"):
         wids.ShardListDataset(HUB, split="val", revision=second)
     assert [*wids.ShardListDataset(HUB, revision=first).lengths] == [3, 2]
-    with pytest.raises(InputError, match="split and revision are for a data set of the Hugging Face Hub"):
+    with pytest.raises(
+        InputError, match="split and revision are only for the name of a data set of the Hugging Face Hub"
+    ):
         wids.ShardListDataset([("a.tar", 1)], split="val")
     with pytest.raises(ShardNotFoundError, match="org/none"):
         wids.ShardListDataset("hf://datasets/org/none")

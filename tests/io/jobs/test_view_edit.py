@@ -184,7 +184,9 @@ def test_rebase(cats, tmp_path):
     view = save_view(cats, [0, 4, 5], tmp_path / "view.json")
     before = [name[1:] for name in names(view)]
     shutil.move(tmp_path / "cats", tmp_path / "moved")
-    with pytest.raises(ShardNotFoundError, match=r"view_of: .*cats\.json is not there; `wids index rebase`"):
+    with pytest.raises(
+        ShardNotFoundError, match=r"view_of: .*cats\.json does not exist; give its new place with `wids index rebase`"
+    ):
         opened(view)
     told = rebase_index(view, "moved")
     assert (told.output, told.shards, told.samples) == (view, 2, 3)

@@ -222,11 +222,11 @@ def test_texts_are_checked_when_they_are_read():
     urls[9] = 0xFF
     shards = unpack(changed(urls=urls))
     assert shards.urls[0] == "/d/0.tar"
-    with pytest.raises(SpecError, match="has a text that is no text") as caught:
+    with pytest.raises(SpecError, match="has a text that is not UTF-8") as caught:
         _ = shards.urls[1]
     assert caught.value.url == PLACE
     keys = bytes(Parts(sample()).columns["keys"])
-    for text, what in ((b"[}", "no JSON "), (b'["own": 0}', "no JSON "), (b'["own", 0]', "no JSON object")):
+    for text, what in ((b"[}", "not JSON "), (b'["own": 0}', "not JSON "), (b'["own", 0]', "not a JSON object")):
         shards = unpack(changed(keys=text + keys[len(text) :]))
         assert shards.dataset_of(1) is None
         with pytest.raises(SpecError, match=what):

@@ -256,7 +256,7 @@ def test_counts_come_from_several_files(caplog):
     assert (found.nsamples, found.sources) == ({"0.tar": 3, "1.tar": 4}, {"sizes.json": 1, "1_stats.json": 1})
     assert "0_stats.json" not in given[3]
     for words in (
-        "2_stats.json is not used for counts: that of 2.tar is 'many'",
+        "2_stats.json is not used for counts: its count of 2.tar is 'many'",
         "of a shard of 7 bytes",
         "4_stats.json",
     ):
@@ -290,14 +290,17 @@ def test_a_repository_without_shards(files, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (f"{NAME}?split=", "behind the name of a data set stands .split=SPLIT, or nothing"),
-        (f"{NAME}?token=hf_x", "behind the name of a data set stands .split=SPLIT, or nothing"),
-        ("https://huggingface.co/datasets/org/set?row=3", "behind the name"),
+        (f"{NAME}?split=", "only .split=SPLIT may follow the name of a data set"),
+        (f"{NAME}?token=hf_x", "only .split=SPLIT may follow the name of a data set"),
+        ("https://huggingface.co/datasets/org/set?row=3", "may follow the name"),
         (
             "https://huggingface.co/datasets/org/set/tree/main/data",
-            "a web page; give the data set, hf://datasets/org/set, or of it hf://datasets/org/set@main/data/$",
+            "a web page; give the data set, hf://datasets/org/set, or a part of it, hf://datasets/org/set@main/data/$",
         ),
-        ("https://huggingface.co/datasets/org/set/blob/v1/a.tar?x=1", "or of it hf://datasets/org/set@v1/a.tar$"),
+        (
+            "https://huggingface.co/datasets/org/set/blob/v1/a.tar?x=1",
+            "or a part of it, hf://datasets/org/set@v1/a.tar$",
+        ),
         ("https://huggingface.co/datasets/org/set/viewer", "give the data set, hf://datasets/org/set$"),
     ],
 )
