@@ -450,6 +450,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
+        if self._is_transforming and self._collection.has_large_samples():
+            return [self[index] for index in indices]  # each is transformed, and its bytes are freed, before the next
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses
         try:

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import typing
+import weakref
 from pathlib import Path
 from urllib.parse import quote
 
@@ -2055,3 +2056,22 @@ def test_without_a_temporary_directory_an_own_cache_directory_and_local_shards_w
     dataset = wids.ShardListDataset(shards, cache_dir=tmp_path / "cache", cache_local=True, transformations=[])
     assert dataset[2]["__key__"] == "s0-002"
     assert atomic.private_dir() == f"/tmp/wids-cache-{os.getuid()}"
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+@pytest.mark.parametrize("nbytes", [(1 << 20) + 1, 1000])
+def test_large_samples_are_transformed_one_by_one(tmp_path, nbytes, has_size):
+    """A batch of them never has the bytes of two at once; of small ones, all are read first."""
+    data = [bytes([k]) * nbytes for k in range(3)]
+    path = write_tar(tmp_path / "a.tar", {f"{k}.bin": each for k, each in enumerate(data)})
+    shard = {"url": path, "nsamples": 3, **({"filesize": os.path.getsize(path)} if has_size else {})}
+    files, alive = [], []
+
+    def first_byte(sample):
+        alive.append(sum(file() is not None for file in files))
+        files.append(weakref.ref(sample[".bin"]))
+        return sample["__index__"], sample[".bin"].read()[0]
+
+    dataset = wids.ShardListDataset([shard], transformations=[first_byte])
+    assert dataset.__getitems__([2, 0, 1]) == [(2, 2), (0, 0), (1, 1)]
+    assert alive == ([0, 0, 0] if nbytes > 1000 else [0, 1, 2])

@@ -67,6 +67,7 @@ OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _TABLES_AT_A_TIME = 16  # that are requested
 _NAMED = 10  # extensions in a message
+_LARGE_BYTES = 1 << 20  # of a sample: freed memory of this size goes back to the kernel, which clears it for each use
 _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network file system
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
@@ -224,6 +225,7 @@ class ShardCollection:
     urls: Sequence[str]
     _is_remote: bool | None
     _is_far: bool | None
+    _is_large: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
     _rows: Sequence[ShardRow] | None
@@ -290,7 +292,7 @@ class ShardCollection:
 
     def _use(self, shards: ShardList) -> None:
         self.shards, self.here = shards, NOWHERE
-        self._cum_lengths = self._whole_ends = self._is_remote = self._is_far = self._parts = None
+        self._cum_lengths = self._whole_ends = self._is_remote = self._is_far = self._is_large = self._parts = None
         self._rows = self._fingerprint = self._contents = None
         self.lengths: Sequence[int] = _unpacked(shards.lengths)
         self.ends: Sequence[int] = _unpacked(shards.ends())
@@ -429,6 +431,22 @@ class ShardCollection:
             is_local = len(self) > 0 and not self.has_remote()
             self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
         return self._is_far
+
+    def has_large_samples(self) -> bool:
+        """Whether samples are local and so large that several at a time cost more memory than they save time.
+
+        The first shard stands for all.
+        """
+        if self._is_large is None:
+            self._is_large = False
+            if len(self) > 0 and not self.has_remote():
+                shard = self.shards[0]
+                size = shard.filesize
+                if size is None:
+                    with contextlib.suppress(OSError):  # opening it raises the error
+                        size = os.path.getsize(self.provider.cache.place(shard.url)[0])
+                self._is_large = (size or 0) >= _LARGE_BYTES * (shard.nsamples or 1)
+        return self._is_large
 
     # --- where a sample is
 
