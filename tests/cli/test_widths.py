@@ -55,7 +55,7 @@ def test_examples_can_be_copied(width):
     out = run_ok("pack", "--help", env={"COLUMNS": str(width)})
     examples = re.findall(r"^    (wids (?:.*\\\n)*.*)$", out, re.MULTILINE)
     [words] = [shlex.split(example.replace("\\\n", " ")) for example in examples if "--where" in example]
-    assert words[2:5] == ["train.json", "--where", "cls = 3 and (json->>'caption') ilike '%cat%'"]
+    assert words[2:5] == ["train.json", "--where", "(json->>'caption') ilike '%a cat%'"]
     assert words[5:] == ["-o", "cats/train-%06d.tar"]
     assert any("\\\n" in example for example in examples)
 

@@ -204,7 +204,7 @@ def run_pack(
 
     `wids pack 'part-*.parquet' --field .jpg=image --field .cls=label --classes names.txt -o 'out/train-%06d.tar'`
 
-    `wids pack train.json --where "cls = 3 and (json->>'caption') ilike '%cat%'" -o 'cats/train-%06d.tar'`
+    `wids pack train.json --where "(json->>'caption') ilike '%a cat%'" -o 'cats/train-%06d.tar'`
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
