@@ -230,13 +230,15 @@ class _Service:
 
     def feed(self, request: dict) -> dict:
         """An epoch for emulated accelerators, local, or remote with an empty cache."""
-        if request["cache"]:
+        gc.collect()
+        begin = time.perf_counter()
+        if request["cache"]:  # some loaders fill it before the first batch, which is part of the epoch
             batches = self.peer.remote_loader(request["set"], request["cache"])
         else:
             self.fed = self.fed or self.peer.loader(request["set"], request["workers"], is_decoded=True)
-            batches = self.fed(request["seed"])
-        gc.collect()
-        return _feed(batches, accelerators=request["accelerators"], step=request["step"], batch=self.peer.batch)
+            batches, begin = self.fed(request["seed"]), time.perf_counter()
+        step, accelerators = request["step"], request["accelerators"]
+        return _feed(batches, begin, accelerators=accelerators, step=step, batch=self.peer.batch)
 
     def open(self, request: dict) -> dict:
         """Seconds and resident bytes that it takes to open a dataset of many shards; the package is imported before."""
@@ -278,11 +280,12 @@ def _go_through(batches: Iterable, begin: float | None = None) -> dict:
     return {"first": first, "seconds": time.perf_counter() - begin, "units": samples, "labels": labels}
 
 
-def _feed(batches: Iterable, *, accelerators: int, step: float, batch: int) -> dict:
+def _feed(batches: Iterable, begin: float, *, accelerators: int, step: float, batch: int) -> dict:
     """One epoch whose batches go to the accelerator that is free first; it then computes, that is, time passes.
 
     Args:
         batches: of pictures and labels.
+        begin: of the epoch.
         accelerators: that are emulated; 0: batches are taken as they come.
         step: seconds of computing for a whole batch.
         batch: samples in it.
@@ -291,7 +294,6 @@ def _feed(batches: Iterable, *, accelerators: int, step: float, batch: int) -> d
         seconds, units (samples), labels (their sum), utilisation: share of computing in the time of the accelerators
         from the end of each one's first step to the end of its last (0.0 without accelerators, or with one step each).
     """
-    begin = time.perf_counter()
     samples = labels = 0
     free = [(begin, number) for number in range(accelerators)]
     first: dict[int, float] = {}
