@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -106,10 +107,10 @@ def test_the_search_for_the_largest_number_of_accelerators(module):
 def test_accelerators_compute_at_the_same_time(module):
     """Batches that are there at once keep any number of them at work; the share of computing is then the whole."""
     batch = [0] * 4, np.arange(4)
-    found = module._feed([batch] * 9, accelerators=3, step=0.02, batch=4)
+    found = module._feed([batch] * 9, time.perf_counter(), accelerators=3, step=0.02, batch=4)
     assert (found["units"], found["labels"]) == (36, 54)
     assert 0.5 < found["utilisation"] <= 1
-    assert module._feed([batch] * 3, accelerators=0, step=0.02, batch=4)["utilisation"] == 0
+    assert module._feed([batch] * 3, time.perf_counter(), accelerators=0, step=0.02, batch=4)["utilisation"] == 0
 
 
 def test_unknown_names_are_refused_with_those_there_are():

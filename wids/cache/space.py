@@ -12,7 +12,6 @@ used longest ago first to go. No shard goes for them, and none is refused: they 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import stat
@@ -28,6 +27,7 @@ from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 from wids.files import atomic, locks, system
+from wids.files.lazy import Lazy
 from wids.policy import prefetching
 from wids.policy.eviction import missing_bytes, victims
 from wids.policy.reservation import Grant, MustWait, Refuse, Request, settle
@@ -415,7 +415,7 @@ class _DirectorySnapshot:
         self.used = contents.shards.bytes + found.used_bytes + stuck
         self._stuck = stuck
 
-    @functools.cached_property
+    @Lazy
     def uses(self) -> usage_hints.Uses:
         """The plans of all jobs."""
         return usage_hints.read(self._space.directory.own, self._found.plans)

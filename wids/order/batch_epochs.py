@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import count, pairwise
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wids.errors import StateError
+from wids.files.lazy import Lazy
 from wids.order.batching import Batch, Block
 from wids.order.epoch import Plan
 from wids.order.iteration import Run
@@ -273,7 +273,7 @@ class BatchConfig:
         first = config.first_place(place.epoch).position
         return first, config.span(EpochPosition(place.epoch, first))[1]
 
-    @cached_property
+    @Lazy
     def _is_shuffled(self) -> bool:
         plan = self.lanes_config.plan
         return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)

@@ -14,11 +14,11 @@ Pure. A config never changes: an iteration keeps the one it began with, also if 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.files.lazy import Lazy
 from wids.order.epoch import Plan, Stream, end_position, nominal_start
 from wids.order.mask import seeds_of
 from wids.order.state import START, EpochPosition
@@ -281,7 +281,7 @@ class EpochConfig:
             raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
         return self.plan
 
-    @cached_property
+    @Lazy
     def facts(self) -> dict[str, Any]:
         """What a position's meaning depends on, besides the dataset and the lanes, as plain values for a state."""
         return {**self.plan.facts, "epochs": self.epochs, "epoch_size": self.epoch_size}

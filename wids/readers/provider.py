@@ -6,7 +6,6 @@ Local shards are read in place, never copied or deleted. Paths of files: `wids.c
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from functools import partial
@@ -19,6 +18,7 @@ from wids.cache.store import Miss, ShardCache
 from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
 from wids.events import logger
 from wids.files import system
+from wids.files.lazy import Lazy
 from wids.files.open_file import OpenFile
 from wids.policy.access import Access, can_range, choose, reads_ranges
 from wids.readers.base import announce
@@ -416,7 +416,7 @@ class _OpeningShard:
     def is_downloading(self) -> bool:
         return self._cache.is_downloading(self.path)
 
-    @functools.cached_property  # a reader continues to read by ranges when the sampler has ended
+    @Lazy  # a reader continues to read by ranges when the sampler has ended
     def will_arrive(self) -> bool:
         return self._arrivals is not None and self._arrivals.can_arrive()
 
@@ -428,7 +428,7 @@ class _OpeningShard:
     def has_ranges(self) -> bool:
         return not self.record.lacks_ranges
 
-    @functools.cached_property  # a reader has its table
+    @Lazy  # a reader has its table
     def has_table(self) -> bool:
         return self.mode == "auto" or self._by_ranges.may_have_table(self._shard)
 
