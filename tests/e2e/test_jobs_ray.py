@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import paths
+from tests.support.launch import LIMIT_SECONDS
 from tests.support.servers import Server
 from tests.support.shards import write_json, write_shards
 from wids.jobs.index_create import create_index
@@ -64,7 +65,7 @@ def told(place, server):
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=LIMIT_SECONDS,
         env={**os.environ, "PYTHONPATH": str(paths.ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
     )
     assert done.returncode == 0, done.stderr
