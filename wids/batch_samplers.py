@@ -5,8 +5,6 @@ The batches of like length are cut in `wids.order.batching`, and dealt to the ra
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -284,12 +282,12 @@ class BucketBatchSampler(Sampler[list[int]]):
                 f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; resume with "
                 "the wids that wrote it"
             )
-        offset, yielded = (_read_count(state, name) for name in ("offset", "yielded"))
+        offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
         order = state.get("order")
         if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
             raise StateError(f"the state's order is {order!r:.200}; it is damaged")
         check_known(order, {"sampler", "rule"}, "order")
-        with _kept_on_error(self.sampler):
+        with self.sampler._kept_on_error():
             return self._adopt_order(order, offset, yielded, state.get("block"), is_reweighted=is_reweighted)
 
     def _adopt_order(
@@ -351,24 +349,6 @@ def _read_values(name: str, given: Any) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} are {shown(given)}, of which there is no array ({error}); give an array") from error
     return found
-
-
-def _read_count(state: Mapping[str, Any], name: str) -> int:
-    value = read_int(state, name)
-    if not 0 <= value <= MAX_POSITION:
-        raise StateError(f"the state's {name} is {value}; it is damaged")
-    return value
-
-
-@contextlib.contextmanager
-def _kept_on_error(sampler: ChunkedSampler) -> Iterator[None]:
-    """Undo what a sampler takes over of a state, if that turns out not to fit."""
-    kept = {"_settings": sampler._settings, "_origin": sampler._origin, "_samples": copy.copy(sampler._samples)}
-    try:
-        yield
-    except BaseException:
-        vars(sampler).update(kept)
-        raise
 
 
 class MixtureBatchSampler(Sampler[list[int]]):

@@ -83,7 +83,7 @@ class _TrainLoader(Counting, DataLoader[Any]):
             return config.epochs is None
         if config.epochs is None and config.epoch_size is None:
             return True  # one epoch without end
-        if config.is_stream and (config.epoch_size or len(config.plan) * config.epochs) % config.world:
+        if config.is_stream and config.nominal_size % config.world:
             return False
         place = sampler._current_place(config)
         here, following = (self._count(counted, config, at) for at in (place, config.first_place(place.epoch + 1)))

@@ -8,6 +8,8 @@ state is one position in the global order: it is the same on every rank, and can
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import os
 import sys
@@ -250,6 +252,16 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         here = self._samples.adopt(there, here, place, settings, is_reweighted=is_reweighted)
         self._settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
         return cursor.Loaded(place, {**here, "lanes": lanes})
+
+    @contextlib.contextmanager
+    def _kept_on_error(self) -> Iterator[None]:
+        """Undo what `_adopt` took over of a state, if the state turns out not to fit after all."""
+        settings, origin, samples = self._settings, self._origin, copy.copy(self._samples)
+        try:
+            yield
+        except BaseException:
+            self._settings, self._origin, self._samples = settings, origin, samples
+            raise
 
     # --- iterations
 

@@ -173,11 +173,12 @@ class BatchConfig:
         """
         if not place.offset:
             return None
-        for block in self.cut(place):
-            if place.offset >= len(block):
-                raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
-            return block.checksum()
-        return 0
+        block = next(self.cut(place), None)
+        if block is None:
+            return 0
+        if place.offset >= len(block):
+            raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
+        return block.checksum()
 
     def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
         """The rank's batches from a place to its epoch's end, a block at a time."""

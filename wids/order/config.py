@@ -144,6 +144,11 @@ class EpochConfig:
         """Whether passes follow each other without a tail."""
         return self.epochs != 1 or self.epoch_size is not None
 
+    @property
+    def nominal_size(self) -> int:
+        """Samples of all ranks in a nominal epoch, before its end is rounded up; without one, in a pass."""
+        return self.epoch_size or len(self.plan) * (self.epochs or 1)
+
     def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
         """(first index, last index + 1, chunks) of each range of which a rank mixes chunks from a place on.
 
@@ -162,7 +167,7 @@ class EpochConfig:
             return EpochPosition(epoch, 0)
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, and passes that follow each other (epochs, epoch_size) begin with 0")
-        size = self.epoch_size or len(self.plan) * (self.epochs or 1)
+        size = self.nominal_size
         if size < self.world and self.epochs is not None:
             raise ValueError(f"an epoch of {size} samples on {self.world} ranks has less than one for each")
         start = nominal_start(epoch, size=size, origin=self.origin.position, world=self.world)

@@ -118,7 +118,7 @@ class ReadSamples:
         del is_reweighted
         check_order(there, here)
         config = self.config(settings)
-        size = (settings.epoch_size or len(config.plan) * (settings.epochs or 1)) if config.is_stream else 0
+        size = config.nominal_size if config.is_stream else 0
         if not 0 <= place.epoch * size <= place.position:
             raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
         return here

@@ -97,10 +97,8 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
             f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; "
             "resume with the wids that wrote it"
         )
-    facts = {name: read_int(state, name) for name in ("epoch", "position", "yielded", "lanes")}
-    for name, minimum in (("position", 0), ("yielded", 0), ("lanes", 1)):
-        if facts[name] < minimum:
-            raise StateError(f"the state's {name} is {facts[name]}, below {minimum}; it is damaged")
+    minimums = {"epoch": None, "position": 0, "yielded": 0, "lanes": 1}
+    facts = {name: read_int(state, name, minimum=minimum) for name, minimum in minimums.items()}
     if facts["yielded"] > facts["position"]:
         raise StateError(
             f"the state's yielded is {facts['yielded']}, more than its position, {facts['position']}; it is damaged"
@@ -117,10 +115,9 @@ def read_size(order: Mapping[str, Any]) -> int | None:
     Raises:
         StateError: it is damaged.
     """
-    size = None if order.get("epoch_size") is None else read_int(order, "epoch_size")
-    if size is not None and not 0 < size <= MAX_POSITION:
-        raise StateError(f"the state's epoch_size is {size}; it is damaged")
-    return size
+    if order.get("epoch_size") is None:
+        return None
+    return read_int(order, "epoch_size", minimum=1, maximum=MAX_POSITION)
 
 
 def check_known(facts: Mapping[Any, Any], known: set[str], name: str) -> None:
@@ -175,13 +172,18 @@ def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
 _ABSENT = object()
 
 
-def read_int(state: Mapping[str, Any], name: str) -> int:
+def read_int(state: Mapping[str, Any], name: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
     """An integer of a state, of any type.
 
     Raises:
-        StateError: it is none.
+        StateError: it is none, or too small or large.
     """
     try:
-        return operator.index(state[name])
+        value = operator.index(state[name])
     except (KeyError, TypeError):
         raise StateError(f"the state's {name} is {state.get(name)!r}, not an integer; it is damaged") from None
+    if minimum is not None and value < minimum:
+        raise StateError(f"the state's {name} is {value}, below {minimum}; it is damaged")
+    if maximum is not None and value > maximum:
+        raise StateError(f"the state's {name} is {value}, above {maximum}; it is damaged")
+    return value

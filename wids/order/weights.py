@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.errors import shown
 from wids.order.layout import digest
 from wids.order.permutation import OFFSETS, random_words
 from wids.order.validation import suggest_names
@@ -135,8 +136,7 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
     try:
         found: NDArray[np.float64] = np.asarray(weights, np.float64)
     except (TypeError, ValueError, RuntimeError):  # torch's, of tensors with a gradient
-        shown = " ".join(f"{weights!r:.200}".split())
-        raise ValueError(f"weights is {shown}; it must be a number for each sample") from None
+        raise ValueError(f"weights is {shown(weights)}; it must be a number for each sample") from None
     if found.shape != (count,):
         raise ValueError(f"weights has shape {found.shape}; it must be ({count},), one for each sample")
     bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
