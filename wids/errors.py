@@ -116,13 +116,13 @@ _NAMED_FIELDS = 12
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: as in a program, and no more than its beginning.
+    """A value as messages show it: as in a program, on one line (arrays have several), no more than its beginning.
 
     Args:
         value: of a file or a caller, of any size.
     """
     if not isinstance(value, (str, bytes)):
-        return shorten(repr(value))
+        return shorten(" ".join(line.strip() for line in repr(value).splitlines()))
     rest = len(value) - _MAX_SHOWN  # the whole of a picture takes long to be written out
     return repr(value[:_MAX_SHOWN]) + (f"... ({rest:,} more)" if rest > 0 else "")
 

@@ -703,7 +703,7 @@ def play(seed, **options):
 
 
 def play_all(seeds):
-    """Play schedules; gives (how many, calls, samples) and the errors by seed."""
+    """Play schedules; gives (how many, calls, samples, typed errors, failures by seed)."""
     calls = samples = errors = 0
     failures = {}
     for count, seed in enumerate(seeds):
@@ -715,12 +715,7 @@ def play_all(seeds):
             calls, samples, errors = calls + world.machine.calls, samples + world.samples, errors + world.errors
         if count % 200 == 0:
             gc.collect()
-    return calls, samples, errors, failures
-
-
-def _play_part(seeds):
-    """`play_all`, and how many there were."""
-    return len(seeds), *play_all(seeds)
+    return len(seeds), calls, samples, errors, failures
 
 
 def main():
@@ -745,7 +740,7 @@ def main():
     parts = [seeds[at : at + _PART] for at in range(0, len(seeds), _PART)]
     totals, failures, done = [0, 0, 0], {}, 0
     with multiprocessing.get_context("spawn").Pool(min(cores, len(parts))) as pool:
-        for part, *counts, failed in pool.imap_unordered(_play_part, parts):
+        for part, *counts, failed in pool.imap_unordered(play_all, parts):
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
             for words in failed.values():
                 print(words, flush=True)

@@ -45,7 +45,7 @@ class PlainCommand(TyperCommand):
         except WidsError as error:
             if error.parameter is None or is_debug():
                 raise
-            raise typer.BadParameter(with_advice(error), ctx=ctx) from None
+            raise typer.BadParameter(" ".join(with_advice(error).split()), ctx=ctx) from None
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overrides
         """Write the description."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from wids.events import Hook
     from wids.index.selection import SampleRows, Selection
+    from wids.index.shardlist import Shard
     from wids.index.spec import ShardList
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
@@ -438,15 +439,18 @@ class ShardCollection:
         The first shard stands for all.
         """
         if self._is_large is None:
-            self._is_large = False
-            if len(self) > 0 and not self.has_remote():
-                shard = self.shards[0]
-                size = shard.filesize
-                if size is None:
-                    with contextlib.suppress(OSError):  # opening it raises the error
-                        size = os.path.getsize(self.provider.cache.place(shard.url)[0])
-                self._is_large = (size or 0) >= _LARGE_BYTES * (shard.nsamples or 1)
+            is_local = len(self) > 0 and not self.has_remote()
+            self._is_large = is_local and self._size_of(self.shards[0]) >= _LARGE_BYTES * (self.shards[0].nsamples or 1)
         return self._is_large
+
+    def _size_of(self, shard: Shard) -> int:
+        """Bytes of a local shard; 0: not known, and opening it raises the error."""
+        if shard.filesize is not None:
+            return shard.filesize
+        try:
+            return os.path.getsize(self.provider.cache.place(shard.url)[0])
+        except OSError:
+            return 0
 
     # --- where a sample is
 

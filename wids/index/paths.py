@@ -75,9 +75,8 @@ def _is_compiled(path: str) -> bool:
 
 def _is_json_index(path: str) -> bool:
     with open(path, "rb") as file:
-        if (
-            not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-        ):  # so that a shard is not read completely
+        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not start.startswith(b"{"):  # a shard, which is not read completely
             return False
         file.seek(0)
         return is_index(file.read())

@@ -456,13 +456,8 @@ def find_counts(
             own = missing if source.shard is None else (source.shard,)
             found = {path: claims[path] for path in own if path in claims}
             if bad := [path for path, count in found.items() if type(count) is not int or not 0 <= count <= MAX_COUNT]:
-                logger.warning(
-                    "%s: %s is not used for counts: its count of %s is %s",
-                    name,
-                    source.path,
-                    bad[0],
-                    shown(found[bad[0]]),
-                )
+                reason = f"its count of {bad[0]} is {shown(found[bad[0]])}"
+                logger.warning("%s: %s is not used for counts: %s", name, source.path, reason)
             elif found:
                 counts.nsamples.update(found)
                 counts.sources[source.path] = len(found)
