@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,20 @@ from wids.transport.upload import Target
 
 SECRETS = ("s3cr3t-sig", "s3cr3t-pass", "s3cr3t-key")
 SIGNED = "?X-Amz-Signature=s3cr3t-sig&X-Amz-Date=1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((2, 2), np.int64), "array([[0, 0], [0, 0]])"),
+        ("two\nlines", r"'two\nlines'"),
+        ("a" * 101, f"'{'a' * 100}'... (1 more)"),
+        ([1, "b"], "[1, 'b']"),
+    ],
+)
+def test_a_value_is_shown_on_one_line(value, text):
+    """Also an array, whose text has a line for each row."""
+    assert errors.shown(value) == text
 
 
 @pytest.mark.parametrize(
