@@ -18,6 +18,7 @@ import threading
 import time
 
 import msgspec
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -38,9 +39,9 @@ COMMAND = (sys.executable, "-m", "wids.cli")
 
 
 def run(*args):
-    """(exit code, stdout) of the command line, in this process."""
+    """(exit code, stdout) of the command line, in this process; its errors are shown if a test fails."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(out):
         try:
             cli.app(args=list(args), prog_name="wids")
         except SystemExit as end:
@@ -223,12 +224,12 @@ def survived(options, cluster, node):
 
 
 def workers():
-    """The processes of Ray that are at a task."""
+    """The processes of this cluster that are at a task; other tests may have clusters of their own."""
     found = []
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(entry)}/cmdline", "rb") as file:
-            if b"ray::_call_on_node" in file.read():
-                found.append(int(entry))
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ray::_call_on_node" in " ".join(process.cmdline()):
+                found.append(process.pid)
     return found
 
 
