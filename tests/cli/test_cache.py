@@ -964,7 +964,7 @@ def test_daemon_outlives_its_directory(full):
     full.rename(elsewhere)
     with Daemon(full, "--max-files", 2, "--every", 3600) as daemon:
         assert daemon.until("exist")[-1] == f"cleanup: {full} does not exist yet; waiting for it"
-        for turn in range(2):
+        for _ in range(2):
             shutil.copytree(elsewhere, f"{full}.new")
             os.rename(f"{full}.new", full)  # all at once: it may look at any moment
             daemon.send("HUP")
@@ -973,7 +973,8 @@ def test_daemon_outlives_its_directory(full):
                 f"cleanup: deleted {full}/c.tar (1 kB)",
             ]
             daemon.until("2 shards (2.2 kB) stay")
-            os.rename(full, f"{full}.gone{turn}")  # all at once: it may still write into it
+            os.rename(full, f"{full}.gone")  # first, for it may still write into it
+            shutil.rmtree(f"{full}.gone")
             daemon.send("HUP")
             daemon.until("SIGHUP")
         assert daemon.end()[0] == 0

@@ -1,5 +1,8 @@
 """Engines for tests of `wids.testing.RunnerSuite` that do not keep its promises."""
 
+import glob
+import time
+
 from wids.jobs.runner import SerialRunner, TaskResult, ThreadRunner, call
 from wids.testing import RunnerSuite
 
@@ -36,6 +39,13 @@ class Raises(SerialRunner):
 
 class GoesOn(ThreadRunner):
     """It leaves what runs alone."""
+
+    def give(self, k, task):
+        """Start it; one of `touch_and_wait` has begun, or ended, when this returns: `close` finds it under way."""
+        super().give(k, task)
+        until = time.monotonic() + 10
+        while isinstance(task, str) and not glob.glob(f"{glob.escape(task)}.*") and time.monotonic() < until:
+            time.sleep(0.01)
 
     def close(self):
         """No more tasks."""
