@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -70,6 +71,14 @@ class _Missing(msgspec.Struct):
         return shard in self.shards or (self.is_decided and not self.found)
 
 
+@dataclass(slots=True)
+class _Asking:
+    """This process asks for the first tables of a directory: the lock of that, and how many of its threads ask."""
+
+    lock: contextlib.ExitStack
+    threads: int = 0
+
+
 class MissingTables:
     """Beside which remote shards there are no tables; shared by the processes of a machine.
 
@@ -86,7 +95,7 @@ class MissingTables:
 
     def _begin(self) -> None:
         self._known: dict[str, _Missing] = {}  # by directory
-        self._asking: dict[str, bool] = {}  # directories for whose first tables this process asks
+        self._asking: dict[str, _Asking] = {}  # for the first tables of which directories this process asks
         self.start_child()
         forks.reset_in_child(self)
 
@@ -139,13 +148,26 @@ class MissingTables:
 
     def _may_ask(self, directory: str, held: contextlib.ExitStack) -> bool:
         """Whether no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
-        if self._kept is None or not (self._is_cached or self._kept.is_used()) or self._asking.get(directory):
-            return True  # a batch waits once for the tables of all its shards
-        if not held.enter_context(self._kept.trying(self._name(directory))):
-            return False
-        self._asking[directory] = True
-        held.callback(self._asking.pop, directory, None)
+        if self._kept is None or not (self._is_cached or self._kept.is_used()):
+            return True
+        with self._lock:
+            asking = self._asking.get(directory)
+            if asking is None:
+                lock = contextlib.ExitStack()
+                if not lock.enter_context(self._kept.trying(self._name(directory))):
+                    return False
+                asking = self._asking[directory] = _Asking(lock)
+            asking.threads += 1  # a batch waits once for the tables of all its shards
+        held.callback(self._end_asking, directory, asking)
         return True
+
+    def _end_asking(self, directory: str, asking: _Asking) -> None:
+        """A thread has its answer; with the last of them, other processes may ask."""
+        with self._lock:
+            asking.threads -= 1
+            if not asking.threads:
+                self._asking.pop(directory, None)
+                asking.lock.close()
 
     def _name(self, directory: str) -> str:
         return _digest(f"{directory}\0{self._session.endpoint_of(Place(directory))}")

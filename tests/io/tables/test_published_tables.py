@@ -257,6 +257,34 @@ def test_who_waits_for_another_process_may_give_up(web, home):
     thread.join()
 
 
+def test_a_process_asks_until_the_last_of_its_threads_has_its_answer(home):
+    """A batch asks for two tables, and the second answer comes late: no other process asks for that table meanwhile."""
+    first, second = (MissingTables(cache_dir=home) for _ in range(2))
+    joined, go = threading.Event(), threading.Event()
+
+    def ask():
+        with contextlib.suppress(ShardNotFoundError), first.asking("http://host/b.tar", bool):
+            joined.set()
+            go.wait()
+            raise ShardNotFoundError("none")
+
+    thread = threading.Thread(target=ask)
+    with first.asking("http://host/a.tar", bool):
+        thread.start()
+        wait_until(joined.is_set)
+    first._known.clear()
+    os.unlink(first._kept.path(first._name(str(Place("http://host/a.tar").directory))))  # a.tar had one: all may ask
+    with pytest.raises(ShardNotFoundError), second.asking("http://host/b.tar", lambda: go.set() or False):
+        raise AssertionError("asked")
+    thread.join()
+    with (
+        second.asking("http://host/c.tar", bool),
+        pytest.raises(CancelledTransferError),
+        first.asking("http://host/d.tar", lambda: True),
+    ):
+        raise AssertionError("asked")
+
+
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_one_process_asks_also_in_a_directory_that_no_cache_has_used(tmp_path, is_cached):
     """At the beginning of a first epoch all of them would; where nothing is cached, nothing is made for that."""
