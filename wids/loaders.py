@@ -22,8 +22,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from wids.errors import InputError, StateError
 from wids.order import cursor
 from wids.order.batch_epochs import BatchRun
-from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state
-from wids.order.validation import check_flag, parse_int, suggest_names
+from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
+from wids.order.validation import check_flag, suggest_names
 from wids.samplers import _EpochSampler
 
 if TYPE_CHECKING:
@@ -240,13 +240,9 @@ class Counting:
         """
         counted: Any = self._counted()
         state = nested_state(state)
-        batches = state.get("batches") if isinstance(state, Mapping) else None
-        try:
-            batches = None if batches is None else parse_int("batches", batches, minimum=0)
-        except ValueError as error:
-            raise StateError(f"the state's {error}; it is not that of a loader, or damaged") from error
-        if batches is not None and batches > MAX_POSITION:
-            raise StateError(f"the state's batches is {batches}, above {MAX_POSITION}; it is damaged")
+        batches = None
+        if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
+            batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
         counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}))
         self._loaded = None
         if isinstance(counted, _BySamples):

@@ -341,7 +341,7 @@ class TestInOneProcess:
         with pytest.raises(wids.errors.StateError, match="seed: 0 there, 1 here"):
             runs.make_trainer().fit(model, datamodule=module, ckpt_path=f"{tmp_path}/run-1-4.ckpt")
         state = {**runs.make_module(index).train_dataloader().state_dict(), "batches": "x"}
-        with pytest.raises(wids.errors.StateError, match="the state's batches is 'x'; it must be an integer"):
+        with pytest.raises(wids.errors.StateError, match="the state's batches is 'x', not an integer"):
             runs.make_module(index).train_dataloader().load_state_dict(state)
 
     def test_a_mesh_says_the_rank(self, directory, runs):

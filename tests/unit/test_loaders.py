@@ -546,8 +546,8 @@ def test_a_subclass_that_keeps_the_state_is_counted():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batches": "x"}, "the state's batches is 'x'; it must be an integer"),
-        ({"batches": -1}, "batches is -1; it must be at least 0"),
+        ({"batches": "x"}, "the state's batches is 'x', not an integer"),
+        ({"batches": -1}, "batches is -1, below 0"),
         ({"batches": 2**70}, "batches is 1180591620717411303424, above"),
         ({"order": "{"}, "order is '{', not a mapping; it is damaged"),
         ({"order": "[]"}, "order is .*, not a mapping; it is damaged"),
