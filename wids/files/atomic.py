@@ -184,15 +184,27 @@ def make_part(path: str, *, mode: int = 0o666) -> tuple[str, int]:
     """
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
+        fd = -1
         try:
-            fd = os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, mode)
-        except OSError as error:
-            raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
-        with closing_on_error(fd):
+            fd = _create(part, mode)
             # A sweeper may have come by before it was locked, and taken it for one that was left behind.
             if system.try_lock(fd, is_shared=False) is not False and os.fstat(fd).st_nlink:
                 return part, fd
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if not isinstance(error, CacheError):  # a signal's comes as soon as the file is there, or later
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+            raise
         os.close(fd)
+
+
+def _create(part: str, mode: int) -> int:
+    try:
+        return os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as error:
+        raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
 
 
 def private_dir() -> str:

@@ -60,7 +60,11 @@ def _make(prefix: str) -> tuple[str, str, int]:
     with atomic.closing_on_error(fd):
         try:
             os.mkdir(path, 0o700)
-        except OSError:  # if another process saw the mark and took the name, it is not ours to remove
+        except BaseException as error:
+            # If another process saw the mark and took the name, it is not ours to remove; a signal comes after that.
+            if not isinstance(error, OSError):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
             os.unlink(mark)
             raise
     return path, mark, fd
