@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+import types
 
 import numpy as np
 import pytest
@@ -104,13 +104,26 @@ def test_the_search_for_the_largest_number_of_accelerators(module):
 
 
 @pytest.mark.parametrize("module", ["peer_worker"], indirect=True)
-def test_accelerators_compute_at_the_same_time(module):
-    """Batches that are there at once keep any number of them at work; the share of computing is then the whole."""
-    batch = [0] * 4, np.arange(4)
-    found = module._feed([batch] * 9, time.perf_counter(), accelerators=3, step=0.02, batch=4)
+def test_accelerators_compute_at_the_same_time(module, monkeypatch):
+    """Batches that are there at once keep any number of them at work; if one comes in each step, one works of three."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def slowly(batches):
+        for each in batches:
+            sleep(0.02)
+            yield each
+
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep))
+    batches = [([0] * 4, np.arange(4))] * 9
+    found = module._feed(batches, now[0], accelerators=3, step=0.02, batch=4)
     assert (found["units"], found["labels"]) == (36, 54)
-    assert 0.5 < found["utilisation"] <= 1
-    assert module._feed([batch] * 3, time.perf_counter(), accelerators=0, step=0.02, batch=4)["utilisation"] == 0
+    assert found["utilisation"] == pytest.approx(1)
+    found = module._feed(slowly(batches), now[0], accelerators=3, step=0.02, batch=4)
+    assert found["utilisation"] == pytest.approx(1 / 3)
+    assert module._feed(batches, now[0], accelerators=0, step=0.02, batch=4)["utilisation"] == 0
 
 
 def test_unknown_names_are_refused_with_those_there_are():
