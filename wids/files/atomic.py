@@ -193,7 +193,7 @@ def make_part(path: str, *, mode: int = 0o666) -> tuple[str, int]:
         except BaseException as error:
             if fd >= 0:
                 os.close(fd)
-            if not isinstance(error, CacheError):  # a signal's comes as soon as the file is there, or later
+            if not isinstance(error, CacheError):  # a signal raises when the call that made the file returns, or later
                 with contextlib.suppress(OSError):
                     os.unlink(part)
             raise

@@ -61,7 +61,8 @@ def _make(prefix: str) -> tuple[str, str, int]:
         try:
             os.mkdir(path, 0o700)
         except BaseException as error:
-            # If another process saw the mark and took the name, it is not ours to remove; a signal comes after that.
+            # With an OSError there is no directory of ours: another process may have taken the name, and keeps it.
+            # A signal raises when the call returns, which has made the directory.
             if not isinstance(error, OSError):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
