@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from wids import __version__
 from wids.errors import InputError, StateError, shown
 from wids.events import logger
+from wids.files.held import holding, release
 from wids.order import cursor
 from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
 from wids.order.batching import make_rule
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 KIND, VERSION = "wids.batches", 1
 
 
+@holding
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
 
@@ -99,6 +101,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         too_long: Literal["error", "skip"] = "error",
         block: int | None = None,
     ) -> None:
+        release(self)
         given: Any = sampler
         if not isinstance(given, ChunkedSampler) or type(given).__iter__ is not ChunkedSampler.__iter__:
             raise TypeError(
@@ -150,8 +153,13 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next."""
+        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
         return self._cursor.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+        _ = self._cursor  # which follows
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`.
@@ -159,8 +167,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         Args:
             epoch: from 0.
         """
-        self.sampler.set_epoch(epoch)
-        _ = self._cursor  # which follows
+        self.epoch = epoch
 
     @property
     def _cursor(self) -> cursor.Cursor:

@@ -284,6 +284,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             hooks=hooks,
             has_failed=self._tally.has_substituted,
         )
+        self._columns = sample_columns.SampleColumns()
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
         self.base, found, session = load_shards(shards, **index, cache_dir=self.cache_dir)
@@ -330,6 +331,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             mixed_parts=self._collection.mixed_parts,
             prefetch_source=self._prefetch_source,
             named=self._named,
+            fingerprint=lambda: self._collection.fingerprint,
+            contents=lambda: self._collection.contents,
         )
 
     def _prefetch_source(self) -> CollectionSource | None:
@@ -645,4 +648,7 @@ class _NotInitialized:
 # Samples that a notebook shows, and shards that are looked for on the disk for them.
 _PREVIEWS, _PREVIEW_SHARDS = 8, 1000
 # The attributes that every use of a dataset touches first.
-_PARTS = ("_collection", "lengths", "cum_lengths", "total_length", "_transformations", "_decoding", "_tally", "cache")
+_PARTS = (
+    *("_collection", "lengths", "cum_lengths", "total_length", "_transformations", "_decoding", "_tally", "cache"),
+    *("_columns", "_steps"),
+)

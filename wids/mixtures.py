@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset
 from wids.codecs.html import show_dataset
 from wids.collection.shard_collection import to_int
 from wids.errors import note_sample
+from wids.files.lazy import Computed
 from wids.order.layout import Inside, contents, fingerprint, inside_of
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights
@@ -108,13 +109,16 @@ class Mixture(ConcatDataset[Any]):
             raise ValueError("a mixture needs one source at least")
         super().__init__([_named(dataset, name) for name, dataset in datasets.items()])
         self.names = list(datasets)
-        sizes = dict(zip(self.names, self.lengths, strict=True))
+        sizes = dict(zip(self.names, self._lengths(), strict=True))
         self.weights = check_weights(fill_weights(weights, sizes), sizes)
         self._transformations: list[Callable[[Any], Any]] = []
 
-    @property
+    @Computed
     def lengths(self) -> list[int]:
         """Samples of each source."""
+        return self._lengths()
+
+    def _lengths(self) -> list[int]:
         return [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
 
     def __wids__(self) -> Inside:
@@ -125,7 +129,7 @@ class Mixture(ConcatDataset[Any]):
         ends = self.cumulative_sizes
         return [
             SourceSpan(name, end - length, end, self.weights[name], fingerprint(dataset), contents(dataset))
-            for name, dataset, length, end in zip(self.names, self.datasets, self.lengths, ends, strict=True)
+            for name, dataset, length, end in zip(self.names, self.datasets, self._lengths(), ends, strict=True)
         ]
 
     def __getitem__(self, index: Any) -> Any:
@@ -161,13 +165,14 @@ class Mixture(ConcatDataset[Any]):
     def stats(self) -> dict[str, Stats]:
         """The `wids.ShardListDataset.stats` of each source that has them."""
         found: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
-        return {name: dataset.stats() for name, dataset in found if hasattr(dataset, "stats")}
+        return {name: dataset.stats() for name, dataset in found if callable(getattr(dataset, "stats", None))}
 
     def close(self) -> None:
         """Close the open shards of all sources; they open again when needed."""
         for dataset in self.datasets:
-            if hasattr(dataset, "close"):
-                dataset.close()
+            close = getattr(dataset, "close", None)
+            if callable(close):  # a source may have something else by that name
+                close()
 
     def __repr__(self) -> str:
         total = sum(self.weights.values())

@@ -26,6 +26,8 @@ from torch.utils.data.distributed import DistributedSampler
 from wids.collection.ahead import SharedBlocks, prefetch
 from wids.errors import InputError, shown
 from wids.events import logger
+from wids.files.held import holding, is_released, release
+from wids.files.lazy import Computed
 from wids.legacy.sampler_attributes import SamplerAttributes
 from wids.order import cursor
 from wids.order.config import EpochConfig, SamplerSettings, Setting
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from wids.order.samples import ReadSamples
 
 
+@holding
 class _EpochSampler(SamplerAttributes, Sampler[int]):
     """The base of the samplers: settings, samples, a cursor, and a state.
 
@@ -54,7 +57,8 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
 
         state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
 
-    Attributes that are settings may be assigned, which holds from the next iteration on.
+    Attributes that are settings may be assigned, which holds from the next iteration on; before ``super().__init__()``,
+    a subclass may assign them as it may those of torch's samplers, and the constructor replaces them.
 
     Args:
         dataset: as given.
@@ -63,8 +67,9 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         shufflefirst: as given.
 
     Attributes:
-        chunksize, window, num_replicas, rank, tail, reshuffle, sample_seeds: as given.
+        chunksize, window, tail, reshuffle, sample_seeds: as given.
         lanes: the number of lanes of the global order.
+        num_replicas, rank: 1 and 0 of a sampler without ranks, which assigning them does not change.
     """
 
     shufflefirst: Any
@@ -72,19 +77,21 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     chunksize: Setting = Setting()
     window: Setting = Setting()
     lanes: Setting = Setting()
-    num_replicas: Setting = Setting()
-    rank: Setting = Setting()
+    num_replicas: Any = 1
+    rank: Any = 0
     tail: Setting = Setting()
     reshuffle: Setting = Setting()
     sample_seeds: Setting = Setting()
+    _cursor: cursor.Cursor = cursor.NotStarted()
+    _origin = START
+    _prefetcher: weakref.ref[Prefetcher] | None = None
 
     def __init__(self, dataset: Any, samples: ReadSamples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
+        release(self)
         self.dataset, self.shufflefirst = dataset, shufflefirst
         self._samples, self._settings = samples, settings
-        self._cursor: cursor.Cursor = cursor.NotStarted()
-        self._origin = START
-        self._prefetcher: weakref.ref[Prefetcher] | None = None
+        self._cursor, self._origin, self._prefetcher = cursor.NotStarted(), START, None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -115,7 +122,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
             warnings.warn(
                 f"epoch {epoch} was set after a state in the middle of epoch {now.epoch} was loaded; the rest of that "
                 f"epoch is skipped. To resume in it, call set_epoch({now.epoch}), or do not call set_epoch",
-                stacklevel=3,
+                stacklevel=4,
             )
         self._cursor, self._epoch_rng = cursor.choose(now, epoch), None
 
@@ -131,7 +138,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
 
     # --- counts
 
-    @property
+    @Computed
     def num_valid(self) -> int:
         """How many of the ``len`` indices are not repeated; the repeated ones are the last.
 
@@ -267,8 +274,33 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
 
     def _config(self) -> EpochConfig:
         """The config of an iteration that begins now."""
+        if not is_released(self):
+            raise RuntimeError(
+                f"{type(self).__name__} is a sampler of wids that was never initialized: its __init__ has to call "
+                "super().__init__(dataset, ...)"
+            )
         self._samples.check_fits(self.dataset)
         return self._samples.config(self._settings, origin=self._origin)
+
+    def _check_marks(self) -> None:
+        """Check that marks reach the samples.
+
+        Raises:
+            ValueError: ``tail="mask"`` does not. InputError: ``sample_seeds`` does not.
+        """
+        if not (self.tail == "mask" or self.sample_seeds) or takes_marks(self.dataset):
+            return
+        lost = f"and a {type(self.dataset).__name__} is not known to pass the sampler's indices on to one unchanged."
+        advice = "(a dataset that passes them on can set takes_marked_indices = True)"
+        if self.tail == "mask":
+            raise ValueError(
+                f"tail='mask' puts __valid__ into the samples of a ShardListDataset, {lost} Use tail='pad' and count "
+                f"the first sampler.num_valid samples only {advice}"
+            )
+        raise InputError(
+            f"sample_seeds=True puts __seed__ into the samples of a ShardListDataset, {lost} Take a view, "
+            f"dataset.select(indices), instead of a torch Subset {advice}"
+        )
 
     def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
@@ -306,12 +338,15 @@ class ChunkedSampler(_EpochSampler):
         seed: the order is a function of the seed and the epoch.
         shuffle: False yields the range in order.
         shufflefirst: accepted for compatibility with wids 0.1; every epoch shuffles its chunks, the first one too.
+        tail, lanes, reshuffle, epochs, epoch_size, weights, sample_seeds: as of `DistributedChunkedSampler` with one
+            rank; a state does not change ``lanes``.
 
     Attributes:
         ranges: the chunks as (lo, hi), half-open; may be assigned.
 
     Raises:
-        ValueError: a range outside the dataset, a chunksize below 1, or a value that is not an integer.
+        ValueError: a range outside the dataset, a chunksize below 1, a value that is not an integer, or settings that
+            exclude each other. InputError: ``sample_seeds``, and the dataset does not hand indices on.
 
     Example:
         >>> dataset = wids.ShardListDataset("train.json")
@@ -332,20 +367,44 @@ class ChunkedSampler(_EpochSampler):
         seed: int = 0,
         shuffle: bool = True,
         shufflefirst: bool = False,
+        tail: Tail = "pad",
+        lanes: int = 1,
+        reshuffle: Reshuffle = "fixed",
+        epochs: int | None = 1,
+        epoch_size: int | None = None,
+        weights: Any = None,
+        sample_seeds: bool = False,
     ) -> None:
-        settings = SamplerSettings(seed=seed, shuffle=shuffle, chunksize=chunksize, window=window)
+        settings = SamplerSettings(
+            seed=seed,
+            shuffle=shuffle,
+            chunksize=chunksize,
+            window=window,
+            tail=tail,
+            sample_seeds=sample_seeds,
+            reshuffle=reshuffle,
+            lanes=lanes,
+            epochs=epochs,
+            epoch_size=epoch_size,
+        )
         parts, (lo, hi) = _parts_of(dataset), parse_range(num_samples, n=len(dataset))
-        if parts is None:
+        if parts is None and weights is None:  # without the shards' boundaries, as in wids 0.1
             samples: ReadSamples = SampleRange(lo, hi, is_whole=num_samples is None)
         else:
-            samples = choose_samples(dataset, parts, settings, num_samples=num_samples)
+            samples = choose_samples(dataset, parts, settings, num_samples=num_samples, weights=weights)
         settings = samples.set_size(settings)
         length = parse_int("dslength_per_replica", dslength_per_replica)
         if length > 0:
             if lo == hi:
                 raise ValueError(f"dslength_per_replica is {length}, and the range {lo} .. {hi} has no samples")
+            if epochs != 1 or epoch_size is not None:
+                raise ValueError(
+                    f"dslength_per_replica is {length}, epochs {epochs} and epoch_size {epoch_size}; one of them can "
+                    "set the end of an iteration"
+                )
             settings = samples.set_length(settings, length)
         super().__init__(dataset, samples, settings, shufflefirst=shufflefirst)
+        self._check_marks()
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
@@ -412,6 +471,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         [3, 3, 3, 3, 3]
     """
 
+    num_replicas: Setting = Setting()
+    rank: Setting = Setting()
     drop_last: bool
 
     @suggest_names
@@ -477,26 +538,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             self._check_group(*self._found)
         return super()._config()
 
-    def _check_marks(self) -> None:
-        """Check that marks reach the samples.
-
-        Raises:
-            ValueError: ``tail="mask"`` does not. InputError: ``sample_seeds`` does not.
-        """
-        if not (self.tail == "mask" or self.sample_seeds) or takes_marks(self.dataset):
-            return
-        lost = f"and a {type(self.dataset).__name__} is not known to pass the sampler's indices on to one unchanged."
-        advice = "(a dataset that passes them on can set takes_marked_indices = True)"
-        if self.tail == "mask":
-            raise ValueError(
-                f"tail='mask' puts __valid__ into the samples of a ShardListDataset, {lost} Use tail='pad' and count "
-                f"the first sampler.num_valid samples only {advice}"
-            )
-        raise InputError(
-            f"sample_seeds=True puts __seed__ into the samples of a ShardListDataset, {lost} Take a view, "
-            f"dataset.select(indices), instead of a torch Subset {advice}"
-        )
-
     def _check_group(self, world: int, rank: int | None) -> None:
         """See that the process group, if there is one by now, is the one that this sampler divides the samples for.
 
@@ -517,15 +558,15 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "once. Make the sampler after init_process_group, or give it num_replicas= and rank="
             )
 
-    @property
-    def num_samples(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
+    @Computed
+    def num_samples(self) -> int:
         """Indices that every rank yields."""
         return len(self)
 
-    @property
-    def total_size(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
+    @Computed
+    def total_size(self) -> int:
         """Indices that all ranks yield together."""
-        return len(self) * int(self.num_replicas)
+        return len(self) * self._settings.num_replicas
 
 
 class ShardListSampler(_EpochSampler):

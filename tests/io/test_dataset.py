@@ -55,6 +55,7 @@ from wids.errors import (
 from wids.events import Fetched, Opened
 from wids.files import atomic, forks
 from wids.index.fingerprint import fingerprint
+from wids.order import layout
 from wids.order.layout import inside_of
 from wids.readers import pool
 from wids.testing import Server
@@ -757,6 +758,18 @@ class Unready(wids.ShardListDataset):
         lambda: pickle.loads(pickle.dumps(Unready())),
         lambda: Unready(shards=[("a.tar", 1)]),
         lambda: Unready(spec={"shardlist": []}),
+        lambda: Unready(spec={}),
+        lambda: Unready(spec={"datasets": [{}], "shardlist": []}),
+        lambda: Unready(lengths=[3], total_length=3, keys={}, spec={}),
+        lambda: Unready(shards="no such index"),
+        lambda: Unready().split(-1),
+        lambda: Unready().select("no such file"),
+        lambda: Unready().column_names,
+        lambda: Unready().read_column("width"),
+        lambda: Unready().with_table({}, on="key"),
+        lambda: Unready().fingerprint,
+        lambda: Unready().add_transform(3),
+        lambda: Unready(transformations=3),
         lambda: Unready(transformations="PIL"),
     ],
     ids=[
@@ -774,6 +787,18 @@ class Unready(wids.ShardListDataset):
         "pickle",
         "set shards",
         "set spec",
+        "set spec without shards",
+        "set spec of parts",
+        "set spec after others",
+        "set shards that are none",
+        "split",
+        "select",
+        "column_names",
+        "read_column",
+        "with_table",
+        "fingerprint",
+        "add_transform",
+        "set transforms that are none",
         "set transforms",
     ],
 )
@@ -781,6 +806,44 @@ def test_a_subclass_that_never_initializes_the_dataset(use):
     """It is told so at its first use, by name, with what to do."""
     with pytest.raises(RuntimeError, match=r"^Unready is a ShardListDataset that was never initialized: .*super"):
         use()
+
+
+OWN_NAMES = ("keys", "column_names", "fingerprint", "contents")
+
+
+class OwnAttributes(wids.ShardListDataset):
+    """A subclass that has something of its own under names of ours, before its base is there or after."""
+
+    def __init__(self, *args, early, **options):
+        self.is_early = early
+        if early:
+            self.note()
+        super().__init__(*args, **options)
+        if not early:
+            self.note()
+
+    def note(self):
+        """Assign them."""
+        for name in OWN_NAMES:
+            setattr(self, name, [name])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_attributes_of_a_subclass_by_names_of_ours(index, early, tmp_path):
+    """They are the subclass's own, in copies and views, too; nothing of the dataset reads them."""
+    plain, dataset = wids.ShardListDataset(index), OwnAttributes(index, early=early)
+    for each in (dataset, pickle.loads(pickle.dumps(dataset)), dataset.select([0, 5]), copy.copy(dataset)):
+        assert [getattr(each, name) for name in OWN_NAMES] == [[name] for name in OWN_NAMES]
+    keys = ["s0-001", "s2-000"]
+    assert labels(dataset.select(keys)) == labels(plain.select(keys)) == [1, 7]
+    assert [len(part) for part in dataset.split(0.5, 0.5)] == [len(part) for part in plain.split(0.5, 0.5)]
+    dataset.exclude(keys).save(tmp_path / "view.json")
+    assert labels(wids.ShardListDataset(tmp_path / "view.json")) == labels(plain.exclude(keys))
+    assert [layout.fingerprint(dataset), layout.contents(dataset)] == [plain.fingerprint, plain.contents]
+    state = wids.ChunkedSampler(dataset).state_dict()
+    assert state == wids.ChunkedSampler(plain).state_dict()
+    mixed = wids.mix({"a": (dataset, 1), "b": (dataset.select([0]), 1)})
+    assert wids.ChunkedSampler(mixed).state_dict()["order"]["sources"]["a"]["dataset"] == plain.fingerprint
 
 
 class Numbers(wids.ShardListDataset[int]):

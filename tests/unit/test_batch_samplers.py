@@ -576,3 +576,22 @@ def test_seeds_of_samples_that_come_again(dataset, options):
         expected += [(int(index), index.seed) for index in batches.sampler]
     assert sorted(found) == sorted(expected)
     assert len(set(found)) == len(found) > len({index for index, _ in found})
+
+
+def test_the_epoch_may_be_assigned():
+    """As that of any sampler: it is `set_epoch`, also before a subclass has called super, where the constructor's holds."""
+
+    class Early(wids.BucketBatchSampler):
+        def __init__(self, *args, **options):
+            self.epoch = 7
+            super().__init__(*args, **options)
+
+    early, other = Early(wids.ChunkedSampler(DATASET), batch_size=4), make(batch_size=4)
+    assert early.epoch == 0
+    for batches in (early, other):
+        first = list(batches)
+        batches.epoch = 3
+        assert (batches.epoch, batches.sampler.epoch) == (3, 3)
+        third = list(batches)
+        batches.set_epoch(3)
+        assert list(batches) == third != first

@@ -139,3 +139,30 @@ def test_batches_are_of_one_source_with_any_lanes_that_divide_them():
     first = samplers_of(mixture, 2, 4)[0].state_dict()
     with pytest.raises(StateError, match="of 8 samples in 100 lanes; it is damaged"):
         samplers_of(mixture, 2, 4)[0].load_state_dict({**first, "lanes": 100})
+
+
+class Numbers(list):
+    """A source that has something of its own by the names of a dataset's methods."""
+
+    stats = close = 3
+
+
+class OwnLengths(wids.Mixture):
+    """A subclass with lengths of its own, assigned before its base is there or after."""
+
+    def __init__(self, *args, early):
+        self.lengths = early and "mine"
+        super().__init__(*args)
+        self.lengths = "mine"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_attributes_of_a_subclass_or_source_by_names_of_ours(early):
+    """They stay what they are, and the mixture reads the same samples."""
+    sources, weights = {"a": Numbers(range(9)), "b": list(range(5))}, {"a": 2, "b": 1}
+    plain, own = wids.Mixture(sources, weights), OwnLengths(sources, weights, early=early)
+    assert (plain.lengths, own.lengths, len(own)) == ([9, 5], "mine", 14)
+    assert list(wids.ChunkedSampler(own)) == list(wids.ChunkedSampler(plain))
+    assert own[10] == 1
+    assert own.stats() == {}
+    own.close()

@@ -818,6 +818,172 @@ def test_assigned_ranges_keep_num_samples_true():
         assert (len(sampler), sampler.num_samples, sampler.total_size) == (4, 4, 12)
 
 
+SETTABLE = [
+    *("chunksize", "seed", "shuffle", "shufflefirst", "window", "lanes", "tail", "reshuffle", "sample_seeds"),
+    *("rank", "num_replicas", "epoch", "ranges", "dslength_per_replica", "rng", "drop_last", "dataset"),
+    *("num_samples", "total_size", "num_valid"),
+]
+# Attributes that are a program's own where the constructor sets none.
+OWN = {
+    "chunked": {"rank", "num_replicas", "rng", "drop_last", "num_samples", "total_size", "num_valid"},
+    "distributed": {"rng", "num_samples", "total_size", "num_valid"},
+    "shards": {"rank", "num_replicas", "rng", "drop_last", "num_samples", "total_size", "num_valid"},
+}
+KINDS = {
+    "chunked": (ChunkedSampler, {"chunksize": 5, "seed": 7}),
+    "distributed": (DistributedChunkedSampler, {"chunksize": 5, "num_replicas": 2, "rank": 1, "seed": 7}),
+    "shards": (ShardListSampler, {"lengths": [15, 15], "seed": 7}),
+}
+
+
+@pytest.mark.parametrize("name", SETTABLE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attributes_that_a_subclass_assigns_before_super(kind, name):
+    """They are held until the constructor has run, as torch's samplers have it; the order is as without them."""
+    base, options = KINDS[kind]
+    value = object()
+
+    class Early(base):
+        def __init__(self, *args, **kwargs):
+            setattr(self, name, value)
+            self.seen = getattr(self, name)
+            super().__init__(*args, **kwargs)
+
+    early, plain = Early(Sized(30), **options), base(Sized(30), **options)
+    assert early.seen is value
+    assert (getattr(early, name) is value) == (name in OWN[kind])
+    if name not in OWN[kind]:
+        assert getattr(early, name) == getattr(plain, name) or name == "dataset"
+    assert (len(early), orders(early, 2)) == (len(plain), orders(plain, 2))
+    assert early.state_dict() == plain.state_dict()
+    assert list(pickle.loads(pickle.dumps(plain))) == list(plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["num_samples", "total_size", "num_valid"])
+def test_counts_that_a_subclass_assigns(kind, name):
+    """They are the subclass's own; nothing here reads them."""
+    base, options = KINDS[kind]
+    sampler, plain = base(Sized(30), **options), base(Sized(30), **options)
+    setattr(sampler, name, "mine")
+    assert (getattr(sampler, name), len(sampler), list(sampler)) == ("mine", len(plain), list(plain))
+    other = base(Sized(30), **options)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(plain)
+
+
+@pytest.mark.parametrize("base", [ChunkedSampler, ShardListSampler])
+def test_ranks_of_a_sampler_without_ranks_are_a_program_s_own(base):
+    """A subclass that divides the range itself may keep its rank: the rest is not divided again."""
+
+    class Divided(base):
+        def __init__(self, lengths, *, rank, world):
+            options = {"lengths": lengths} if base is ShardListSampler else {"num_samples": (20 * rank, 20 * rank + 20)}
+            super().__init__(Sized(60), **options)
+            self.rank, self.num_replicas = rank, world
+
+    sampler = Divided([10, 10], rank=2, world=3)
+    first = 0 if base is ShardListSampler else 40
+    assert (sampler.rank, sampler.num_replicas, sorted(sampler)) == (2, 3, list(range(first, first + 20)))
+
+
+class Never(ChunkedSampler):
+    """An ``__init__`` of its own that calls nobody's."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+USES = {
+    "len": len,
+    "iter": lambda sampler: next(iter(sampler)),
+    "state_dict": lambda sampler: sampler.state_dict(),
+    "load_state_dict": lambda sampler: sampler.load_state_dict(alone(Sized(3)).state_dict()),
+    "reweight": lambda sampler: sampler.reweight({"a": 1}),
+    "num_valid": lambda sampler: sampler.num_valid,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_sampler_that_was_never_initialized(use):
+    """It is told so at its first use, whatever was assigned to it, by name, with what to do."""
+    for attributes in ({}, {"ranges": [(0, 3)], "epoch": 1, "chunksize": 2, "dataset": Sized(3)}):
+        with pytest.raises((RuntimeError, AttributeError), match=r"Never.*__init__ has to call super"):
+            use(Never(**attributes))
+
+
+def test_a_sampler_that_needs_nothing_of_its_base():
+    """As with torch's: one with a loop and a length of its own keeps its attributes, and set_epoch sets the epoch."""
+
+    class Alone(Never):
+        def __iter__(self):
+            return iter(range(self.epoch, self.chunksize))
+
+        def __len__(self):
+            return self.chunksize
+
+    sampler = Alone(chunksize=4)
+    sampler.set_epoch(2)
+    assert (list(sampler), len(sampler), sampler.num_replicas) == ([2, 3], 4, 1)
+
+
+# --- ChunkedSampler: the options of one rank
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": np.arange(50) % 7},
+        {"weights": np.arange(50) % 7, "epoch_size": 80, "num_samples": (3, 40)},
+        {"epochs": 3},
+        {"epochs": None},
+        {"epoch_size": 33},
+        {"lanes": 4},
+        {"lanes": 4, "reshuffle": "epoch"},
+        {"lanes": 3, "tail": "drop"},
+        {"tail": "mask", "sample_seeds": True, "epochs": 2},
+        {"sample_seeds": True, "weights": np.arange(50) % 3},
+    ],
+)
+def test_chunked_samplers_have_the_options_of_one_rank(options):
+    """Order, length, marks, seeds and states are those of DistributedChunkedSampler with one rank."""
+    marked = Sized(50)
+    marked.takes_marked_indices = True
+    options = {"chunksize": 6, "seed": 3, **options}
+    plain = ChunkedSampler(marked, **options)
+    ranked = DistributedChunkedSampler(marked, num_replicas=1, rank=0, **options)
+    seen = [[list(islice(sampler, 120)) for _ in range(2)] for sampler in (plain, ranked)]
+    assert seen[0] == seen[1]
+    marks = [[getattr(i, "__dict__", repr(i)) for i in found[0]] for found in seen]
+    assert marks[0] == marks[1]
+    if options.get("epochs", 1) is not None:
+        assert len(plain) == len(ranked)
+    half = ChunkedSampler(marked, **options)
+    first = list(islice(iter(half), 20))
+    again = ChunkedSampler(marked, **options)
+    again.load_state_dict(half.state_dict())
+    assert first + list(islice(again, 100)) == seen[0][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 2, "epoch_size": 3}, "only one of them can set the end"),
+        ({"dslength_per_replica": 5, "epochs": 2}, "one of them can set the end"),
+        ({"dslength_per_replica": 5, "epoch_size": 7}, "one of them can set the end"),
+        ({"weights": [1, 2]}, "weights"),
+        ({"tail": "cut"}, "tail is 'cut'"),
+        ({"tail": "mask"}, "puts __valid__"),
+        ({"sample_seeds": True}, "puts __seed__"),
+    ],
+)
+def test_chunked_samplers_check_the_options_of_one_rank(options, words):
+    """As DistributedChunkedSampler does."""
+    with pytest.raises((ValueError, InputError), match=words):
+        ChunkedSampler(Sized(50), **options)
+
+
 class Original(ChunkedSampler):
     """The original's own __iter__, which assigns rng and counts epochs by itself."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wids.collection.keys import Keys
 from wids.collection.shard_collection import load_shards
 from wids.errors import SpecError
+from wids.files.lazy import Computed
 from wids.index.readonly import Spec
 from wids.index.spec import PACKS, own_packs
 
@@ -78,6 +79,7 @@ class WithIndex:
 
     @spec.setter
     def spec(self, spec: dict[str, Any]) -> None:
+        _ = self._collection.shards  # of a dataset that was never initialized this is the error, not what follows
         rest = dict(spec)
         if "shardlist" not in rest or rest.get("datasets"):
             raise SpecError(
@@ -111,7 +113,7 @@ class WithIndex:
         collection.adopt(found.with_header(header))
         self._take(collection)
 
-    @property
+    @Computed
     def fingerprint(self) -> str:
         """A digest of the shards' names and counts, in order, independent of the shards' place.
 
@@ -119,7 +121,7 @@ class WithIndex:
         """
         return self._collection.fingerprint
 
-    @property
+    @Computed
     def contents(self) -> dict[str, str]:
         """Digests of the shards' checksums and sizes, by kind (crc32, md5, filesize), of the kinds that all have.
 
@@ -138,10 +140,13 @@ class WithIndex:
         """
         return Location(*self._collection.locate(self._collection.plain(index)))
 
-    @property
+    @Computed
     def keys(self) -> Keys:
         """The keys of the samples, as ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
 
         Shards are opened as needed: free for local and cached ones, a download for others.
         """
+        return self._keys()
+
+    def _keys(self) -> Keys:
         return Keys(self._collection, of=self)

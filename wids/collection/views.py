@@ -146,7 +146,7 @@ def split(
         seed: an integer; another one gives another split.
         made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
     """
-    parts, total = parse_shares(shares), len(collection)
+    total, parts = len(collection), parse_shares(shares)
     if not isinstance(seed, Integral):
         raise InputError(f"seed is {seed!r:.60}; it is an integer")
     depth = sum(step.startswith(PART) for step in made_by)
@@ -190,7 +190,7 @@ class WithViews(WithIndex):
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        total, indices = len(self._collection), find_samples(samples, self.keys, self._collection)
+        total, indices = len(self._collection), find_samples(samples, self._keys(), self._collection)
         return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}", samples)
 
     @suggest_names
@@ -203,7 +203,7 @@ class WithViews(WithIndex):
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        total, gone = len(self._collection), find_samples(samples, self.keys, self._collection)
+        total, gone = len(self._collection), find_samples(samples, self._keys(), self._collection)
         kept = np.ones(total, np.bool_)
         kept[gone] = False
         return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}", samples)
@@ -222,7 +222,7 @@ class WithViews(WithIndex):
         Raises:
             InputError: bad shares.
         """
-        parts = split(self._collection, self.keys, shares, by=by, seed=seed, made_by=self._steps)
+        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps)
         how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
         whole = f"{len(self._collection):,}"
         return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]

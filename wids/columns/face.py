@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.columns.join import JoinRequest
 from wids.columns.samples import SampleColumns
+from wids.files.lazy import Computed
 from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class WithColumns:
         """
         return self._columns.read(self._collection, name)
 
-    @property
+    @Computed
     def column_names(self) -> list[str]:
         """The columns of `query`, in order.
 

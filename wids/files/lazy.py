@@ -1,4 +1,4 @@
-"""Attributes that are computed once for each object, without a lock. Pure."""
+"""Attributes that are computed, once for each object (`Lazy`) or on each access (`Computed`), without a lock. Pure."""
 
 from __future__ import annotations
 
@@ -35,3 +35,24 @@ class Lazy(Generic[T]):
         value: T = self._compute(instance)
         vars(instance)[self._name] = value
         return value
+
+
+class Computed(Generic[T]):
+    """A decorator for a method that is read as an attribute, until a program assigns one of its name to the object.
+
+    A property without a setter would refuse that, and subclasses of wids 0.1 and of torch's classes have attributes of
+    their own by such names. What needs the computed value calls what the method calls, and never reads the attribute.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        """The value; an attribute of the object hides this method."""
+        return self if instance is None else self._compute(instance)

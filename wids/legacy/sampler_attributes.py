@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from wids.files.held import holding
+from wids.files.lazy import Computed
 from wids.order.config import Setting
 from wids.order.mixture import MixtureWeights
 from wids.order.samples import GivenChunks
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from wids.order.samples import ReadSamples
 
 
+@holding
 class SamplerAttributes:
     """What a sampler has of wids 0.1.
 
@@ -36,25 +39,18 @@ class SamplerAttributes:
     epoch: Any  # of the sampler
     _settings: SamplerSettings
     _samples: ReadSamples
-    _rng: random.Random | None = None
     _epoch_rng: tuple[int, random.Random] | None = None
 
     def _config(self) -> EpochConfig:
         raise NotImplementedError
 
-    @property
+    @Computed
     def rng(self) -> random.Random:
         """A generator for subclasses that shuffle: a new one for each epoch, or the one that was assigned."""
-        if self._rng is not None:
-            return self._rng
         if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
             rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
             self._epoch_rng = self.epoch, rng
         return self._epoch_rng[1]
-
-    @rng.setter
-    def rng(self, rng: random.Random) -> None:
-        self._rng = rng
 
     @property
     def ranges(self) -> list[tuple[int, int]]:

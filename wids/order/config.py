@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.files.held import Held
 from wids.files.lazy import Lazy
 from wids.order.epoch import Plan, Stream, end_position, nominal_start
 from wids.order.mask import seeds_of
@@ -97,16 +98,16 @@ class SamplerSettings:
 _COUNTS = ("chunksize", "window", "num_replicas", "lanes", "epochs", "epoch_size", "source_batch")
 
 
-class Setting:
+class Setting(Held):
     """A sampler's attribute that is one of its `SamplerSettings`; to assign it replaces these, for later iterations."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
+        super().__init__(self._read, self._replace)
 
-    def __get__(self, sampler: Any, owner: type) -> Any:
-        return self if sampler is None else getattr(sampler._settings, self._name)  # noqa: SLF001 - its other half
+    def _read(self, sampler: Any) -> Any:
+        return getattr(sampler._settings, self._name)  # noqa: SLF001 - its other half
 
-    def __set__(self, sampler: Any, value: Any) -> None:
+    def _replace(self, sampler: Any, value: Any) -> None:
         sampler._settings = replace(sampler._settings, **{self._name: value})  # noqa: SLF001 - likewise
 
 

@@ -46,6 +46,7 @@ class Inside:
         mixed_parts: finds its sources; None: it is no mixture.
         prefetch_source: finds the source of downloads or reads ahead (`wids.cache.prefetch.Source`); None: it has none.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
+        fingerprint, contents: find what the functions of these names give; None: see there.
     """
 
     shard_ends: Indices | None = None
@@ -53,6 +54,8 @@ class Inside:
     mixed_parts: Callable[[], list[SourceSpan] | None] = _nothing
     prefetch_source: Callable[[], Any] = _nothing
     named: Callable[[str], Any] | None = None
+    fingerprint: Callable[[], str | None] = _nothing
+    contents: Callable[[], dict[str, str] | None] = _nothing
 
 
 def inside_of(dataset: Any) -> Inside | None:
@@ -347,8 +350,7 @@ def fingerprint(dataset: Any) -> str | None:
 
 
 def _fingerprint(dataset: Any) -> str | None:
-    mark = getattr(dataset, "fingerprint", None)
-    if isinstance(mark, str):
+    if isinstance(mark := _own_fingerprint(dataset), str):
         return mark
     if (joined := parts_of(dataset)) is not None:
         marks = [_fingerprint(part) for part in joined]
@@ -356,6 +358,12 @@ def _fingerprint(dataset: Any) -> str | None:
     if (part := part_of(dataset)) is not None:
         return digest(f"{_fingerprint(part[0])}".encode(), _compact(part[1]))
     return None
+
+
+def _own_fingerprint(dataset: Any) -> Any:
+    """What a dataset itself says; of one of ours, a program may have put something else into the attribute."""
+    inside = inside_of(dataset)
+    return getattr(dataset, "fingerprint", None) if inside is None else inside.fingerprint()
 
 
 def contents(dataset: Any) -> dict[str, str]:
@@ -367,8 +375,9 @@ def contents(dataset: Any) -> dict[str, str]:
 
 
 def _contents(dataset: Any) -> dict[str, str]:
-    own = getattr(dataset, "contents", None)
-    if isinstance(own, dict) and isinstance(getattr(dataset, "fingerprint", None), str):
+    inside = inside_of(dataset)
+    own = getattr(dataset, "contents", None) if inside is None else inside.contents()
+    if isinstance(own, dict) and isinstance(_own_fingerprint(dataset), str):
         return own
     if (joined := parts_of(dataset)) is not None:
         found = [_contents(part) for part in joined]

@@ -23,6 +23,7 @@ import wids
 import wids.wids
 import wids.wids_specs
 from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.launch import PROGRAMS, environment, run_all
 from tests.support.shards import serve, write_json, write_shard, write_shards, write_tar
 from wids.errors import (
     CountMismatchError,
@@ -512,6 +513,41 @@ def test_subclass_that_repeats_its_samples(index):
     dataset = Twice(index)
     assert texts(dataset) == EXPECTED * 2
     assert dataset[-1]["__index__"] == 2 * TOTAL - 1
+
+
+def run_program(name, *arguments, tmp_path):
+    """What a program of the tests writes into the file that is its last argument."""
+    path = tmp_path / "found.json"
+    command = [sys.executable, str(PROGRAMS / name), *map(str, arguments), str(path)]
+    run_all([command], env=environment(), output=tmp_path / "output.txt")
+    return json.loads(path.read_text())
+
+
+def test_a_program_whose_sampler_keeps_settings_before_super(index, tmp_path):
+    """Ranks that it divides itself read their own halves; those of the base read what they read without a subclass."""
+    found = run_program("with_own_settings.py", index, 2, tmp_path=tmp_path)
+    local, ranked = found["LocalSampler"], found["RankSampler"]
+    assert [[sorted(epoch) for epoch in rank] for rank in local] == [[[0, 1, 2, 3]] * 2, [[4, 5, 6, 7]] * 2]
+    dataset = wids.ShardListDataset(index)
+    for rank, epochs in enumerate(ranked):
+        plain = wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=2, window=2, seed=3, drop_last=True)
+        assert epochs == [list(plain) for _ in range(2)]
+
+
+def test_a_program_with_attributes_by_names_that_are_new(index, tmp_path):
+    """It finds in them what it has put there, and reads each sample in the order of the plain classes."""
+    found = run_program("with_own_attributes.py", index, tmp_path=tmp_path)
+    plain = wids.DistributedChunkedSampler(wids.ShardListDataset(index), rank=0, num_replicas=1, chunksize=2, seed=1)
+    assert found["labels"] == list(plain)
+    assert found["state"] == plain.state_dict()
+    names = [".cls", ".txt"]
+    assert found["own"] == [
+        {".cls": 0, ".txt": 1},
+        names,
+        "captions of 2",
+        dict.fromkeys(names, "text"),
+        *(TOTAL, TOTAL, 0),
+    ]
 
 
 def test_subset_concat_and_plus(index, tmp_path):

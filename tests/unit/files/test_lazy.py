@@ -1,9 +1,10 @@
-"""Attributes that are computed once for each object."""
+"""Attributes that are computed, once for each object or on each access."""
 
+import copy
 import threading
 
 from tests.support.children import call_in_child
-from wids.files.lazy import Lazy
+from wids.files.lazy import Computed, Lazy
 
 
 class Numbers:
@@ -43,3 +44,27 @@ def test_a_fork_while_another_thread_computes():
     finally:
         done.set()
         thread.join()
+
+
+class Counted:
+    """Has an attribute that follows from another."""
+
+    def __init__(self, count):
+        self.count = count
+
+    @Computed
+    def double(self):
+        """Twice as many."""
+        return 2 * self.count
+
+
+def test_an_attribute_that_is_computed_on_each_access():
+    """Until a program assigns its own to the object, which a copy has, too."""
+    one, other = Counted(2), Counted(3)
+    assert (one.double, Counted.double.__doc__) == (4, "Twice as many.")
+    one.count = 5
+    assert one.double == 10
+    one.double = "mine"
+    assert (one.double, copy.copy(one).double, other.double) == ("mine", "mine", 6)
+    del one.double
+    assert one.double == 10

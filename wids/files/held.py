@@ -1,0 +1,76 @@
+"""Attributes that a subclass may assign before ``super().__init__()``, as those of torch's classes. Pure.
+
+A class that has such attributes is `holding`, and its constructor calls `release` first::
+
+    self.window = 8               before: held in the object, as any plain attribute
+    super().__init__(...)         release: what was held is dropped, and the constructor's values count
+    self.window = 8               after: the property's setter
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+_RELEASED = "_is_released"
+
+
+class Held(property):
+    """A property with a setter, in whose place the object holds a value until `release`.
+
+    Args:
+        read: its getter.
+        write: its setter.
+        doc: its description.
+    """
+
+    _name: str
+
+    def __init__(self, read: Callable[[Any], Any], write: Callable[[Any, Any], None], doc: str | None = None) -> None:
+        super().__init__(read, write, None, doc)
+        self.__doc__ = doc  # before Python 3.12 that of the class hides it
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or is_released(instance):
+            return super().__get__(instance, owner)
+        if self._name in vars(instance):
+            return vars(instance)[self._name]
+        kind = type(instance).__name__
+        raise AttributeError(
+            f"{kind!r} object has no attribute {self._name!r} yet: its __init__ has to call super().__init__(...) first"
+        )
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if is_released(instance):
+            super().__set__(instance, value)
+        else:
+            vars(instance)[self._name] = value
+
+
+def holding(kind: type[T]) -> type[T]:
+    """Let the properties of a class that have a setter be assigned before its constructor has run."""
+    for name, found in list(vars(kind).items()):
+        if type(found) is property and found.fget is not None and found.fset is not None:
+            held = Held(found.fget, found.fset, found.__doc__)
+            held.__set_name__(kind, name)
+            setattr(kind, name, held)
+    return kind
+
+
+def is_released(instance: Any) -> bool:
+    """Whether an object's constructor has begun."""
+    return _RELEASED in vars(instance)
+
+
+def release(instance: Any) -> None:
+    """Drop what an object holds; from here on its `Held` attributes are properties. A constructor does this first."""
+    own = vars(instance)
+    for name in [name for name in own if isinstance(getattr(type(instance), name, None), Held)]:
+        del own[name]
+    own[_RELEASED] = True
