@@ -579,7 +579,7 @@ def test_seeds_of_samples_that_come_again(dataset, options):
 
 
 def test_the_epoch_may_be_assigned():
-    """As that of any sampler: it is `set_epoch`, also before a subclass has called super, where the constructor's holds."""
+    """To assign it is `set_epoch`; before a subclass has called super, it is held until the constructor has run."""
 
     class Early(wids.BucketBatchSampler):
         def __init__(self, *args, **options):
