@@ -114,6 +114,11 @@ def test_failures(tmp_path, monkeypatch):
         (("columns", "create", "train.json", "--field", ".cls=key"), 2, "two columns would be called 'key'"),
         (("columns", "create", "none.json"), 1, "none.json"),
         (
+            ("columns", "create", "train.json", "--field", ".json:width=width"),
+            2,
+            "--field: '.json:width=width' has ':' in an extension; give keys of a JSON object to --json",
+        ),
+        (
             ("columns", "create", "s0.tar"),
             2,
             "say where the table goes (-o FILE), or make an index of these shards first",
@@ -141,12 +146,27 @@ def test_values_that_python_has_not(index):
 
 
 def test_a_misspelt_field(index):
-    """Is told: all of its column is null."""
-    code, _, err = run("columns", "create", index, "--field", ".clss=label", "--json", ".json:meta.tags")
-    assert code == 0
-    assert err.splitlines() == [
-        f"wids: no sample has a value for the column '{name}': all of it is null" for name in ("label", "tags")
-    ]
+    """Is told, with its rule: all of its column is null. So is one that an earlier run asked for."""
+    for rules in (("--field", ".clss=label", "--json", ".json:meta.tags"), ()):
+        code, _, err = run("columns", "create", index, *rules)
+        assert code == 0
+        assert err.splitlines() == [
+            f"wids: no sample has a value for the column '{name}' ({rule}): all of it is null"
+            for name, rule in (("label", "field .clss"), ("tags", "json .json:meta.tags"))
+        ]
+
+
+def test_a_second_run_keeps_columns(index):
+    """It adds what it asks for, and says what is there from before, what is left out, and what has another rule."""
+    run_ok("columns", "create", index, "--field", ".cls=label", "--json", ".json:width")
+    out = run_ok("columns", "create", index, "--text", ".txt=caption", "--drop", "width")
+    assert out.endswith(
+        "columns of an earlier run: label\ncolumns that are left out: width\n" + out.splitlines()[-1] + "\n"
+    )
+    assert run_ok("query", index, "select label, caption from samples limit 1", "--csv").startswith("label,caption\n")
+    code, _, err = run("columns", "create", index, "--text", ".cls=label")
+    assert (code, err) == (0, "wids: the column 'label' is now text .cls; it was field .cls\n")
+    assert "--drop: there is no column 'width'" in complaint(2, "columns", "create", index, "--drop", "width")
 
 
 def test_columns_of_a_view(index):

@@ -34,7 +34,11 @@ _ADVICE = {
 
 
 # The words of a message that name a parameter, and the flag that stands for it.
-_FLAGS = {"overwrite": ("overwrite=True", "--overwrite"), "too_long": ("too_long='skip'", "--too-long skip")}
+_FLAGS = {
+    "overwrite": ("overwrite=True", "--overwrite"),
+    "too_long": ("too_long='skip'", "--too-long skip"),
+    "jsons": ("to jsons", "to --json"),
+}
 
 
 # Parameters whose option has another name than theirs.

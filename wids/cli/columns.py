@@ -59,10 +59,16 @@ def create_columns(
             show_default=False,
         ),
     ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="NAME", help="Leave out this column of the earlier table; repeatable."),
+    ] = None,
     overwrite: Overwrite = False,
     is_json: Annotated[bool, typer.Option("--report-json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Write the columns of all samples: one row for each, in the order of the index.
+
+    Columns of an earlier run stay; a NAME that is asked for again has its new rule.
 
     Always there: index, shard (its number), row (in the shard), key, bytes (of the sample), bytes of each field. Of
     remote shards only the members asked for are read, by byte ranges where that pays. A second run reads only shards
@@ -89,6 +95,7 @@ def create_columns(
                 index,
                 place,
                 spec,
+                drop=drop or (),
                 overwrite=overwrite,
                 session=flags.session,
                 engine=run.options(),
@@ -112,7 +119,7 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
     from wids.cli.format import count_of, print_errors, print_outcome, print_table, printable, shown_path
 
     print_errors([f"null: {why}" for why in outcome.troubles.values()])
-    print_errors([f"no sample has a value for the column {name!r}: all of it is null" for name in outcome.empty])
+    print_errors(outcome.warnings)
     if not is_json:
         print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
 
@@ -131,6 +138,8 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
         is_json=is_json,
         counts={"surveyed": "read", "unchanged": "unchanged"},
         lines={
+            "kept": f"columns of an earlier run: {', '.join(map(printable, outcome.kept))}",
+            "dropped": f"columns that are left out: {', '.join(map(printable, outcome.dropped))}",
             "nulls": spread("no value (null)", outcome.nulls),
             "nans": spread("NaN, which SQL takes for more than any number", nans)
             + spread("NaN, in JSON text, which has no word for it", in_text),

@@ -20,12 +20,12 @@ from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_tabl
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
-from wids.errors import DecodeError, InputError, JobError, OutputError
+from wids.errors import ColumnsError, DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.files import atomic
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.paths import absolute
-from wids.jobs.arguments import check_index, check_job, check_session, check_value, text_of
+from wids.jobs.arguments import check_index, check_job, check_session, check_value, text_of, texts_of
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome
@@ -34,11 +34,13 @@ from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from os import PathLike
 
     from wids.collection.shard_collection import Shards
     from wids.columns.extract import PartFacts
+    from wids.columns.spec import ColumnRule
     from wids.index.shardlist import ShardList
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
@@ -58,7 +60,10 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         output: the table's path.
         samples: its rows.
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
-        empty: columns for which no sample has a value; their fields or keys may be misspelt.
+        kept: columns of the earlier table that were not asked for again, and are there as before.
+        changed: column -> its rule in the earlier table, where it has another one now.
+        dropped: columns of the earlier table that are left out, as was asked.
+        empty: columns for which no sample has a value -> their rules; fields or keys may be misspelt.
         surveyed: shards that were read.
         unchanged: shards known from an earlier run.
         nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN, also within
@@ -66,6 +71,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         doubled: samples that have a field twice, in upper and in lower case; the sizes are added.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> the reason for its first unparsed member.
+        warnings: sentences about the above that were logged.
         requests, read_bytes: sent to servers, and received from them.
 
     Example:
@@ -77,7 +83,10 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     output: str
     samples: int = 0
     columns: dict[str, str] = msgspec.field(default_factory=dict)
-    empty: list[str] = msgspec.field(default_factory=list)
+    kept: list[str] = msgspec.field(default_factory=list)
+    changed: dict[str, str] = msgspec.field(default_factory=dict)
+    dropped: list[str] = msgspec.field(default_factory=list)
+    empty: dict[str, str] = msgspec.field(default_factory=dict)
     surveyed: int = 0
     unchanged: int = 0
     nulls: dict[str, int] = msgspec.field(default_factory=dict)
@@ -85,8 +94,14 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     doubled: int = 0
     unparsed: int = 0
     troubles: dict[str, str] = msgspec.field(default_factory=dict)
+    warnings: list[str] = msgspec.field(default_factory=list)
     requests: int = 0
     read_bytes: int = 0
+
+    def warn(self, words: str) -> None:
+        """Log a warning, and keep it: a command shows no log lines in its bar."""
+        self.warnings.append(words)
+        logger.warning("%s", words)
 
 
 def create_columns(
@@ -94,6 +109,7 @@ def create_columns(
     output: str | PathLike[str] | None = None,
     spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
     *,
+    drop: str | Iterable[str] = (),
     overwrite: bool = False,
     session: Session = PLAIN,
     engine: Engine = "auto",
@@ -101,13 +117,19 @@ def create_columns(
 ) -> ColumnsOutcome:
     """Write the table of columns of an index, one row for each sample in the index's order.
 
+    The columns of an earlier table stay, by their rules, also for shards that are new or changed. Of the other shards,
+    only members that new rules need are read. A column that is asked for again with another rule has the new one, and
+    a warning says which it had.
+
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal and parts: the next run reads the other shards.
 
     Args:
         index: as the first argument of a dataset: the path or URL of an index, or shards.
         output: path of the Parquet file; None: beside a local index, ``train.columns.parquet`` of ``train.json``.
             Beside it is its ``.state``, and until the end of the job ``.journal`` and ``.parts``.
-        spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
+        spec: the rules of the columns, beside those from member tables and those of an earlier table; see
+            `wids.columns.spec.parse_spec`.
+        drop: columns of the earlier table that are left out.
         overwrite: also replace a file that is no such table, unless it is a shard or the index.
         session: opens URLs.
         engine: runs the tasks; by default threads, and processes where many local samples are parsed.
@@ -118,6 +140,7 @@ def create_columns(
 
     Raises:
         InputError: an argument is of another type; names it.
+        ColumnsError: the earlier table has columns without rules, or is damaged.
         JobError: some shards could not be read; ``found`` names them (URL -> reason). The next run does not read the
             other shards again. An earlier table stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
@@ -135,6 +158,7 @@ def create_columns(
     check_index(index)
     spec.check()
     check_session("session", session)
+    drop = texts_of("drop", drop)
     check_value("overwrite", overwrite, bool)
     import_parquet()
     output = check_output(place_of_table(index) if output is None else text_of("output", output))
@@ -146,7 +170,8 @@ def create_columns(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
             f"{parent}"
         )
-    with _Creating(shards, output, spec, progress) as creating:
+    with _Creating(shards, output, progress) as creating:
+        creating.plan(spec, drop)
         creating.read(narrowed, engine)
         creating.publish()
     return creating.outcome
@@ -189,13 +214,58 @@ def check_output(output: str) -> str:
 class _Creating(ShardJob[int, Part, ColumnsOutcome]):
     """Collects shards into one table. Until the table exists, shards that were read stay known for the next run."""
 
-    def __init__(self, shards: ShardList, output: str, spec: ColumnSpec, progress: Progress) -> None:
+    def __init__(self, shards: ShardList, output: str, progress: Progress) -> None:
         super().__init__(ColumnsOutcome(output=output, shards=len(shards)), progress, "reading")
-        self._shards, self._output, self._spec = shards, output, spec
-        self._parts = KnownParts(output, spec.digest())
+        self._shards, self._output, self._spec = shards, output, ColumnSpec()
+        self._parts = KnownParts(output)
         self.close_at_end(self._parts.close)
         self._done: dict[int, PartFacts] = {}
         self._hint: str | None = None
+
+    def plan(self, spec: ColumnSpec, drop: Sequence[str]) -> None:
+        """Add the rules of the earlier table.
+
+        Args:
+            spec: the rules that are asked for.
+            drop: columns that are not.
+
+        Raises:
+            InputError: there is no such column. ColumnsError: the rules are not known.
+        """
+        rules, outcome = self._earlier_rules({rule.name.casefold() for rule in spec.rules}), self.outcome
+        self._spec = spec.added_to(rules, drop)
+        now = {rule.name.casefold(): rule for rule in self._spec.rules}
+        asked = {rule.name.casefold() for rule in spec.rules}
+        for was in rules:
+            rule = now.get(was.name.casefold())
+            if rule is None:
+                outcome.dropped.append(was.name)
+            elif was.name.casefold() not in asked:
+                outcome.kept.append(was.name)
+            elif rule.digest != was.digest:
+                outcome.changed[rule.name] = was.source
+                outcome.warn(f"the column {rule.name!r} is now {rule.source}; it was {was.source}")
+
+    def _earlier_rules(self, asked: AbstractSet[str]) -> Sequence[ColumnRule]:
+        """The rules of the earlier table.
+
+        Raises:
+            ColumnsError: it has columns without a rule, and they are not asked for.
+        """
+        earlier = self._parts.earlier
+        if earlier is None:
+            if os.path.isfile(self._output):
+                words = "is replaced; which columns it has cannot be read, and none is kept"
+                self.outcome.warn(f"{self._output}: {words}")
+            return []
+        lost = [name for name in earlier.columns if name.casefold() not in asked]
+        if lost and not earlier.rules:
+            raise ColumnsError(
+                f"{self._output}: does not say from what its columns {', '.join(lost)} were made; give their rules, "
+                "too, or delete the file",
+                path=self._output,
+            )
+        return earlier.rules
 
     def read(self, session: Session, engine: Engine) -> None:
         """Read the shards.
@@ -236,7 +306,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             OutputError: it cannot be written; shards that were read stay known.
         """
         parts = [self._done[k] for k in range(len(self._shards))]
-        state = self._parts.format_state(_in_order(parts))
+        state = self._parts.format_state(_in_order(parts, self._spec))
         layout = _ColumnLayout(self._spec, parts)
         facts = TableFacts(
             version=VERSION,
@@ -244,6 +314,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             samples=sum(part.nsamples for part in parts),
             contents=contents(self._shards),
             columns=[rule.name for rule in self._spec.rules],
+            rules=list(self._spec.rules),
             kinds=layout.kinds,
             sizes=layout.sizes,
             state=digest_state(state),
@@ -259,16 +330,34 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         except OSError as error:
             raise unwritten(self._output, error) from error
         self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
-        self.outcome.nulls = self._count([part.nulls for part in parts])
-        self.outcome.nans = self._count([part.nans for part in parts])
         self.outcome.doubled = sum(part.doubled for part in parts)
+        self._count(parts)
+        if not layout.has_sizes:
+            self.outcome.warn(f"the samples have more than {MAX_SIZES} different fields: no columns of their sizes")
         if facts.samples:
-            self.outcome.empty = [rule.name for rule, of in zip(self._spec.rules, layout.kinds, strict=True) if not of]
+            self._tell_empty(layout)
 
-    def _count(self, counts: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Name of a column -> sum over the parts, where there are some."""
-        sums = {rule.name: sum(part[k] for part in counts) for k, rule in enumerate(self._spec.rules)}
-        return {name: count for name, count in sums.items() if count}
+    def _count(self, parts: Sequence[PartFacts]) -> None:
+        """Count samples without a value and with NaN, and members that could not be parsed, in all parts."""
+        outcome, members = self.outcome, {(rule.extension, rule.how): rule for rule in self._spec.rules}
+        for rule in self._spec.rules:
+            values = [part.columns[rule.digest] for part in parts]
+            for counts, count in (
+                (outcome.nulls, sum(each.nulls for each in values)),
+                (outcome.nans, sum(each.nans for each in values)),
+            ):
+                counts.update({rule.name: count} if count else {})
+            if members[rule.extension, rule.how] is rule:  # others read the same members
+                outcome.unparsed += sum(each.unparsed for each in values)
+
+    def _tell_empty(self, layout: _ColumnLayout) -> None:
+        """Warn of columns for which no sample has a value."""
+        for rule, of in zip(self._spec.rules, layout.kinds, strict=True):
+            if not of:
+                self.outcome.empty[rule.name] = rule.source
+                self.outcome.warn(
+                    f"no sample has a value for the column {rule.name!r} ({rule.source}): all of it is null"
+                )
 
     def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
         pa, pq = import_arrow(), import_parquet()
@@ -299,13 +388,12 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         else:
             outcome.surveyed += 1
             try:
-                self._parts.add_part(found)
+                facts = self._parts.add_part(found)
             except OSError as error:
                 raise unwritten(self._output, error) from error
         self._done[name] = facts
-        outcome.unparsed += facts.unparsed
         if found.trouble:
-            outcome.troubles[facts.url] = found.trouble
+            outcome.troubles[self.url_of(name)] = found.trouble
         outcome.requests += found.requests
         outcome.read_bytes += found.read_bytes
         self.progress.bytes += found.read_bytes
@@ -320,11 +408,12 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         return self._shards.urls[name]
 
 
-def _in_order(parts: Iterable[PartFacts]) -> Iterator[PartFacts]:
+def _in_order(parts: Iterable[PartFacts], spec: ColumnSpec) -> Iterator[PartFacts]:
     """The records of a table's shards, each with its first row."""
-    first = 0
+    first, digests = 0, list(dict.fromkeys(rule.digest for rule in spec.rules))
     for part in parts:
-        yield msgspec.structs.replace(part, url=absolute(part.url), first=first)
+        columns = {digest: part.columns[digest] for digest in digests}
+        yield msgspec.structs.replace(part, url=absolute(part.url), columns=columns, first=first)
         first += part.nsamples
 
 
@@ -332,17 +421,16 @@ class _ColumnLayout:
     """The columns of a whole table.
 
     Attributes:
-        kinds: the kinds of values in each column of a rule. sizes: extension -> name of the column of its sizes.
+        kinds: the kinds of values in each column of a rule.
+        sizes: extension -> name of the column of its sizes. has_sizes: they are not too many.
     """
 
     def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:
         self._spec = spec
-        self.kinds = [kinds.join_kinds(part.kinds[k] for part in parts) for k in range(len(spec.rules))]
+        self.kinds = [kinds.join_kinds(part.columns[rule.digest].kinds for part in parts) for rule in spec.rules]
         extensions = {extension for part in parts for extension in part.extensions}
-        is_too_much = len(extensions) > MAX_SIZES or any(part.nsamples and not part.extensions for part in parts)
-        if is_too_much:
-            logger.warning("the samples have more than %d different fields: no columns of their sizes", MAX_SIZES)
-        self.sizes = size_names(() if is_too_much else extensions, spec.names)
+        self.has_sizes = len(extensions) <= MAX_SIZES and all(part.extensions or not part.nsamples for part in parts)
+        self.sizes = size_names(extensions if self.has_sizes else (), spec.names)
 
     def schema(self) -> Any:
         """The Arrow schema."""
@@ -355,7 +443,7 @@ class _ColumnLayout:
         found.update({rule.name: kinds.type_name(of) for rule, of in zip(self._spec.rules, self.kinds, strict=True)})
         return found
 
-    def rows(self, shard: int, first: int, part: PartFacts, columns: Any, of: Sequence[int]) -> Any:
+    def rows(self, shard: int, first: int, part: PartFacts, columns: Any, of: Mapping[str, int]) -> Any:
         """The rows of one shard, from its part, whose columns have the types of a whole with the kinds ``of``."""
         pa = import_arrow()
         count = part.nsamples
@@ -368,8 +456,9 @@ class _ColumnLayout:
             columns["key"],
             columns["bytes"],
         ]
-        for k, to in enumerate(self.kinds):
-            arrays.append(kinds.convert(columns[f"rule {k}"], part.kinds[k], of=of[k], to=to))
+        for rule, to in zip(self._spec.rules, self.kinds, strict=True):
+            own = part.columns[rule.digest].kinds
+            arrays.append(kinds.convert(columns[f"rule {rule.digest}"], own, of=of[rule.digest], to=to))
         for extension in self.sizes:
             has = extension in part.extensions
             arrays.append(columns[f"size {extension}"] if has else pa.nulls(count, pa.int64()))

@@ -36,7 +36,7 @@ from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.events import Event
     from wids.policy.access import AccessMode
@@ -53,17 +53,29 @@ _INFLATED = ".wids-inflated.gz"
 _MAX_NAMED = 10
 
 
+class ValueFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The record of the values that a rule finds in one shard.
+
+    Attributes:
+        kinds: of the values; see `wids.columns.kinds`.
+        nulls, nans: the number of samples without a value, and with NaN, also within JSON.
+        unparsed: members that could not be parsed, and are null.
+    """
+
+    kinds: int
+    nulls: int
+    nans: int
+    unparsed: int
+
+
 class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The record of the columns of one shard.
 
     Attributes:
         url: of the shard. nsamples: in it.
         size, mark: its version; see `wids.index.discovery.Found`.
-        spec: digest of the rules.
-        kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
+        columns: digest of a rule -> the record of its values.
         extensions: of the members, in lower case; empty if there are more than the limit of size columns.
-        unparsed: members that could not be parsed, and are null.
-        nulls, nans: for each column of a rule, the number of samples without a value, and with NaN, also within JSON.
         doubled: samples that have a field twice, in upper and in lower case.
         first: the row of its first sample in the last written table.
     """
@@ -72,12 +84,8 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     nsamples: int
     size: int | None = None
     mark: str | None = None
-    spec: str = ""
-    kinds: list[int] = msgspec.field(default_factory=list)
+    columns: dict[str, ValueFacts] = msgspec.field(default_factory=dict)
     extensions: list[str] = msgspec.field(default_factory=list)
-    unparsed: int = 0
-    nulls: list[int] = msgspec.field(default_factory=list)
-    nans: list[int] = msgspec.field(default_factory=list)
     doubled: int = 0
     first: int = -1
 
@@ -93,12 +101,14 @@ class Part(msgspec.Struct, kw_only=True):
         facts: its record.
         data: a table with the columns key, bytes, those of the rules, and the sizes of each extension, under its name;
             an Arrow stream. None: the shard is unchanged.
+        is_rest: the shard is unchanged, and ``data`` has only the rules that the earlier record lacks.
         trouble: the reason for the first member that could not be parsed.
         requests, read_bytes: sent to servers, and received from them.
     """
 
     facts: PartFacts
     data: bytes | None = None
+    is_rest: bool = False
     trouble: str = ""
     requests: int = 0
     read_bytes: int = 0
@@ -110,7 +120,7 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         shard: which.
         spec: the rules.
-        known: the record of an earlier run; an unchanged shard is not read.
+        known: the record of an earlier run; of an unchanged shard, only what it lacks is read.
         session: opens URLs.
     """
 
@@ -130,9 +140,12 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     """
     shard = task.shard
     version = look_at(shard.url, task.session)
-    known = task.known
-    if known is not None and version.mark and (version.size, version.mark) == known.version():
-        return Part(facts=known)
+    known, rules = task.known, task.spec.rules
+    is_rest = known is not None and bool(version.mark) and (version.size, version.mark) == known.version()
+    if known is not None and is_rest:
+        rules = tuple(rule for rule in rules if rule.digest not in known.columns)
+        if not rules:
+            return Part(facts=known)
     tally = _FieldCounts()
     with contextlib.ExitStack() as stack:
         directory = None if Place(shard.url).is_local else stack.enter_context(tempdirs.directory("columns"))
@@ -146,23 +159,29 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         table = samples.table
         if shard.nsamples not in (None, len(table)):
             raise count_mismatch(shard.url, shard.nsamples or 0, len(table), advice="; write the index again")
-        values = _Values(task.spec, shard.url, table)
-        if task.spec.rules:
-            for sample in samples.read(task.spec.extensions, context.is_cancelled):
+        spec = ColumnSpec(rules=rules)
+        values = _Values(spec, shard.url, table)
+        if rules:
+            for sample in samples.read(spec.extensions, context.is_cancelled):
                 values.add(sample)
-        values.check(is_error=not task.spec.has_nulls_for_errors)
+        values.check()
         extensions = list(dict.fromkeys(map(fold, table.extensions)))
         facts = PartFacts(
             url=shard.url,
             nsamples=len(table),
             size=version.size,
             mark=version.mark,
-            spec=task.spec.digest(),
             extensions=extensions if len(extensions) <= MAX_SIZES else [],
-            unparsed=values.unparsed,
         )
         data = _pack(table, values, facts)
-    return Part(facts=facts, data=data, trouble=values.trouble, requests=tally.requests, read_bytes=tally.read_bytes)
+    return Part(
+        facts=facts,
+        data=data,
+        is_rest=is_rest,
+        trouble=values.trouble,
+        requests=tally.requests,
+        read_bytes=tally.read_bytes,
+    )
 
 
 def _choose_access(size: int | None, nsamples: int | None) -> AccessMode:
@@ -231,8 +250,8 @@ class _Values:
         table: of its members.
 
     Attributes:
-        columns: the values so far, for each rule.
-        unparsed: members that could not be parsed. trouble: the reason for the first of them.
+        columns: the values so far, for each rule. unparsed: the members that could not be parsed, for each.
+        trouble: the reason for the first of them.
     """
 
     def __init__(self, spec: ColumnSpec, url: str, table: MemberTable) -> None:
@@ -243,10 +262,12 @@ class _Values:
             ]
             for rule in spec.rules
         }
+        self.rules = spec.rules
         self.columns: list[list[Any]] = [[] for _ in spec.rules]
-        self.unparsed, self.trouble = 0, ""
+        self.unparsed, self.trouble = [0] * len(spec.rules), ""
         self._url = url
         self._errors: list[DecodeError] = []
+        self._failed = 0
         self._decoder = decoder = SampleDecoder("numpy")
         self._parsers = [
             (
@@ -278,32 +299,37 @@ class _Values:
                         data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
                     value = self._parse[how](data, sample["__key__"], extension)
                 except (WidsError, ValueError, RecursionError) as error:
-                    self._note(error, sample["__key__"], extension, how)
+                    self._note(error, sample["__key__"], extension, rules)
             for k, rule in rules:
                 self.columns[k].append(_find(value, rule))
 
-    def check(self, *, is_error: bool) -> None:
-        """Check that all members could be parsed.
+    def check(self) -> None:
+        """Check that all members could be parsed, except those that are null then.
 
         Raises:
             DecodeError: some could not; names the first ones.
         """
-        if self._errors and is_error:
+        if self._errors:
             first = self._errors[0]
             others = [f"{error.key!r} {error.field}" for error in self._errors[1:]]
-            more = self.unparsed - len(self._errors)
+            more = self._failed - len(self._errors)
             words = f"; nor can {', '.join(others)}" if others else ""
             words += f" and {more:,} more" if more else ""
             raise DecodeError(f"{first}{words}", shard=self._url, key=first.key, field=first.field)
 
-    def _note(self, error: Exception, key: str, extension: str, how: str) -> None:
-        self.unparsed += 1
-        if len(self._errors) < _MAX_NAMED:
+    def _note(self, error: Exception, key: str, extension: str, rules: Sequence[tuple[int, ColumnRule]]) -> None:
+        for k, _ in rules:
+            self.unparsed[k] += 1
+        is_error = any(rule.missing == "error" for _, rule in rules)
+        self._failed += is_error
+        if len(self._errors) < _MAX_NAMED if is_error else not self.trouble:
             cause = error.__cause__ if isinstance(error, DecodeError) and error.__cause__ is not None else error
-            what = {"json": "JSON object", "text": "UTF-8 text"}.get(how, "value of a column")
+            what = {"json": "JSON object", "text": "UTF-8 text"}.get(rules[0][1].how, "value of a column")
             story = f"{self._url}: sample {key!r}: {extension} is no {what} that can be read ({cause})"
-            self._errors.append(DecodeError(story, shard=self._url, key=key, field=extension))
-            self.trouble = self.trouble or story
+            if is_error:
+                self._errors.append(DecodeError(story, shard=self._url, key=key, field=extension))
+            else:
+                self.trouble = story
 
 
 def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
@@ -354,13 +380,14 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
     """The columns as an Arrow stream; notes their kinds."""
     pa = import_arrow()
     names, arrays = ["key", "bytes"], [key_array(table), pa.array(sample_bytes(table))]
-    for k, column in enumerate(values.columns):
+    for rule, column, unparsed in zip(values.rules, values.columns, values.unparsed, strict=True):
+        if rule.digest in facts.columns:  # asked for under two names
+            continue
         array, occurring = kinds.make_array(column)
-        facts.kinds.append(occurring)
-        names.append(f"rule {k}")
+        nans = sum(map(_has_nan, column))
+        facts.columns[rule.digest] = ValueFacts(occurring, column.count(None), nans, unparsed)
+        names.append(f"rule {rule.digest}")
         arrays.append(array)
-        facts.nulls.append(column.count(None))
-        facts.nans.append(sum(map(_has_nan, column)))
     is_doubled = np.zeros(len(table), bool)
     for extension, found, count in size_columns(table, facts.extensions):
         is_doubled |= count > 1
@@ -369,9 +396,15 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
     facts.doubled = int(is_doubled.sum())
     batch = pa.record_batch(arrays, names=[kinds.writable(name) for name in names])
     facts.extensions = [str(kinds.writable(extension)) for extension in facts.extensions]
+    return write_stream(batch)
+
+
+def write_stream(rows: Any) -> bytes:
+    """A batch or a table as an Arrow stream."""
+    pa = import_arrow()
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write(rows)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

@@ -6,6 +6,7 @@ as JSON under ``wids``. A file without this value was not made by ``wids columns
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -17,6 +18,7 @@ import numpy as np
 
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
+from wids.columns.spec import ColumnRule  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
@@ -54,6 +56,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
         columns: names of the requested columns. kinds: the kinds of values in each; see `wids.columns.kinds`.
         sizes: extension -> name of the column of its sizes.
         state: digest of the state beside it.
+        rules: of the requested columns.
     """
 
     version: int
@@ -64,6 +67,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
     sizes: dict[str, str]
     state: str
     contents: dict[str, str] = {}
+    rules: list[ColumnRule] = []
 
 
 class TableFile(msgspec.Struct, frozen=True):
@@ -115,7 +119,8 @@ def open_table(path: str) -> TableFile:
         if facts.version != VERSION:
             raise ValueError(f"it is of version {facts.version}, and this wids reads version {VERSION}")  # noqa: TRY301
         needed = table_schema(dict(zip(facts.columns, facts.kinds, strict=True)), facts.sizes.values())
-        if not file.schema_arrow.equals(needed):
+        names = [rule.name for rule in facts.rules]
+        if not file.schema_arrow.equals(needed) or names not in ([], facts.columns):
             raise ValueError("it contradicts itself")  # noqa: TRY301
         if file.metadata.num_rows != facts.samples:
             raise ValueError(f"it has {file.metadata.num_rows} rows and says {facts.samples}")  # noqa: TRY301
@@ -133,6 +138,13 @@ def open_table(path: str) -> TableFile:
         file.close()
         raise
     return TableFile(path, file, facts)
+
+
+def read_facts(path: str) -> TableFacts | None:
+    """The record of a table, whatever its rows are; None: it does not exist, or has no record that can be read."""
+    with contextlib.suppress(OSError, KeyError, msgspec.MsgspecError, import_arrow().ArrowException):
+        return msgspec.json.decode((import_parquet().read_schema(path).metadata or {})[METADATA_KEY], type=TableFacts)
+    return None
 
 
 def _version_of(path: str) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.columns.extract import PartFacts
-from wids.columns.file import CREATE, open_table
+from wids.columns import kinds
+from wids.columns.extract import PartFacts, write_stream
+from wids.columns.file import CREATE, open_table, read_facts
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
 from wids.events import logger
@@ -48,15 +49,19 @@ class KnownParts(KnownShards[PartFacts]):
 
     Args:
         output: path of the table.
-        spec: digest of the rules; parts of others are not known.
+
+    Attributes:
+        earlier: the record of the existing table, if it has one that can be read.
 
     Raises:
         OutputError: its directory cannot be written. OutputExistsError: another process makes it, or other files
             have these names.
     """
 
-    def __init__(self, output: str, spec: str) -> None:
-        self._output, self._folder, self._spec = output, output + PARTS_SUFFIX, spec
+    earlier: TableFacts | None
+
+    def __init__(self, output: str) -> None:
+        self._output, self._folder = output, output + PARTS_SUFFIX
         self._before: _Before | None = None
         super().__init__(
             output,
@@ -67,20 +72,43 @@ class KnownParts(KnownShards[PartFacts]):
         )
         for path in (output, output + STATE_SUFFIX):
             locks.remove_parts(path)
+        self.earlier = read_facts(output)
 
-    def add_part(self, part: Part) -> None:
-        """Store a part that was read.
+    def add_part(self, part: Part) -> PartFacts:
+        """Store a part that was read, with the columns of the earlier record that it lacks.
+
+        Returns:
+            Its record.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written. ColumnsError: the earlier columns are damaged.
         """
         os.makedirs(self._folder, exist_ok=True)
-        facts = msgspec.structs.replace(part.facts, url=absolute(part.facts.url))
-        atomic.write_atomically(self._path(facts), part.data or b"")
+        facts, data = msgspec.structs.replace(part.facts, url=absolute(part.facts.url)), part.data or b""
+        if part.is_rest:
+            known = self.records[facts.url]
+            facts = msgspec.structs.replace(facts, columns={**known.columns, **facts.columns})
+            data = self._whole(known, data)
+        atomic.write_atomically(self._path(facts), data)
         self.add(facts)
+        return facts
 
-    def load(self, facts: PartFacts) -> tuple[Any, list[int]]:
-        """(columns of a part, named as in `wids.columns.extract.Part`; the kinds of the whole that it was part of).
+    def _whole(self, known: PartFacts, rest: bytes) -> bytes:
+        """The columns of a part, as an Arrow stream: those of an earlier record, and the others."""
+        pa = import_arrow()
+        earlier, of = self.load(known)
+        table = pa.ipc.open_stream(rest).read_all()
+        for digest, each in known.columns.items():
+            array = kinds.convert(earlier[f"rule {digest}"], each.kinds, of=of[digest], to=each.kinds)
+            table = table.append_column(f"rule {digest}", array)
+        return write_stream(table)
+
+    def load(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
+        """The columns of a part.
+
+        Returns:
+            A table with the names of `wids.columns.extract.Part`; digest of a rule -> the kinds of the whole that the
+            part was part of.
 
         Raises:
             ColumnsError: it is damaged.
@@ -89,16 +117,18 @@ class KnownParts(KnownShards[PartFacts]):
         try:
             return self._load(facts)
         except (OSError, pa.ArrowException) as error:
-            what = self._output if facts.first >= 0 else self._folder
-            raise ColumnsError(f"{what}: is damaged ({error}); delete it, and run it again", path=what) from error
+            what, bad = self._output, self._output + STATE_SUFFIX  # the rules stay in the table
+            if facts.first < 0:
+                what = bad = self._folder
+            raise ColumnsError(f"{what}: is damaged ({error}); delete {bad}, and run it again", path=what) from error
 
-    def _load(self, facts: PartFacts) -> tuple[Any, list[int]]:
+    def _load(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
         if facts.first >= 0 and self._before is not None:
             return self._before.read(facts)
         pa = import_arrow()
         whole = msgspec.structs.replace(facts, url=absolute(facts.url))
         with pa.OSFile(self._path(whole)) as file, pa.ipc.open_stream(file) as stream:
-            return stream.read_all(), facts.kinds
+            return stream.read_all(), {digest: each.kinds for digest, each in facts.columns.items()}
 
     def is_current(self, facts: TableFacts) -> bool:
         """Whether the existing table is that of these facts."""
@@ -126,14 +156,15 @@ class KnownParts(KnownShards[PartFacts]):
         return os.path.join(self._folder, name + ".arrow")
 
     def _is_there(self, facts: PartFacts) -> bool:
-        """Whether the columns of a record are in the table or in a part, and follow these rules."""
-        return facts.spec == self._spec and (facts.first >= 0 or os.path.isfile(self._path(facts)))
+        """Whether the columns of a record are in the table or in a part."""
+        return facts.first >= 0 or os.path.isfile(self._path(facts))
 
     def _open_before(self, state: bytes) -> bool:
         """Open the existing table; whether the state belongs to it."""
         with contextlib.suppress(OSError, ColumnsError):
             table = open_table(self._output)
-            if digest_state(state) == table.facts.state:
+            has_rules = len(table.facts.rules) == len(table.facts.columns)
+            if has_rules and digest_state(state) == table.facts.state:
                 self._before = _Before(table)
                 return True
             table.close()
@@ -151,7 +182,7 @@ class _Before:
             self._starts.append(self._starts[-1] + meta.row_group(group).num_rows)
         self._loaded: tuple[int, Any] = (-1, None)
 
-    def read(self, facts: PartFacts) -> tuple[Any, list[int]]:
+    def read(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
         """See `KnownParts.load`."""
         pa = import_arrow()
         first, end, parts = facts.first, facts.first + facts.nsamples, []
@@ -162,14 +193,16 @@ class _Before:
             stop = min(end, self._starts[group + 1])
             parts.append(self._loaded[1].slice(first - self._starts[group], stop - first))
             first = stop
-        rows = pa.concat_tables(parts)
+        rows = pa.concat_tables(parts or [self._table.schema.empty_table()])
         meta = self._table.facts
         names = {"key": "key", "bytes": "bytes"}
-        names.update({name: f"rule {k}" for k, name in enumerate(meta.columns)})
+        own = {rule.digest: (rule.name, of) for rule, of in zip(meta.rules, meta.kinds, strict=True)}
+        names.update({name: f"rule {digest}" for digest, (name, _) in own.items()})
         names.update(
             {name: f"size {extension}" for extension, name in meta.sizes.items() if extension in facts.extensions}
         )
-        return rows.select(list(names)).rename_columns(list(names.values())), meta.kinds
+        table = rows.select(list(names)).rename_columns(list(names.values()))
+        return table, {digest: of for digest, (_, of) in own.items()}
 
     def close(self) -> None:
         self._table.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from wids.columns.kinds import writable
-from wids.errors import InputError
+from wids.errors import InputError, shown
 from wids.jobs.arguments import check_struct, check_value, texts_of
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
 MAX_SIZES = 256
 
 # Changed when the same rules give other columns: shards are then read again.
-_VERSION = 2
+_VERSION = 3
 _NOT_WORD = re.compile(r"\W+")
+# What stands in no extension: another form of the rule was meant.
+_STRANGE = re.compile(r"[:,=*|\s]")
 
 
 class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +38,31 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
             ``"text"``: the member as text, UTF-8.
         keys: the path in the JSON object: a key, and keys of nested objects.
+        missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
     name: str
     extension: str
     how: Literal["field", "json", "text"]
     keys: tuple[str, ...] = ()
+    missing: Literal["error", "null"] = "error"
+
+    @property
+    def source(self) -> str:
+        """The rule without its name, for messages: ``json .json:meta.size``."""
+        keys = f":{'.'.join(self.keys)}" if self.keys else ""
+        return f"{self.how} {self.extension}{keys}" + (" (missing: null)" if self.missing == "null" else "")
+
+    @property
+    def digest(self) -> str:
+        """The same for the same values, whatever the column is called."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(rule: ColumnRule) -> str:
+    data = msgspec.json.encode((_VERSION, msgspec.structs.replace(rule, name="")))
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +70,6 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rules: the columns, in their order.
-        has_nulls_for_errors: a member that cannot be parsed is null, and listed; otherwise it is an error of its shard.
 
     Example:
         >>> spec = jobs.parse_spec(jsons=[".json:width,height"])
@@ -57,7 +78,6 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rules: tuple[ColumnRule, ...] = ()
-    has_nulls_for_errors: bool = False
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -86,9 +106,25 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"{name}: keys={rule.keys!r}: give at least 1 for how='json', and none for others")
         check_names(self.names)
 
-    def digest(self) -> str:
-        """The same for the same columns."""
-        return hashlib.blake2b(msgspec.json.encode((_VERSION, self)), digest_size=16).hexdigest()
+    def added_to(self, earlier: Sequence[ColumnRule], drop: Sequence[str] = ()) -> ColumnSpec:
+        """These rules and those of an earlier table: a column that both have keeps its place, and has the new rule.
+
+        Args:
+            earlier: the rules of the table.
+            drop: names of its columns that are left out.
+
+        Raises:
+            InputError: the table has no such column.
+        """
+        rules = {rule.name.casefold(): rule for rule in earlier}
+        for name in drop:
+            if name.casefold() not in rules:
+                there = f"there are {', '.join(rule.name for rule in earlier)}" if earlier else "there are none"
+                raise InputError(f"drop: there is no column {shown(name)} of an earlier run; {there}", parameter="drop")
+        for name in drop:
+            rules.pop(name.casefold(), None)
+        rules.update((rule.name.casefold(), rule) for rule in self.rules)
+        return ColumnSpec(rules=tuple(rules.values()))
 
 
 def parse_spec(
@@ -123,7 +159,7 @@ def parse_spec(
     _check_new(rules, "jsons")
     rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
     _check_new(rules, "texts")
-    return ColumnSpec(rules=tuple(rules), has_nulls_for_errors=missing == "null")
+    return ColumnSpec(rules=tuple(msgspec.structs.replace(rule, missing=missing) for rule in rules))
 
 
 def _check_new(rules: Sequence[ColumnRule], parameter: str) -> None:
@@ -188,26 +224,39 @@ def stem_of(extension: str) -> str:
 
 def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
-    extension = _dotted(extension, text, "write it like .cls=label", f"{how}s")
+    parameter, advice = f"{how}s", "write it like .cls=label"
+    if ":" in extension:
+        advice = "give keys of a JSON object to jsons, as .json:width=w"
+    extension = _dotted(extension, text, advice, parameter, hint="jsons")
+    if "," in name or "=" in name:
+        raise InputError(f"{parameter}: {text!r} is more than one column; give a text for each", parameter=parameter)
     return ColumnRule(name=name or stem_of(extension.partition(";")[0]), extension=extension, how=how)
 
 
 def _parse_json(text: str) -> list[ColumnRule]:
     advice = "write it like .json:width,height or .json:meta.width=w"
     extension, colon, keys = (part.strip() for part in text.partition(":"))
+    if not colon:
+        raise InputError(f"jsons: {text!r} names no keys of a JSON object; {advice}", parameter="jsons")
     extension = _dotted(extension, text, advice, "jsons")
     rules = []
     for part in keys.split(","):
         path, _, name = (word.strip() for word in part.partition("="))
         names = tuple(path.split("."))
-        if not colon or not all(names):
+        if not all(names):
             raise InputError(f"jsons: {text!r} names no keys of a JSON object; {advice}", parameter="jsons")
         rules.append(ColumnRule(name=name or names[-1], extension=extension, how="json", keys=names))
     return rules
 
 
-def _dotted(extension: str, text: str, advice: str, parameter: str) -> str:
+def _dotted(extension: str, text: str, advice: str, parameter: str, *, hint: str | None = None) -> str:
     parts = [part.strip() for part in extension.split(";")]
     if not all(part.strip(".") for part in parts):
         raise InputError(f"{parameter}: {text!r} names no field; {advice}", parameter=parameter)
+    if strange := _STRANGE.search("".join(parts)):
+        raise InputError(
+            f"{parameter}: {text!r} has {strange[0]!r} in an extension; {advice}; alternatives are joined by ';'",
+            parameter=parameter,
+            hint=hint,
+        )
     return ";".join(dict.fromkeys(part if part.startswith(".") else f".{part}" for part in parts))

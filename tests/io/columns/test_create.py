@@ -158,7 +158,7 @@ def test_fields_in_any_case(tmp_path):
     create_index([str(tmp_path)], str(tmp_path / "train.json"))
     dataset = wids.ShardListDataset(tmp_path / "train.json")
     told = make(tmp_path, fields=[".cls=label", ".Cls=again"])
-    assert (told.empty, told.nulls, told.doubled) == ([], {}, 0)
+    assert (told.empty, told.nulls, told.doubled) == ({}, {}, 0)
     rows = made.read_rows(told.output)
     assert [row["label"] for row in rows] == [row["again"] for row in rows] == list(range(10))
     assert [row["jpg_bytes"] for row in rows] == list(range(1, 11))
@@ -219,10 +219,142 @@ def test_a_second_run_reads_nothing(index):
     told = made.make_columns(index)
     assert (told.surveyed, told.unchanged) == (0, 4)
     assert os.stat(table_of(index)).st_ino == before.st_ino
-    assert made.make_columns(index, spec=parse_spec(fields=[".cls"])).surveyed == 4
+    assert made.make_columns(index, spec=parse_spec(fields=[".cls=other"], texts=[".bin"])).surveyed == 4
+    assert made.make_columns(index, drop=["other", "bin"]).surveyed == 0
     os.unlink(table_of(index) + ".state")
     assert made.make_columns(index).surveyed == 4
     assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
+
+
+def test_earlier_columns_stay(index):
+    """In any order of runs, the table is what one run with all rules makes; only what a shard lacks is read of it."""
+    whole = index.replace("train.json", "whole.columns.parquet")
+    made.make_columns(index, output=whole)
+    told = made.make_columns(index, spec=parse_spec(fields=[".cls=label"]))
+    assert (told.surveyed, told.kept) == (4, [])
+    told = made.make_columns(index, spec=parse_spec(jsons=[".json:width,meta.tag=tag,any"]))
+    assert (told.surveyed, told.kept, told.changed, told.dropped) == (4, ["label"], {}, [])
+    assert (told.nulls, list(told.columns)[5:9]) == ({"width": 4, "tag": 4, "any": 4}, ["label", "width", "tag", "any"])
+    told = made.make_columns(index, spec=parse_spec(texts=[".txt=caption"]))
+    assert told.kept == ["label", "width", "tag", "any"]
+    assert Path(table_of(index)).read_bytes() == Path(whole).read_bytes()
+    told = made.make_columns(index, spec=ColumnSpec())
+    assert (told.surveyed, told.unchanged, len(told.kept)) == (0, 4, 5)
+
+
+def test_earlier_columns_of_new_and_changed_shards(index):
+    """Have their rules, too, though only another column is asked for."""
+    made.make_columns(index)
+    shards = json.loads(Path(index).read_text())
+    home = os.path.dirname(index)
+    shards["shardlist"].append(made.write_shard_of(os.path.join(home, "s4.tar"), 10, 4))
+    shards["shardlist"][3] = made.write_shard_of(os.path.join(home, "s3.tar"), 8, 2, payload=9)
+    Path(index).write_text(json.dumps(shards))
+    told = made.make_columns(index, spec=parse_spec(texts=[".cls=word"]))
+    assert (told.surveyed, told.unchanged, told.samples) == (5, 0, 14)
+    expected = made.rows_of((*COUNTS, 4))
+    expected[8:10] = made.rows_of(COUNTS, payload=9)[8:]
+    rows = made.read_rows(table_of(index))
+    assert [row.pop("word") for row in rows] == [str(row["label"]) for row in expected]
+    assert rows == expected
+
+
+def test_only_members_of_new_rules_are_read(remote, tmp_path):
+    """Of unchanged shards: a column of small members costs no byte of those that the table has columns of."""
+    url, server = remote
+    output = str(tmp_path / "c.parquet")
+    made.make_columns(url, output=output, spec=parse_spec(texts=[".bin"], missing="null"))
+    before = server.sent_bytes.total()
+    assert before > 400_000
+    told = made.make_columns(url, output=output, spec=parse_spec(fields=[".cls=label"]))
+    assert (told.surveyed, told.kept) == (4, ["bin"])
+    assert server.sent_bytes.total() - before < 60_000
+    rows = made.read_rows(output)
+    assert [(row["label"], row["bin"]) for row in rows] == [(g % 5, chr(g) * 50_000) for g in range(10)]
+
+
+def test_columns_that_are_left_out(index):
+    """By name, in any case; no shard is read for it; a name that is not there is refused, and nothing changes."""
+    made.make_columns(index)
+    before = Path(table_of(index)).read_bytes()
+    for name in ("nothing", "key", "cls_bytes"):
+        with pytest.raises(InputError, match=f"drop: there is no column '{name}' .*; there are label, width, tag, any"):
+            made.make_columns(index, drop=name)
+    assert Path(table_of(index)).read_bytes() == before
+    told = made.make_columns(index, spec=ColumnSpec(), drop=["Tag", "caption"])
+    assert (told.surveyed, told.dropped, told.kept) == (0, ["tag", "caption"], ["label", "width", "any"])
+    rows = [{name: row[name] for name in row if name not in ("tag", "caption")} for row in made.rows_of(COUNTS)]
+    assert made.read_rows(table_of(index)) == rows
+    with pytest.raises(InputError, match="drop: there is no column 'tag'"):
+        made.make_columns(index, drop="tag")
+    with pytest.raises(InputError, match="there are none"):
+        made.make_columns(index, output=index.replace("train.json", "other.parquet"), drop="tag")
+
+
+def test_another_rule_for_a_column(index, caplog):
+    """Replaces the earlier one, in its place, and says which it was; a new name of the same values reads nothing."""
+    made.make_columns(index)
+    told = made.make_columns(index, spec=parse_spec(jsons=[".json:meta.tag=Width"], fields=[".cls=number"]))
+    assert told.changed == {"Width": "json .json:width"}
+    assert caplog.messages == ["the column 'Width' is now json .json:meta.tag; it was json .json:width"]
+    assert (told.kept, told.surveyed) == (["label", "tag", "any", "caption"], 0)
+    assert list(told.columns)[5:11] == ["label", "Width", "tag", "any", "caption", "number"]
+    rows = made.read_rows(table_of(index))
+    assert [(row["Width"], row["number"]) for row in rows] == [
+        (row["tag"] if row["width"] else None, row["label"]) for row in made.rows_of(COUNTS)
+    ]
+
+
+def test_each_column_keeps_its_way_with_bad_members(tmp_path):
+    """Members that were null for an earlier column stay so; they fail a column that does not allow it."""
+    shards, output = write_bad(tmp_path)
+    create_columns(shards, output, parse_spec(jsons=[".json:v"], missing="null"))
+    with pytest.raises(JobError, match=r"sample 'b1': \.txt is no UTF-8 text"):
+        create_columns(shards, output, parse_spec(texts=[".txt"]))
+    write_tar(tmp_path / "b.tar", [("b0.json", b"{"), ("b3.txt", b"fine")])
+    told = create_columns(shards, output, parse_spec(texts=[".txt"]))
+    assert (told.unparsed, told.kept) == (1, ["v"])
+    assert [(row["v"], row["txt"]) for row in made.read_rows(output)] == [(1, "fine"), (None, None), (None, "fine")]
+
+
+def test_a_table_whose_rules_are_not_known(index, caplog):
+    """Of an older version: its columns have to be asked for again. A damaged one is replaced, and that is said."""
+    made.make_columns(index)
+    table = pq.read_table(table_of(index))
+    facts = json.loads(table.schema.metadata[b"wids"])
+    del facts["rules"]
+    pq.write_table(table.replace_schema_metadata({b"wids": json.dumps(facts)}), table_of(index))
+    assert len(wids.ShardListDataset(index).where("label = 1")) == 2
+    with pytest.raises(ColumnsError, match=r"does not say from what its columns label, width, .* were made"):
+        made.make_columns(index, spec=ColumnSpec())
+    assert made.make_columns(index).samples == 10
+    Path(table_of(index)).write_bytes(b"PAR1 nothing PAR1")
+    made.make_columns(index, spec=parse_spec(fields=[".cls"]))
+    assert "which columns it has cannot be read, and none is kept" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_histories_of_columns(tmp_path, seed):
+    """Whatever columns are asked for and left out between runs, the table has the values that one run gives."""
+    rng = random.Random(seed)
+    rules = [{"jsons": [".json:v"]}, {"jsons": [".json:w=x"]}, {"texts": [".txt"]}, {"texts": [".json=t"]}]
+    shards = [str(tmp_path / f"s{k}.tar") for k in range(4)]
+    for path in shards:
+        put_random_shard(path, rng)
+    names, spec = ("v", "x", "txt", "t"), {}
+    for step in range(5):
+        left = [name for name in spec if rng.random() < 0.2]
+        asked = {names[k]: rules[k] for k in range(4) if rng.random() < 0.4}
+        spec = {name: rule for name, rule in {**spec, **asked}.items() if name in asked or name not in left}
+        if rng.random() < 0.5:
+            put_random_shard(rng.choice(shards), rng)
+        now = [parse_spec(**rule).rules[0] for rule in asked.values()]
+        create_columns(shards, str(tmp_path / "c.parquet"), ColumnSpec(rules=tuple(now)), drop=left)
+        whole = tuple(parse_spec(**rule).rules[0] for rule in spec.values())
+        create_columns(shards, str(tmp_path / f"{step}.parquet"), ColumnSpec(rules=whole), engine=RunOptions(jobs=1))
+        found, expected = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("c", step))
+        assert sorted(found.column_names) == sorted(expected.column_names)
+        assert repr(found.select(expected.column_names).to_pylist()) == repr(expected.to_pylist())
 
 
 def test_a_table_that_is_not_the_state_s(index, tmp_path):
@@ -445,10 +577,11 @@ def test_pages_that_are_damaged(index):
     data[first : first + column.total_compressed_size] = bytes(column.total_compressed_size)
     Path(table_of(index)).write_bytes(data)
     made.write_shard_of(os.path.join(os.path.dirname(index), "s3.tar"), 8, 2, payload=9)
-    with pytest.raises(ColumnsError, match=r"is damaged \((.|\n)*\); delete it, and run it again"):
+    with pytest.raises(ColumnsError, match=r"is damaged \((.|\n)*\); delete .*\.state, and run it again"):
         made.make_columns(index)
-    os.unlink(table_of(index))
-    assert made.make_columns(index).samples == 10
+    os.unlink(table_of(index) + ".state")
+    assert made.make_columns(index, spec=ColumnSpec()).kept == ["label", "width", "tag", "any", "caption"]
+    assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)[:8] + made.rows_of(COUNTS, payload=9)[8:]
 
 
 def test_a_wrong_count(index):
@@ -515,7 +648,7 @@ def end_at(patch, where, index, error):
     put, table = atomic.write_atomically, table_of(index)
     places = {
         "part": (atomic, "write_atomically", failing(put, lambda path, _: path.endswith(".arrow"), after=1)),
-        "journal": (os, "write", failing(os.write, lambda _, data: b'"spec"' in data, after=1)),
+        "journal": (os, "write", failing(os.write, lambda _, data: b'"columns"' in data, after=1)),
         "table": (pq.ParquetWriter, "write_table", failing(None, lambda *_: True)),
         "synced": (os, "fsync", failing(None, lambda *_: True)),
         "state": (atomic, "write_atomically", failing(put, lambda path, _: path.endswith(".state"))),
@@ -633,7 +766,7 @@ def test_odd_json(tmp_path, texts, kind, values):
     output = str(tmp_path / "c.parquet")
     told = create_columns([str(tmp_path / "a.tar")], output, parse_spec(jsons=[".json:v"]))
     assert (told.columns["v"], repr([row["v"] for row in made.read_rows(output)])) == (kind, repr(values))
-    assert told.empty == (["v"] if values == [None, None] else [])
+    assert list(told.empty) == (["v"] if values == [None, None] else [])
     found = sql.run_query(sql.SampleTable(samples=len(values), path=output), "select v from samples order by index")
     assert repr(found["v"].to_pylist()) == repr(values)
     if kind == "json":

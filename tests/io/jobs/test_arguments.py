@@ -229,10 +229,8 @@ REFUSED = [
     (_with_session(allow_pipe="no"), "session: allow_pipe='no': give True or False"),
     (_with_session(cache_dir=""), "session: cache_dir='': give text or None"),
     (_with_spec(rules=".cls"), "spec: rules='.cls': give a tuple of"),
-    (
-        lambda: jobs.create_columns(INDEX, spec=jobs.ColumnSpec(has_nulls_for_errors="no")),
-        "has_nulls_for_errors='no'",
-    ),
+    (_with_rule(missing="no"), "spec: rules[0]: missing='no': give 'error' or 'null'"),
+    (lambda: jobs.create_columns(INDEX, drop=3), "drop=3: give a path, a URL or other text, or several"),
     (_with_rule(name=3), "spec: rules[0]: name=3: give text"),
     (_with_rule(name="key"), "two columns would be called 'key'"),
     (_with_rule(extension="cls"), "spec: rules[0]: extension='cls': give extensions that begin with a dot"),

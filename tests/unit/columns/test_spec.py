@@ -17,8 +17,17 @@ def test_what_is_asked_for():
         ColumnRule(name="seg_txt", extension=".seg.txt", how="text"),
     )
     assert spec.extensions == (".cls", ".cls2", ".json", ".seg.txt")
-    assert spec.digest() != parse_spec(fields=[".cls=label"]).digest()
-    assert parse_spec(missing="null").digest() != parse_spec().digest()
+    label, renamed, lenient, text = (
+        parse_spec(**asked).rules[0]
+        for asked in (
+            {"fields": [".cls=label"]},
+            {"fields": [".cls=number"]},
+            {"fields": [".cls=label"], "missing": "null"},
+            {"texts": [".cls=label"]},
+        )
+    )
+    assert label.digest == renamed.digest
+    assert len({label.digest, lenient.digest, text.digest}) == 3
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,15 @@ def test_what_is_asked_for():
         ({"jsons": [".json:"]}, "names no keys"),
         ({"jsons": [".json:a,,b"]}, "names no keys"),
         ({"jsons": [".json:a..b"]}, "names no keys"),
+        ({"fields": [".json:width=width"]}, "':' in an extension; give keys of a JSON object to jsons"),
+        ({"texts": [".json:width"]}, "texts: .* give keys of a JSON object to jsons"),
+        (
+            {"fields": [".cls,.label=l"]},
+            "',' in an extension; write it like .cls=label; alternatives are",
+        ),
+        ({"fields": [".cls=label,.txt=caption"]}, "is more than one column; give a text for each"),
+        ({"texts": ["*.txt"]}, "has '\\*' in an extension"),
+        ({"jsons": [".json=w:width"]}, "has '=' in an extension; write it like .json:width"),
         ({"fields": [".cls=Key"]}, "would be called 'Key'"),
         ({"fields": [".cls=a"], "texts": [".txt=A"]}, "would be called 'A'"),
         ({"missing": "drop"}, "'error' or 'null'"),
