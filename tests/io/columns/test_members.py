@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wids
-from tests.support.cli import complaint, run_ok
+from tests.support.cli import complaint, run, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.shards import write_json, write_tar
 from wids.errors import ColumnsError, FetchError, InputError, QueryError
@@ -148,7 +148,8 @@ def test_more_fields_than_a_file_has_sizes_of(tmp_path):
     """A file of columns says nothing of them, and member tables do."""
     write_tar(tmp_path / "s.tar", {f"{k}.f{k}": b"x" for k in range(300)})
     index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 300}]})
-    run_ok("columns", "create", index)
+    code, _, err = run("columns", "create", index)
+    assert (code, err) == (0, "wids: the samples have more than 256 different fields: no columns of their sizes\n")
     assert wids.ShardListDataset(index).find_rows("has_f7 or has_f299").tolist() == [7, 299]
 
 
