@@ -29,6 +29,7 @@
     │   └── NoRangesError              the server gives no byte ranges
     ├── CacheError (OSError)           the cache directory cannot be used
     │   └── CacheFull                  no space, and no shard may be evicted; says how many bytes are missing
+    ├── JsonError (ValueError)         a text that should be JSON is none, or of another type; callers name the file
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
     ├── SampleError (ValueError)       a sample cannot be written; names key, field and file
     ├── SelectionError (LookupError)   there is no such shard, sample, step or field; names what there is
@@ -193,6 +194,10 @@ class WidsError(Exception):
 
 class SpecError(WidsError, ValueError):
     """The shard index is malformed; ``path`` names the bad value, like ``shardlist[3].nsamples``."""
+
+
+class JsonError(WidsError, ValueError):
+    """A text is not JSON, or not of the wanted type; whoever reads it raises an error that names its file."""
 
 
 class NotAllowedError(WidsError, PermissionError):

@@ -1,6 +1,8 @@
 """Files of `wids.files.container` taken apart and put together by the text of its format, not by its code."""
 
 import json
+import operator
+import re
 import struct
 from zlib import crc32
 
@@ -58,3 +60,79 @@ class Parts:
         start = struct.pack("<8s8sII", self.magic, self.kind, self.version, len(head))
         below = struct.pack("<I", crc32(body))
         return start + struct.pack("<I", crc32(head, crc32(below, crc32(start[8:])))) + below + head + body + self.tail
+
+
+# What a text may have in the place of a number or of a word.
+_ABSURD = (
+    *(b"-1", b"0", b"1", b"255", b"4294967296", b"9223372036854775807", b"9223372036854775808"),
+    *(b"18446744073709551616", b"-9223372036854775809", b"1" + b"0" * 30, b"1" * 5000),
+    *(b"1e308", b"1e999", b"-0.0", b"0.5", b"NaN", b"-Infinity"),
+    *(b"null", b"true", b"[]", b"{}", b'""', b'"x"', b'"\xff"', b'"\\ud800"', b'"\\u0000"', b"[" * 300 + b"]" * 300),
+    *(b'{"a":1,"a":2}', b"[[]]", b"[null]", b'[["offsets","u8",1]]', b'"\xf4\x90\x80\x80"', b'"../../etc"'),
+)
+_PIECES = (
+    b"\xff",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\0",
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\ud800",
+    b"\x1b[",
+)
+_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?|true|false|null')
+_EDGES = (0, 1, 7, 8, 255, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 53, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+
+
+def mutate(draws, text):
+    """A text with one thing in it changed: a byte, a piece put in, taken out or repeated, a value that is absurd."""
+    at, to = sorted(draws.randrange(len(text) + 1) for _ in range(2))
+    to = min(to, at + 40)
+    how = draws.randrange(7)
+    if how == 0 and at < len(text):
+        return text[:at] + bytes([draws.randrange(256)]) + text[at + 1 :]
+    if how == 1:
+        return text[:at] + draws.choice(_PIECES) + text[at:]
+    if how == 2:
+        return text[:at] + text[to:]
+    if how == 3:
+        return text[:to] + text[at:to] + text[to:]
+    values = list(_VALUE.finditer(text))
+    if not values:
+        return text[:at]
+    found = draws.choice(values)
+    return text[: found.start()] + draws.choice(_ABSURD) + text[found.end() :]
+
+
+def mutate_sealed(draws, data):
+    """A container with one to three things changed in its header, its sections or its tail, under right checksums."""
+    start = START + struct.unpack_from("<I", data, 20)[0]
+    head, body = data[START:start], bytearray(data[start:])
+    for _ in range(draws.choice((1, 1, 1, 2, 3))):
+        if draws.random() < 0.6 or not body:
+            head = mutate(draws, head.rstrip(b" "))
+            head += b" " * (-len(head) % 8)
+        elif draws.random() < 0.5:
+            body[draws.randrange(len(body))] = draws.randrange(256)
+        else:
+            struct.pack_into("<Q", body, draws.randrange(len(body) // 8) * 8, draws.choice(_EDGES))
+    return seal(data[:START], head, bytes(body))
+
+
+def seal(start, head, body):
+    """A container of these parts, with checksums that are right for the sections in its header, or all of the body."""
+    try:
+        sections = json.loads(head)["sections"]
+        lengths = [count * _WIDTHS[kind] + -count * _WIDTHS[kind] % 8 for _, kind, count in sections]
+        size = max(operator.index(sum(lengths)), 0)
+    except Exception:
+        size = len(body)
+    below = struct.pack("<I", crc32(body[:size]))
+    start = start[:20] + struct.pack("<I", len(head))
+    return start + struct.pack("<I", crc32(head, crc32(below, crc32(start[8:])))) + below + head + body

@@ -217,6 +217,32 @@ def test_torch_only_in_datasets_and_samplers():
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
 
+# What is no file or answer of somebody else, or a member of a sample, whose errors the decoders name: the module that
+# parses it by itself.
+OWN_JSON = {
+    "files/json_text.py": "the parser",
+    "codecs/decoders.py": "members",
+    "columns/extract.py": "members",
+    "columns/kinds.py": "values that were just made",
+    "columns/sql.py": "an answer of DuckDB in this process",
+    "cli/demo/__init__.py": "reports of the demo's ranks",
+    "cli/demo/train.py": "arguments from the demo",
+}
+
+
+def test_json_of_others_is_parsed_in_one_place():
+    """Files and answers may hold anything: their parser has one error, which is typed; a bare one ends a training."""
+    found = set()
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if re.fullmatch(r"json\.loads?|json\.JSONDecoder|msgspec\.json\.(decode|Decoder)", name):
+                found.add(path.relative_to(ROOT).as_posix())
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) == "json.loads":
+                found.add(path.relative_to(ROOT).as_posix())
+    assert found == set(OWN_JSON)
+
+
 def test_only_the_command_line_prints():
     """print() stands in cli/ and in the original's widsindex only."""
     for path in modules():

@@ -17,8 +17,9 @@ import msgspec
 
 from wids.cache import limits
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
-from wids.errors import CacheError
+from wids.errors import CacheError, JsonError
 from wids.files import atomic, forks, system
+from wids.files.json_text import JsonParser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,7 +41,7 @@ class Said(msgspec.Struct):
     figures: dict[str, dict[str, float]] = {}
 
 
-_decode = msgspec.json.Decoder(Said).decode
+_PLANS = JsonParser(Said)
 
 
 # For the plans of this process.
@@ -158,8 +159,8 @@ def _read_one(path: str) -> Said | None:
                     break
                 continue  # its job has replaced it since it was opened
             try:
-                return _decode(file.read()) if facts.size <= limits.LIMITS.max_hint_bytes else None
-            except (ValueError, OSError):  # cut short, of another version, not UTF-8
+                return _PLANS.parse(file.read()) if facts.size <= limits.LIMITS.max_hint_bytes else None
+            except (JsonError, OSError):  # cut short, of another version
                 break
     return None
 

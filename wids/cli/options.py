@@ -6,13 +6,14 @@ a value that may be secret. A command may take the dataclasses here, each field 
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wids.errors import JsonError
+from wids.files import json_text
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def parse_session(text: str | Session) -> Session:
             why = getattr(error, "strerror", None) or error
             raise typer.BadParameter(f"{where}cannot be read ({why}); @FILE names a file with a JSON object") from None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_text.parse(text)
+    except JsonError as error:
         raise typer.BadParameter(f"{where}not JSON ({error}); {_ADVICE}") from None
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{where}a JSON {type(found).__name__}, not an object; {_ADVICE}")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.errors import InputError, OutputError, without_secrets
+from wids.errors import InputError, JsonError, OutputError, without_secrets
 from wids.events import logger
-from wids.files import atomic
+from wids.files import atomic, json_text
 from wids.index.paths import public_place
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
 from wids.transport.upload import check_place, check_replaceable
@@ -77,8 +77,8 @@ def _is_log(path: str) -> bool:
 
 def _has_sample(line: bytes) -> bool:
     """Whether a line is that of a sample; one that a killed writer cut is not."""
-    with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
-        msgspec.convert(json.loads(line), _Line)
+    with contextlib.suppress(ValueError):  # also what msgspec raises
+        msgspec.convert(json_text.parse(line), _Line)
         return True
     return False
 
@@ -93,14 +93,14 @@ def read_rows(path: str) -> dict[str, set[int]]:
         InputError: it cannot be read, or is no such log.
     """
     found, damaged, nameless = dict[str, set[int]](), 0, 0
-    error = ValueError("it has no line of one")
+    error = JsonError("it has no line of one")
     try:
         with open(atomic.open_file(path)[0], "rb") as file:
             for line in filter(bytes.strip, file):
                 try:
-                    raw = json.loads(line)
-                except (ValueError, RecursionError) as failure:
-                    damaged, error = damaged + 1, ValueError(str(failure))
+                    raw = json_text.parse(line)
+                except JsonError as failure:
+                    damaged, error = damaged + 1, failure
                     continue
                 entry = msgspec.convert(raw, _Line)
                 if entry.shard is None or entry.row is None:

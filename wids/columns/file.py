@@ -20,6 +20,7 @@ from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import ColumnRule  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
+from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
 from wids.index.fingerprint import contents, have_changed
@@ -70,6 +71,9 @@ class TableFacts(msgspec.Struct, kw_only=True):
     rules: list[ColumnRule] = []
 
 
+_FACTS = JsonParser(TableFacts)
+
+
 class TableFile(msgspec.Struct, frozen=True):
     """An open table.
 
@@ -115,7 +119,7 @@ def open_table(path: str) -> TableFile:
         raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {CREATE}", path=path) from error
     try:
         data = (file.schema_arrow.metadata or {})[METADATA_KEY]
-        facts = msgspec.json.decode(data, type=TableFacts)
+        facts = _FACTS.parse(data)
         if facts.version != VERSION:
             raise ValueError(f"it is of version {facts.version}, and this wids reads version {VERSION}")  # noqa: TRY301
         needed = table_schema(dict(zip(facts.columns, facts.kinds, strict=True)), facts.sizes.values())

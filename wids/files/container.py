@@ -37,6 +37,9 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from wids.errors import JsonError
+from wids.files.json_text import JsonParser
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -58,6 +61,8 @@ START_BYTES, _PREFIX_BYTES = _START.size, 20
 _CODES = {"u1": "B", "u4": "I", "u8": "Q", "i8": "q"}
 _WIDTHS = ("1", "2", "4", "8")
 _EMPTY = memoryview(b"")
+# Longer than that of any index: it has a few words for each of its sub-datasets.
+_MAX_HEAD_BYTES = 256 << 20
 # Sections are checked so many items at a time: what that takes is freed, and is little.
 _CHECKED_ITEMS = 1 << 16
 
@@ -132,7 +137,7 @@ class Format(Generic[F]):
             more = {(*listing, (name, typed.rstrip("?"))) for listing in self._listings}
             self._listings = more | self._listings if typed.endswith("?") else more
         self._head: type[_Head[F]] = _Head[facts]  # type: ignore[valid-type]
-        self._decoder = msgspec.json.Decoder(self._head)
+        self._parser = JsonParser[_Head[F]](self._head, max_bytes=_MAX_HEAD_BYTES, is_finite=False)
 
     def pack(self, facts: F, columns: Mapping[str, Data], *, tail: int = 0) -> list[bytes | memoryview]:
         """The file, in parts; the caller writes the ``tail`` bytes that follow.
@@ -246,12 +251,9 @@ class Format(Generic[F]):
 
     def _parse(self, text: memoryview, broken: Broken) -> _Head[F]:
         try:
-            return self._decoder.decode(text)
-        except msgspec.MsgspecError:  # half of a character, a number of more than 64 bits: JSON has them
-            try:
-                return msgspec.convert(json.loads(bytes(text)), self._head)
-            except (ValueError, RecursionError, msgspec.ValidationError) as error:
-                raise broken(f"has a header that is none ({error})") from error
+            return self._parser.parse(text)
+        except JsonError as error:
+            raise broken(f"has a header that is none ({error})") from error
 
 
 def kind_of(data: bytes) -> str | None:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wids.errors import JsonError
+from wids.files.json_text import JsonParser
 from wids.files.shared_files import SharedFiles
 from wids.index.compiled import SUFFIX
 
@@ -92,6 +94,9 @@ def _key_of(path: str) -> str:
     return hashlib.blake2b(b"checked " + os.fsencode(path), digest_size=32).hexdigest()
 
 
+_NOTES = JsonParser(_StateNote)
+
+
 class CompiledIndexes(SharedFiles):
     """The compiled indexes of one cache directory.
 
@@ -132,8 +137,8 @@ class CompiledIndexes(SharedFiles):
 
 def _read_note(file: SharedFile | None, status: FileStatus) -> str | None:
     if file is not None:
-        with contextlib.suppress(msgspec.MsgspecError):
-            note = msgspec.json.decode(file.data, type=_StateNote)
+        with contextlib.suppress(JsonError):
+            note = _NOTES.parse(file.data)
             if note.status == status and _DIGEST.fullmatch(note.digest):
                 return note.digest
     return None

@@ -25,7 +25,8 @@ import msgspec
 
 from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
-from wids.files import atomic, system
+from wids.files import atomic, json_text, system
+from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
 from wids.index import checks, compiled, compiled_files, discovery, energon, repository, view_file
@@ -155,6 +156,9 @@ class _KeptSplit(msgspec.Struct, frozen=True):
     others: dict[str, int]
 
 
+_SPLITS = JsonParser(_KeptSplit)
+
+
 def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
     """The shards of a split of a data set of the Hugging Face Hub, with the counts from its files.
 
@@ -194,17 +198,13 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         made[:] = [_KeptSplit(split.name, shards, split.others)]
         return msgspec.json.encode(made[0])
 
-    def take(file: SharedFile) -> _KeptSplit | None:
-        try:
-            return msgspec.json.decode(file.data, type=_KeptSplit)
-        except msgspec.MsgspecError:
-            return None
-
     found = None
     if cache_dir is not None and listing.commit:
         key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, named.split)).encode())
         kept = SharedFiles(cache_dir, ".split")
-        found = kept.get(key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), take)
+        found = kept.get(
+            key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), lambda file: _SPLITS.parse(file.data)
+        )
     if found is None:
         if not made:
             make()
@@ -632,7 +632,7 @@ def _digest_of(*facts: Any) -> str:
     """A digest of the sources of an index; "" if JSON cannot represent them."""
     try:
         text = json.dumps([*_MADE_BY, *facts])
-        is_plain = json.loads(text) == [*_MADE_BY, *facts]
-    except (TypeError, ValueError):
+        is_plain = json_text.parse(text) == [*_MADE_BY, *facts]
+    except (TypeError, ValueError, RecursionError):
         return ""
     return _digest(text.encode()) if is_plain else ""

@@ -6,7 +6,6 @@ Pure: the bytes come from the caller. Those of a file have been checked: no offs
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
 
-from wids.errors import SpecError
+from wids.errors import JsonError, SpecError
 from wids.files.container import hash_of
+from wids.files.json_text import TOLERANT
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
@@ -235,8 +235,8 @@ class SparseKeys:
 
     def _keys(self, at: int) -> dict[str, Any]:
         try:
-            found = json.loads(self._texts[at])
-        except (ValueError, RecursionError) as error:
+            found = TOLERANT.parse(self._texts[at])
+        except JsonError as error:
             raise damaged(self._texts.place, f"has keys of a shard that are not JSON ({error})") from error
         if not isinstance(found, dict):
             raise damaged(self._texts.place, "has keys of a shard that are not a JSON object")

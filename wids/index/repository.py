@@ -19,7 +19,6 @@ samples is a `wids.errors.CountMismatchError` when it is opened.
 from __future__ import annotations
 
 import contextlib
-import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +26,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
-from wids.errors import DependencyError, InputError, OutputExistsError, SpecError, WidsError, shown
+from wids.errors import DependencyError, InputError, JsonError, OutputExistsError, SpecError, WidsError, shown
 from wids.events import logger
+from wids.files.json_text import TOLERANT
 from wids.index import energon
 from wids.index.shardlist import MAX_COUNT
 from wids.tables.keys import first_dot
@@ -528,8 +528,8 @@ def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Ite
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
     try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        raw = TOLERANT.parse(data)
+    except JsonError as error:
         raise SpecError(f"not valid JSON ({error})", url=source) from error
     return raw if isinstance(raw, dict) else {}
 
@@ -613,7 +613,9 @@ def _of_sizes(data: bytes, source: str, _: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _of_energon(data: bytes, source: str, _: Mapping[str, int]) -> dict[str, Any]:
-    return {row["url"]: row["nsamples"] for row in json.loads(energon.convert_info(data, place=source))["shardlist"]}
+    return {
+        row["url"]: row["nsamples"] for row in TOLERANT.parse(energon.convert_info(data, place=source))["shardlist"]
+    }
 
 
 def _of_webshart(data: bytes, source: str, files: Mapping[str, int], *, shard: str) -> dict[str, Any]:

@@ -18,14 +18,14 @@ shards it lists itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from wids.errors import NotAllowedError, SpecError, shown
+from wids.errors import JsonError, NotAllowedError, SpecError, shown
 from wids.events import logger
+from wids.files.json_text import JsonParser
 from wids.index import checks
 from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList, ShardListBuilder
 from wids.transport import urls
@@ -58,6 +58,7 @@ _MAX_DEPTH = 8
 _HEAD = 200  # bytes that tell a web page
 # Longer texts are parsed once more, to find keys that stand twice, only if a count of the keys of shards says so.
 _MAX_CHECKED = 2_000_000
+_TEXTS = JsonParser[Any](object, is_finite=False, is_shallow=False)
 # Files of a few lines that name each other again and again make a million of themselves.
 _MAX_SOURCES = 10_000
 
@@ -217,8 +218,8 @@ def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False
         SpecError: not JSON, or not an object.
     """
     try:
-        raw = _decode(data)
-    except (ValueError, RecursionError) as error:
+        raw = _TEXTS.parse(data)
+    except JsonError as error:
         text = data[:_HEAD] if isinstance(data, str) else data[:_HEAD].decode("latin-1")
         if text.lstrip("\ufeff\xef\xbb\xbf \t\r\n").lower().startswith(("<!doctype", "<html", "<?xml")):
             raise SpecError(
@@ -274,30 +275,21 @@ def _check_unique(data: bytes | str, place: str | None) -> None:
             checks.fail(place, name, f"stands twice in one object{where}, and only one can hold; delete the other")
         return found
 
-    json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data, object_pairs_hook=check)
+    _TEXTS.parse_pairs(data, check)
 
 
 def is_index(data: bytes) -> bool:
     """Whether a text is that of an index, which may be malformed, or of a view.
 
     Raises:
-        ValueError, RecursionError: it is no JSON.
+        JsonError: it is no JSON.
     """
-    raw = _decode(data)
+    raw = _TEXTS.parse(data)
     if not isinstance(raw, dict) or raw.keys().isdisjoint(("shardlist", "datasets", "view_of_fingerprint")):
         return False
     rows = raw.get("shardlist")
     first = rows[0] if isinstance(rows, list) and rows else None
     return "wids_version" in raw or (isinstance(first, dict) and "url" in first)
-
-
-def _decode(data: bytes | str) -> Any:
-    """JSON as Python's own json reads it, at msgspec's speed where the text is strictly JSON."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError):
-        # A byte order mark, UTF-16, NaN, a lone surrogate in a file's name: json.dump writes some, editors the others.
-        return json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data)
 
 
 class _SpecParser:

@@ -9,13 +9,13 @@ as digits: ``{"00000.tar": 1000, ...}``. ``00000_stats.json``, which img2dataset
 from __future__ import annotations
 
 import glob
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from wids.errors import InputError
+from wids.files.json_text import TOLERANT
 from wids.index import discovery
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
@@ -134,7 +134,7 @@ def _read(place: str, session: Session) -> Iterator[Claim]:
             continue
         if not raw:
             raise InputError(f'{source}: has no counts; it must be like {{"00000.tar": 1000}}', path=source)
-        for key, value in json.loads(data, object_pairs_hook=list):  # each of two equal keys is a claim
+        for key, value in TOLERANT.parse_pairs(data, list):  # each of two equal keys is a claim
             below, _, shard = key.rpartition("/")
             home = directory.join(below) if below else directory
             yield Claim(str(home), shard, _count(value, source, key), source)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from wids.errors import OutputError, OutputExistsError
-from wids.files import atomic, system
+from wids.errors import JsonError, OutputError, OutputExistsError
+from wids.files import atomic, json_text, system
+from wids.files.json_text import JsonParser
 from wids.index.writing import relative_to
 from wids.transport.place import Place
 from wids.transport.upload import Target, check_replaceable
@@ -263,9 +264,10 @@ class KnownShards(Generic[R]):
 
 def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:
     """The records in lines. Other lines (a header, a partial line) are skipped."""
+    parser = JsonParser(record)
     for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
-            yield msgspec.convert(json.loads(line), record)
+        with contextlib.suppress(JsonError):
+            yield parser.parse(line)
 
 
 def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
@@ -277,8 +279,8 @@ def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
     if not text or any(True for _ in parse_records(data.split(b"\n"), record)):
         return True
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        json_text.parse(text)
+    except JsonError:
         return text.startswith(b"{")
     return False
 

@@ -31,7 +31,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids import __version__
-from wids.errors import StateError
+from wids.errors import JsonError, StateError
+from wids.files import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +79,8 @@ def flat_state(state: dict[str, Any]) -> dict[str, Any]:
 def nested_state(state: Any) -> Any:
     """The state that `flat_state` was given; anything else stays unchanged."""
     if isinstance(state, Mapping) and isinstance(state.get("order"), str):
-        with contextlib.suppress(ValueError):
-            return {**state, "order": json.loads(state["order"])}
+        with contextlib.suppress(JsonError):
+            return {**state, "order": json_text.parse(state["order"])}
     return state
 
 

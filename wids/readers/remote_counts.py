@@ -23,6 +23,7 @@ from wids.errors import NoRangesError
 from wids.events import logger
 from wids.files import system, terminal
 from wids.files.identity import Identity
+from wids.files.json_text import JsonParser
 from wids.files.shared_files import SharedFiles
 from wids.index.discovery import mark_words
 from wids.index.shardlist import MAX_COUNT
@@ -189,10 +190,14 @@ def _of_all(
     return found
 
 
+_COUNTS = JsonParser(list[int])
+
+
 def _take(count: int, file: SharedFile) -> list[int] | None:
-    """The counts that a file holds; None: it is damaged."""
-    try:
-        found = msgspec.json.decode(file.data, type=list[int])
-    except msgspec.MsgspecError:
-        return None
+    """The counts that a file holds; None: it is another's.
+
+    Raises:
+        JsonError: it is damaged.
+    """
+    found = _COUNTS.parse(file.data)
     return found if len(found) == count and all(0 <= each <= MAX_COUNT for each in found) else None

@@ -25,6 +25,7 @@ from wids.columns.kinds import writable
 from wids.dataset import ShardListDataset
 from wids.errors import (
     InputError,
+    JsonError,
     OutputError,
     OutputExistsError,
     SelectionError,
@@ -32,7 +33,7 @@ from wids.errors import (
     WidsError,
     shown,
 )
-from wids.files import atomic
+from wids.files import atomic, json_text
 from wids.index import view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
@@ -354,8 +355,8 @@ def pack_view(marks: Marks) -> bytes:
     with tempfile.TemporaryDirectory(prefix="wids-view-") as folder, zipfile.ZipFile(data, "w") as packed:
         path = os.path.join(folder, "marked.json")
         marks.view().save(path)
-        with open(path, encoding="utf-8") as file:
-            index = json.load(file)
+        with open(path, "rb") as file:
+            index = json_text.parse(file.read())
         rows = os.path.basename(index["rows"])
         packed.writestr("marked.json", json.dumps(index, indent=1))
         packed.write(os.path.join(folder, rows), rows)
@@ -442,8 +443,8 @@ def _change(served: Served, body: bytes) -> dict[str, Any]:
         InputError: it names nothing. SelectionError: a sample is not there. WidsError: see `Marks.change`.
     """
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
+        asked = json_text.parse(body)
+    except JsonError:
         asked = None
     if not isinstance(asked, dict) or not isinstance(asked.get("is_marked"), bool):
         raise InputError('a request to mark is {"index": 5, "is_marked": true}')

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import FetchError, ShardNotFoundError, TableError
+from wids.errors import FetchError, JsonError, ShardNotFoundError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files import forks
+from wids.files.json_text import JsonParser
 from wids.files.shared_files import SharedFiles
 from wids.tables import member_tables
 from wids.tables.table_packs import TablePacks
@@ -69,6 +70,9 @@ class _Missing(msgspec.Struct):
     def has_none(self, shard: str) -> bool:
         """Whether a shard has no table, as far as known."""
         return shard in self.shards or (self.is_decided and not self.found)
+
+
+_MISSING = JsonParser(_Missing)
 
 
 @dataclass(slots=True)
@@ -176,8 +180,8 @@ class MissingTables:
         """The facts that all processes know about a directory."""
         found = None
         if self._kept is not None and (file := self._kept.open(self._name(directory))) is not None:
-            with contextlib.suppress(msgspec.MsgspecError):
-                found = msgspec.json.decode(file.data, type=_Missing)
+            with contextlib.suppress(JsonError):
+                found = _MISSING.parse(file.data)
         with self._lock:
             known = self._known.setdefault(directory, _Missing())
             if found is not None:

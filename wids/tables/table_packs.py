@@ -28,6 +28,7 @@ import msgspec
 from wids.errors import ChangedShardError, FetchError, NoRangesError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files import atomic, forks, system
+from wids.files.json_text import JsonParser
 from wids.files.shared_files import SharedFiles
 from wids.tables import member_tables, pack_format
 from wids.transport.failures import CancelledTransferError, forget_frames
@@ -87,6 +88,9 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def stat(self) -> Stat:
         version = self.version
         return Stat(self.size, version if isinstance(version, str) else tuple(version), has_ranges=True)
+
+
+_NOTES = JsonParser(_Note)
 
 
 class TablePacks:
@@ -279,7 +283,7 @@ class TablePacks:
         """
         try:
             end = pack_format.directory_end(data, place=url)
-            note = msgspec.convert(json.loads(bytes(data[end:])), _Note)
+            note = _NOTES.parse(data[end:])
             found = _opened(data[:end], note)
         except TableError as error:
             raise ValueError(str(error)) from error

@@ -29,16 +29,20 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
 
+import msgspec
+
 from wids.errors import (
     FetchDeniedError,
     FetchError,
     InputError,
+    JsonError,
     ShardNotFoundError,
     TooLongError,
     UnreachableError,
     shown,
 )
-from wids.files import forks, system
+from wids.files import forks, json_text, system
+from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFile, SharedFiles
 from wids.transport import filesystems, retrying
@@ -366,11 +370,8 @@ class HubSource(HttpSource):
 
     def _take(self, file: SharedFile) -> _Redirect | None:
         """The redirect that a process with the same rights got for this file; others may rename shared files."""
-        try:
-            name, access, url, tag, ends = json.loads(bytes(file.data))
-            target = _Redirect(str(url), str(tag), float(ends))
-        except TypeError as error:
-            raise ValueError("it is not a redirect") from error
+        name, access, url, tag, ends = _KEPT_TARGETS.parse(file.data)
+        target = _Redirect(url, tag, ends)
         is_own = (name, access) == (self._name, self._hub.access) and Place(target.url).scheme in ("http", "https")
         return target if is_own else None
 
@@ -741,7 +742,7 @@ def _end_of(url: str, date: str | None = None) -> float:
         ahead = now - parsedate_to_datetime(date or "").timestamp()
     query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     ends = now + LIMITS.target_seconds
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         if "expires" in query:
             ends = min(ends, int(query["expires"]) + ahead - LIMITS.early_seconds)
         for name in ("x-amz-expires", "x-goog-expires"):  # counted from the signature, which is new
@@ -837,28 +838,39 @@ def _file_of(entry: dict[str, Any]) -> File:
 
 def _take_last(file: SharedFile) -> str | None:
     """The last commit that was read, and so has a kept listing."""
-    found = json.loads(bytes(file.data))
-    commit = found.get("read") or found.get("commit") if isinstance(found, dict) else None
-    return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
+    pin = _KEPT_PINS.parse(file.data)
+    commit = pin.read or pin.commit
+    return commit if _COMMIT.fullmatch(commit) else None
 
 
 def _take_pin(file: SharedFile) -> str | None:
     if is_offline():
         return _take_last(file)
-    found = json.loads(bytes(file.data))
-    try:
-        commit, age = str(found["commit"]), time.time() - float(found["at"])
-    except (TypeError, KeyError) as error:
-        raise ValueError("it is not a pin") from error
-    return commit if 0 <= age < LIMITS.pin_seconds and _COMMIT.fullmatch(commit) else None
+    pin = _KEPT_PINS.parse(file.data)
+    is_new = 0 <= time.time() - pin.at < LIMITS.pin_seconds
+    return pin.commit if is_new and _COMMIT.fullmatch(pin.commit) else None
 
 
 def _take_files(file: SharedFile) -> dict[str, File]:
-    try:
-        found = json.loads(bytes(file.data)).items()
-        return {str(path): File(int(size), sha256, str(tag)) for path, (size, sha256, tag) in found}
-    except (TypeError, AttributeError) as error:
-        raise ValueError("it is not a listing") from error
+    return _KEPT_LISTINGS.parse(file.data)
+
+
+class _Pin(msgspec.Struct):
+    """The commit of a revision, as other processes of the machine read it.
+
+    Attributes:
+        commit: as looked up. at: when, in seconds since 1970. read: the last commit whose listing is kept; "": none.
+    """
+
+    commit: str
+    at: float
+    read: str | None = None
+
+
+_KEPT_PINS = JsonParser(_Pin)
+_KEPT_LISTINGS = JsonParser(dict[str, File])
+# The names of the file and of the rights, and a `_Redirect`.
+_KEPT_TARGETS = JsonParser(tuple[str, str, str, str, float])
 
 
 def _digest(*words: str) -> str:
@@ -867,6 +879,6 @@ def _digest(*words: str) -> str:
 
 def _parse_json(body: bytes, url: str) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return json_text.parse(body)
+    except JsonError as error:
         raise FetchError(f"{url}: the Hub's answer is not JSON ({error})", url=url) from error

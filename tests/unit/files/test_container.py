@@ -1,5 +1,6 @@
 """The container of binary files: what is packed comes back, and no byte of it may change unnoticed."""
 
+import json
 import random
 import struct
 import sys
@@ -13,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import tars
-from tests.support.containers import Parts
+from tests.support.containers import Parts, mutate_sealed
 from tests.support.examples import examples
 from wids.errors import SpecError, TableError
 from wids.files import container
 from wids.files.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
 from wids.files.identity import Identity
 from wids.index import compiled, view_file
+from wids.index.fingerprint import contents, fingerprint
+from wids.index.shardlist import ShardList
 from wids.index.spec import list_shards
 from wids.tables import pack_format
-from wids.tables.table import build_table, parse_table
+from wids.tables.pack_format import Directory
+from wids.tables.table import MemberTable, build_table, parse_table
 
 
 class Facts(msgspec.Struct):
@@ -278,3 +282,45 @@ def _peak_of_reading(form, data):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     return peak
+
+
+def use(form, data):
+    """Read a file and all that it has."""
+    found = form(data)
+    if isinstance(found, MemberTable):
+        for row in range(len(found)):
+            found.members(row)
+            found.rows_of(found.key(row))
+        assert found.to_bytes()
+    elif isinstance(found, Directory):
+        for name in ("0.tar", "/d/1.tar"):
+            found.find(name)
+    elif isinstance(found, ShardList):
+        for k in range(len(found.urls)):
+            found.describe(k)
+        fingerprint(found)
+        contents(found)
+        json.dumps(found.header)
+    else:
+        assert found.rows.sum() >= 0
+
+
+FEW_AND_MANY = [
+    pytest.param(300, id="few"),
+    pytest.param(100_000, id="many", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+]
+
+
+@pytest.mark.parametrize("count", FEW_AND_MANY)
+@pytest.mark.parametrize("form", FORMATS)
+def test_mutations_under_right_checksums(form, count):
+    """Headers and columns of a hostile writer: a typed error, or a file that can be read to its end."""
+    draws, whole = random.Random(f"{form.__name__} 1"), form()
+    refused = 0
+    for _ in range(count):
+        changed = mutate_sealed(draws, whole)
+        try:
+            use(form, changed)
+        except (TableError, SpecError):
+            refused += 1
+    assert count // 2 < refused < count

@@ -6,7 +6,6 @@ renumber all labels and change their meaning.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import unicodedata
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, SampleError, shorten, shown
+from wids.files.json_text import TOLERANT
 from wids.tables.keys import encode_name
 from wids.transport.download import read_bytes
 from wids.transport.session import PLAIN, Session
@@ -204,8 +204,8 @@ def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
     try:
         text = data.decode("utf-8-sig")
         is_json = text.lstrip()[:1] in ("[", "{")
-        found = json.loads(text) if is_json else [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
-    except (ValueError, RecursionError) as error:
+        found = TOLERANT.parse(text) if is_json else [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
+    except ValueError as error:
         raise InputError(f"{source}: is no list of classes that can be read ({error})", url=source) from error
     if isinstance(found, dict):
         info = found.get("info")

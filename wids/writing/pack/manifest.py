@@ -11,7 +11,6 @@ import contextlib
 import csv
 import glob
 import io
-import json
 import math
 import os
 import posixpath
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.codecs.encoders import encode_field
-from wids.errors import InputError, SampleError, SpecError, WidsError, shorten, shown
+from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, shorten, shown
+from wids.files.json_text import TOLERANT, unique
 from wids.index.discovery import find_shards
 from wids.transport.download import read_bytes
 from wids.transport.place import Place
@@ -515,8 +515,8 @@ def _json_rows(text: str) -> Iterator[_ManifestRow]:
             continue
         row, fault = {}, ""
         try:
-            found = json.loads(line.lstrip("\ufeff"), object_pairs_hook=_unique)
-        except (ValueError, RecursionError) as error:
+            found = TOLERANT.parse_pairs(line.lstrip("\ufeff"), unique)
+        except JsonError as error:
             fault = f"is not JSON ({error})"
         else:
             if isinstance(found, dict):
@@ -524,12 +524,3 @@ def _json_rows(text: str) -> Iterator[_ManifestRow]:
             else:
                 fault = f"is a JSON {type(found).__name__}; it is an object"
         yield _ManifestRow(f"line {number}", row, {}, fault)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shown(twice)} is there twice")
-    return found
