@@ -125,6 +125,13 @@ def mutate_sealed(draws, data):
     return seal(data[:START], head, bytes(body))
 
 
+def mangled(data):
+    """A container with a byte that is no UTF-8 in the name of its first section, under right checksums."""
+    start = START + struct.unpack_from("<I", data, 20)[0]
+    head = data[START:start].rstrip(b" ").replace(b'[["', b'[["\xff', 1)
+    return seal(data[:START], head + b" " * (-len(head) % 8), data[start:])
+
+
 def seal(start, head, body):
     """A container of these parts, with checksums that are right for the sections in its header, or all of the body."""
     try:

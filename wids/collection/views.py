@@ -124,7 +124,8 @@ def read_samples(path: str) -> Any:
     """
     try:
         if path.endswith(".npy"):
-            return np.load(path, allow_pickle=False)
+            # Mapped first: a header may claim more than the file has, and memory for it would be taken.
+            return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
         with open(path, encoding="utf-8-sig") as file:
             return [line for text in file if (line := text.rstrip("\r\n"))]
     except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError

@@ -273,7 +273,7 @@ class Marks:
         return places
 
     def _read_indices(self, path: str) -> Integers:
-        found = np.load(path, allow_pickle=False)
+        found = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # see `wids.collection.views.read_samples`
         total = len(self._served.dataset)
         if (
             not isinstance(found, np.ndarray)

@@ -281,6 +281,7 @@ def test_what_cannot_be_trusted_is_made_again(index, cache, reads, monkeypatch):
         b"",
         b"{}",
         b'{"status": 1}',
+        Path(path.parent, note).read_bytes().replace(name[:64].encode(), b"\xff"),
         Path(path.parent, note).read_bytes().replace(name[:64].encode(), b"../x"),
     ):
         Path(path.parent, note).write_bytes(bad)

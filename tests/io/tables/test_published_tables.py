@@ -12,6 +12,7 @@ from tests.support import tars
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import child, receive
 from tests.support.clocks import wait_until
+from tests.support.containers import mangled
 from tests.support.servers import Server, status
 from wids.cache.directory import CacheDirectory
 from wids.errors import FetchError, ShardNotFoundError
@@ -166,7 +167,18 @@ def test_trouble_is_no_answer(web, home):
     assert read(process(home), shard_of(web, "a"))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"shards": 5}', b'{"found": "x"}', b"\xff" * 100])
+def test_a_table_that_cannot_be_parsed_is_a_warning(web, home, caplog):
+    """A byte that is no UTF-8, under right checksums: the shard is opened without the table."""
+    web.add(f"/a.tar{tables.SUFFIX}", mangled(tars.table_of(web.files["/a.tar"]).to_bytes()))
+    shard = shard_of(web, "a")
+    assert process(home).load(shard, shard_bytes=shard.filesize) is None
+    assert "has a header that is none" in caplog.text
+    assert texts(AutoProvider(cache_dir=home, access="range").open(shard)) == texts_of("a")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"shards": 5}', b'{"found": "x"}', b"\xff" * 100, b'{"shards": {"\xff": 1}}']
+)
 def test_a_damaged_note_is_none(web, home, data):
     """Whatever it holds, the shards are asked about again, and it is replaced."""
     missing = MissingTables(cache_dir=home, session=Session())

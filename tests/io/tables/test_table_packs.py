@@ -15,7 +15,7 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS
-from tests.support.containers import Parts
+from tests.support.containers import Parts, mangled
 from tests.support.servers import instead, status
 from tests.support.tars import lying_table, pack_of, publish, publish_pack, table_of
 from wids.cache.cleanup import keep_most_recent_files
@@ -284,6 +284,17 @@ def mislead(web):
     web.add(PACK, parts.sealed(counts=False))
 
 
+def mangle(web):
+    """A byte of its header is no UTF-8, under a right checksum."""
+    web.add(PACK, mangled(web.files[PACK]))
+
+
+def mangle_tables(web):
+    """So it is in each of its tables."""
+    tables = {f"{web.url}/{tag}.tar": mangled(table_of(web.files[f"/{tag}.tar"]).to_bytes()) for tag in TAGS}
+    web.add(PACK, pack_of(tables, web.url + PACK))
+
+
 def send_a_page(web):
     """A login page comes in its place."""
     web.faults[PACK] = [instead(b"<html>log in</html>", Content_Type="text/html")] * 50
@@ -324,7 +335,7 @@ def lie(web):
 
 
 FAULTS = [
-    *(remove, refuse, cut, damage, mislead, send_a_page),
+    *(remove, refuse, cut, damage, mislead, mangle, mangle_tables, send_a_page),
     *(forget_ranges, forget_versions, damage_tables, outdate, lie, lack),
 ]
 
@@ -410,7 +421,8 @@ def test_what_the_cache_has_is_checked(web, load, tmp_path):
     (path,) = kept(tmp_path / "cache")
     good = path.read_bytes()
     assert os.stat(path).st_mode & 0o777 == 0o600
-    for bad in (b"", good[:50], good[:60] + b"#" + good[61:], good[:-5], good.replace(web.url.encode(), b"x")):
+    damaged = b"", good[:50], good[:60] + b"#" + good[61:], good[:-5], good[:-5] + b"\xff" + good[-4:], mangled(good)
+    for bad in (*damaged, good.replace(web.url.encode(), b"x")):
         path.write_bytes(bad)
         before = asked(web)
         check_samples(load())
