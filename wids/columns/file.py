@@ -147,7 +147,7 @@ def open_table(path: str) -> TableFile:
 def read_facts(path: str) -> TableFacts | None:
     """The record of a table, whatever its rows are; None: it does not exist, or has no record that can be read."""
     with contextlib.suppress(OSError, KeyError, msgspec.MsgspecError, import_arrow().ArrowException):
-        return msgspec.json.decode((import_parquet().read_schema(path).metadata or {})[METADATA_KEY], type=TableFacts)
+        return _FACTS.parse((import_parquet().read_schema(path).metadata or {})[METADATA_KEY])
     return None
 
 

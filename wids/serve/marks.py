@@ -275,12 +275,7 @@ class Marks:
     def _read_indices(self, path: str) -> Integers:
         found = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # see `wids.collection.views.read_samples`
         total = len(self._served.dataset)
-        if (
-            not isinstance(found, np.ndarray)
-            or found.ndim != 1
-            or found.dtype != np.int64
-            or (found[1:] <= found[:-1]).any()
-        ):
+        if found.ndim != 1 or found.dtype != np.int64 or (found[1:] <= found[:-1]).any():
             raise SpecError("it has no ascending indices", path=path)
         if len(found) and not 0 <= found[0] <= found[-1] < total:
             raise SpecError(f"it has indices beyond {total} samples", path=path)
