@@ -69,6 +69,9 @@ fallback: _Fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 
+# The remedy for names in two Unicode forms.
+ONE_FORM = "give files names of one form before they are packed (convmv -r -f utf8 -t utf8 --nfc --notest DIRECTORY)"
+
 # (a field of `wids.collection.stats.Stats`, how much an event adds to it).
 Counts = tuple[tuple[str, float], ...]
 
@@ -78,9 +81,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         level: of its line in the log; `log_event` logs repetitions at DEBUG.
+        advice: the end of a line that is a warning: the consequence, and the remedy.
+        is_told_once: of one URL, only the first line is a warning.
     """
 
     level: ClassVar[int] = logging.DEBUG
+    advice: ClassVar[str] = ""
+    is_told_once: ClassVar[bool] = False
 
     def counts(self) -> Counts:
         """How much the event adds to fields of `wids.collection.stats.Stats`; most events add nothing."""
@@ -150,6 +157,7 @@ class Retried(Event, frozen=True, kw_only=True):
     """An attempt at a download failed and another one follows."""
 
     level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = "it is tried again, and an error follows if that does not help"
 
     url: str
     attempt: int
@@ -164,6 +172,7 @@ class Rejected(Event, frozen=True, kw_only=True):
     """A cached shard was not used: it is damaged, changed, or not what the index says. It is downloaded again."""
 
     level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = "it is downloaded again"
 
     url: str
     path: str
@@ -191,6 +200,7 @@ class WaitedForRoom(Event, frozen=True, kw_only=True):
     """A cache directory had no space for a shard until other processes closed some of theirs."""
 
     level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = "raise cache_size, or run fewer jobs with this directory"
 
     url: str
     path: str
@@ -279,9 +289,39 @@ class RepeatedKeys(Event, frozen=True, kw_only=True):
     """Keys came back later in a shard, not adjacent, so these members became samples of their own."""
 
     level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = (
+        "members of these samples do not follow each other in the tar, so that each run of them is a sample of its "
+        'own; group="key" makes one of them (wids index create --group key)'
+    )
+    is_told_once: ClassVar[bool] = True
 
     url: str
     count: int
+
+
+class AlikeKeys(Event, frozen=True, kw_only=True):
+    """Keys of a shard differ only in their Unicode form (NFC, NFD), so their members are samples of their own."""
+
+    level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = f"these names look the same and are not, so that their members are no sample; {ONE_FORM}"
+    is_told_once: ClassVar[bool] = True
+
+    url: str
+    count: int
+
+
+class BytesUnread(Event, frozen=True, kw_only=True):
+    """A shard goes on behind its end marker, with bytes of no member that no writer pads with; ``size_bytes``: all."""
+
+    level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = (
+        "nothing reads what follows the end marker: samples were lost (zeros), or it is two archives in one file; "
+        "wids verify says which"
+    )
+    is_told_once: ClassVar[bool] = True
+
+    url: str
+    size_bytes: int
 
 
 class SampleSubstituted(Event, frozen=True, kw_only=True):
@@ -325,6 +365,10 @@ _waits: dict[str, tuple[float, int, float]] = {}
 _RETRIES_QUIET_SECONDS = 10.0
 # Server -> of its retries: (when the last warning was, how many came since).
 _retries: dict[str, tuple[float, int]] = {}
+
+# (class of an event, URL) of the warnings that are given once; more of them than this are DEBUG.
+_told: set[tuple[str, str]] = set()
+_MAX_TOLD = 10_000
 
 _SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _PREFIXES = "kmgtp"
@@ -383,11 +427,20 @@ def log_event(event: Event) -> None:
             level = logging.DEBUG
         elif others:
             more = f"; {others} other retries of this server since the last such line"
-    elif isinstance(event, Waited) and event.seconds < _LONG_SECONDS:
+    elif (isinstance(event, Waited) and event.seconds < _LONG_SECONDS) or (event.is_told_once and not _is_news(event)):
         level = logging.DEBUG
     if logger.isEnabledFor(level):
         facts = ", ".join(f"{name}={text}" for name, text in map(_fact, event.__rich_repr__()))
+        more = f"; {event.advice}{more}" if event.advice and level >= logging.WARNING else more
         logger.log(level, "%s: %s%s", type(event).__name__, facts, more)
+
+
+def _is_news(event: Event) -> bool:
+    """Whether no such event of its URL was logged before: a shard is opened again and again."""
+    key = type(event).__name__, getattr(event, "url", "")
+    is_new = key not in _told and len(_told) < _MAX_TOLD
+    _told.add(key) if is_new else None
+    return is_new
 
 
 def _add_wait(event: WaitedForRoom) -> tuple[int, float]:

@@ -59,15 +59,17 @@ def test_create_names_what_it_leaves_out():
     Path("d/s1.tar").write_bytes(pack([("a.txt", b"1"), ("README", b"2")]) + pack([("b.txt", b"1")]))
     Path("d/s2.tar").write_bytes(pack([("README", b"1")]))
     os.symlink("s0.tar", "d/s3.tar")
+    Path("d/s9.tar").write_bytes(pack([("a.txt", b"1")])[:1024] + bytes(20_480))
     write_json("d/sizes.json", {"s4.tar": 7, "s0.tar": 3})
     code, out, err = run_index("create", "d", "-o", "i.json", "--counts", "d")
     assert code == 0
     for words in (
         *("s1.tar: goes on behind its end marker, at byte 10,240", "s2.tar: has no sample; its 1 file: "),
+        "s9.tar: ends with 20,480 zeros, more than any writer appends; the samples there were lost",
         *("s3.tar: is the same file as ", "1 count of shards that are not in the index: s4.tar"),
     ):
         assert words in err
-    for words in ("2 read, 1 not read, by their counts in ", "1 count from ", "2 files of the shards in no sample"):
+    for words in ("3 read, 1 not read, by their counts in ", "1 count from ", "2 files of the shards in no sample"):
         assert words in out
     told = json.loads(run_index("create", "d", "-o", "i.json", "--no-checksums", "--json")[1])
     assert (len(told["behind"]), len(told["empty"]), len(told["repeated"]), told["left_files"]) == (1, 1, 1, 2)

@@ -9,6 +9,8 @@ import pytest
 from wids import events
 from wids.collection.stats import Stats
 from wids.events import (
+    AlikeKeys,
+    BytesUnread,
     Closed,
     Event,
     Evicted,
@@ -46,6 +48,8 @@ ALL = [
     RangesRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     TableRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     RepeatedKeys(url="u", count=2),
+    AlikeKeys(url="u", count=2),
+    BytesUnread(url="u", size_bytes=1),
     SampleSubstituted(index=1, by=2, shard="u", row=1, key="k", field=".jpg", cause="c"),
 ]
 
@@ -76,6 +80,7 @@ def test_events_are_logged(event, caplog, monkeypatch):
     """Each event is one line with all its facts; trouble is a warning, a download is information."""
     monkeypatch.setattr("wids.events._waits", {})
     monkeypatch.setattr("wids.events._retries", {})
+    monkeypatch.setattr("wids.events._told", set())
     caplog.set_level(logging.DEBUG, logger="wids")
     emit((), event)
     [record] = caplog.records
@@ -87,9 +92,32 @@ def test_events_are_logged(event, caplog, monkeypatch):
         shown[name.removesuffix("_bytes")] = f"{shown.pop(name)} B"
     for name, text in shown.items():
         assert f" {name}={text}" in record.getMessage()
-    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys], "WARNING")
+    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, AlikeKeys, BytesUnread], "WARNING")
     loud |= dict.fromkeys([Fetched, NotFetchedAhead], "INFO")
     assert record.levelname == loud.get(type(event), "DEBUG")
+    assert record.levelname != "WARNING" or record.getMessage().endswith(f"; {event.advice}")
+
+
+def test_a_warning_says_what_to_do():
+    """Each event that is logged as a warning has a sentence of its consequence or remedy, and no other one has."""
+    assert {type(event) for event in ALL if event.advice} == {
+        type(event) for event in ALL if event.level >= logging.WARNING
+    }
+
+
+def test_oddities_of_a_shard_are_one_warning(caplog, events, monkeypatch):
+    """A shard is opened again and again: hooks are told each time, and one line of each URL is a warning."""
+    monkeypatch.setattr("wids.events._told", set())
+    caplog.set_level(logging.WARNING, logger="wids")
+    told = [RepeatedKeys(url=url, count=2) for url in ("a.tar", "b.tar", "a.tar", "a.tar")]
+    for event in told:
+        emit([events], event)
+    assert events == told
+    assert [message.split(", ")[0] for message in caplog.messages] == [
+        "RepeatedKeys: url='a.tar'",
+        "RepeatedKeys: url='b.tar'",
+    ]
+    assert all('group="key" makes one of them' in message for message in caplog.messages)
 
 
 def test_figures_are_rounded_and_have_units(caplog):
@@ -126,10 +154,10 @@ def test_retries_of_one_server_are_one_warning_in_ten_seconds(caplog, monkeypatc
     found = [(message.partition("'")[2].partition("'")[0], message.partition("; ")[2]) for message in caplog.messages]
     others = " other retries of this server since the last such line"
     assert found == [
-        ("s3://bucket/a.tar", ""),
-        ("https://host/a.tar", ""),
-        ("s3://bucket/a.tar", f"5{others}"),
-        ("https://host/a.tar", f"2{others}"),
+        ("s3://bucket/a.tar", Retried.advice),
+        ("https://host/a.tar", Retried.advice),
+        ("s3://bucket/a.tar", f"{Retried.advice}; 5{others}"),
+        ("https://host/a.tar", f"{Retried.advice}; 2{others}"),
     ]
 
 

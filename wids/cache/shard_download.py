@@ -164,6 +164,7 @@ class ShardDownload:
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
             table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin, version=self._version))
+            member_tables.announce(self._session.hooks, shard.url, table)
             if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
                 raise EmptyShardError(
                     f"{shard.url}: {facts.size} bytes arrived without a sample, and the index says nsamples "

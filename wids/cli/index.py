@@ -29,6 +29,7 @@ from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag
 from wids.cli.plain_help import App
 from wids.cli.progress import job_signals
 from wids.errors import OutputExistsError
+from wids.events import ONE_FORM
 from wids.transport.place import Place
 from wids.transport.session import PLAIN
 
@@ -415,6 +416,11 @@ def _warnings(outcome: IndexOutcome) -> Iterator[str]:
             f"{shown_url(url)}: goes on behind its end marker, at byte {at:,}; nothing reads that (two archives in one "
             "file? `tar -i` extracts both: pack them again)"
         )
+    for url, count in outcome.zeros.items():
+        yield (
+            f"{shown_url(url)}: ends with {count:,} zeros, more than any writer appends; the samples there were lost "
+            "(copy or upload it again)"
+        )
     for url, count in outcome.empty.items():
         files = f"; its {count_of(count, 'file')}: names without an extension, or with a dot first" if count else ""
         yield f"{shown_url(url)}: has no sample{files}"
@@ -446,7 +452,9 @@ def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None 
         lines={
             "counts": [f"{count_of(n, 'count')} from {shown_url(source)}" for source, n in outcome.counts.items()],
             "repeated_keys": f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same "
-            "shard",
+            "shard; where the files of a sample are not adjacent, --group key makes one sample of them",
+            "alike_keys": f"{count_of(outcome.alike_keys, 'sample')} with the name of another one in a second Unicode "
+            f"form (NFC, NFD), so that their files are apart; {ONE_FORM}",
             "left_files": f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an "
             "extension, or with a dot first",
             "tables": f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be "

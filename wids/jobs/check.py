@@ -24,6 +24,7 @@ from wids.errors import (
     TableError,
     WrongContentError,
 )
+from wids.events import ONE_FORM, count_of
 from wids.files import atomic, tempdirs
 from wids.files.identity import Identity
 from wids.index import checksums
@@ -131,9 +132,17 @@ def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
     if facts.behind is not None:
         what = f"goes on behind its end marker: {facts.filesize - facts.behind:,} bytes that nothing reads"
         yield Problem(kind="tar", what=what, where=f"byte {facts.behind}", advice=_PACK_AGAIN)
+    if facts.zeros:
+        at = facts.filesize - facts.zeros
+        what = f"ends with {facts.zeros:,} zeros, more than any writer appends: the samples there were lost"
+        yield Problem(kind="tar", what=what, where=f"byte {at}", advice=_FETCH_AGAIN)
     if facts.table is not None and facts.nleft and not facts.nsamples:
         what = f"has no sample: the names of its {facts.nleft:,} files have no extension, or a dot first"
         yield Problem(kind="empty", what=what, advice="pack it again with names like 0017.jpg")
+    if facts.nalike:
+        words = count_of(facts.nalike, "key")
+        what = f"has {words} that another one is, too, in a second Unicode form (NFC, NFD)"
+        yield Problem(kind="keys", what=what, advice=ONE_FORM)
     if facts.error is not None:
         yield problem_of(facts.error)
     elif facts.table is not None and (what := find_difference_in_count(shard, facts.table)):

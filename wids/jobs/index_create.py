@@ -88,9 +88,11 @@ class IndexOutcome(JobOutcome, kw_only=True):
         tables: member tables that could not be written beside their shards: place -> path.
         repeated: further name of a file that the index already has -> its first name.
         behind: shard with bytes after its end marker, which are not read -> the offset of these bytes.
+        zeros: shard that ends with more zeros than any writer appends -> their number; the samples there were lost.
         empty: shard without a sample -> the number of its files.
         left_files: files of all shards that are part of no sample.
         repeated_keys: samples whose key an earlier sample of their shard has.
+        alike_keys: samples whose key another one of their shard has in a second Unicode form (NFC, NFD).
 
     Example:
         >>> outcome = jobs.create_index(["train-000000.tar", "train-000001.tar"], "new.json")
@@ -114,9 +116,11 @@ class IndexOutcome(JobOutcome, kw_only=True):
     tables: dict[str, str] = msgspec.field(default_factory=dict)
     repeated: dict[str, str] = msgspec.field(default_factory=dict)
     behind: dict[str, int] = msgspec.field(default_factory=dict)
+    zeros: dict[str, int] = msgspec.field(default_factory=dict)
     empty: dict[str, int] = msgspec.field(default_factory=dict)
     left_files: int = 0
     repeated_keys: int = 0
+    alike_keys: int = 0
 
 
 def create_index(
@@ -286,9 +290,11 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             raise JobError(f"none of {len(found):,} shards can be read; the first: {first}")
         scanned = [done[place] for place in places if place in done]
         outcome.behind = {each.url: each.behind for each in scanned if each.behind is not None}
+        outcome.zeros = {each.url: each.zeros for each in scanned if each.zeros}
         outcome.empty = {each.url: each.nleft for each in scanned if not (each.nsamples or each.is_claimed)}
         outcome.left_files = sum(each.nleft for each in scanned)
         outcome.repeated_keys = sum(each.nrepeated for each in scanned)
+        outcome.alike_keys = sum(each.nalike for each in scanned)
         return scanned
 
     def _read_counts(self, found: Sequence[Found]) -> dict[str, int]:

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from wids.jobs.runner import Engine, TaskResult
 
 DEFAULT_JOBS, _MAX_PROCESSES = 8, 64
-_FORMAT = 3  # of findings; raised when the same shards give other ones
+_FORMAT = 4  # of findings; raised when the same shards give other ones
 # Faults that stay as long as a shard and its tables do; others (no connection, say) may be over in the next run.
-_LASTING = frozenset({"size", "digest", "tar", "empty", "count", "table", "decode"})
+_LASTING = frozenset({"size", "digest", "tar", "empty", "keys", "count", "table", "decode"})
 
 
 class VerifyOutcome(JobOutcome, kw_only=True):

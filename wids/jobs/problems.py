@@ -20,8 +20,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One problem of a shard.
 
     Attributes:
-        kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, empty, count, table,
-            changed, decode, error.
+        kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, empty, keys, count,
+            table, changed, decode, error.
         what: in a few words.
         where: in the shard, or the file beside it; ``""``: as a whole.
         advice: for the user.

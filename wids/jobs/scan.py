@@ -30,7 +30,7 @@ from wids.index import checksums
 from wids.index.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
 from wids.readers.header_reader import FIRST_BYTES, Window
-from wids.tables import member_tables, tar
+from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.tar import Members
@@ -63,6 +63,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         md5sum, crc32: if requested; the CRC-32 also if all bytes were read anyway.
         nleft: files that are part of no sample. nrepeated: samples whose key had appeared before.
         behind: offset of the first byte after the end marker that is not zero; None: all are zero.
+        zeros: number of zeros from the end marker on, if they are more than any writer appends.
+        nalike: samples whose key is another one in a second Unicode form.
         mark: the version that was read, as text; None: unknown.
         has_table: its member table was published.
         table: its member table, until `scan_shard` returns, so that it is not pickled.
@@ -80,6 +82,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     nleft: int = 0
     nrepeated: int = 0
     behind: int | None = None
+    zeros: int = 0
+    nalike: int = 0
     md5sum: str | None = None
     crc32: str | None = None
     mark: str | None = None
@@ -203,7 +207,7 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
         members = Members(read, identity.size, shard=task.url, split=task.split)
         try:
             facts.table = task.build_table(members, identity)
-            facts.behind = tar.find_behind(read, members.end or 0, identity.size)
+            facts.behind, facts.zeros = members.find_unread()
         except ShardError as error:
             facts.error = error
         if window is not None:
@@ -266,7 +270,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
     members = Members(window.read, source.size, shard=task.url, split=task.split)
     table = task.build_table(members, identity)
     facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
-    facts.behind = tar.find_behind(window.read, members.end or 0, source.size)
+    facts.behind, facts.zeros = members.find_unread()
     if task.checksums or source.is_strong:  # otherwise the bytes may be of two versions
         facts = msgspec.structs.replace(facts, **window.digests())
     facts.requests, facts.read_bytes = source.requests, source.read_bytes
@@ -275,7 +279,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
 
 def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
     facts.nsamples, facts.nmembers, facts.table = len(table), table.nmembers, table
-    facts.nleft, facts.nrepeated = table.nleft, table.nrepeated
+    facts.nleft, facts.nrepeated, facts.nalike = table.nleft, table.nrepeated, table.nalike
     return facts
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from wids.events import Opened, RepeatedKeys, emit
+from wids.tables import member_tables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -119,6 +120,7 @@ def announce(hooks: Sequence[Hook], reader: Reader, *, has_saved_table: bool, st
     table = reader.table
     if table.nrepeated:
         emit(hooks, RepeatedKeys(url=reader.url, count=table.nrepeated))
+    member_tables.announce(hooks, reader.url, table)
     emit(
         hooks,
         Opened(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wids.index.checksums import Checksums
 from wids.tables import table as tables
-from wids.tables import tar
+from wids.tables.tar import Members
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
@@ -127,5 +127,5 @@ def scan_headers(
         CancelledTransferError: it was cancelled. FetchError: it cannot be read. ShardError: it is not a readable tar.
     """
     window, split = Window(source.read, source.size, is_cancelled=is_cancelled), tables.parse_rule(rule)
-    members = tar.scan(window.read, source.size, shard=source.url, split=split)
+    members = Members(window.read, source.size, shard=source.url, split=split)
     return tables.build_table(members, identity=identity, shard=source.url, rule=rule, group=group)

@@ -28,6 +28,7 @@ from wids.files.shared_files import SharedFiles
 from wids.index.discovery import mark_words
 from wids.index.shardlist import MAX_COUNT
 from wids.readers.header_reader import scan_headers
+from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.tables.published_tables import PublishedTables
 from wids.transport.range_client import ShardBytes
@@ -158,6 +159,7 @@ class RemoteCounts:
                 group=self._group,
                 is_cancelled=is_over.is_set,
             )
+            member_tables.announce(self._session.hooks, shard.url, table)
         return table.nsamples
 
 

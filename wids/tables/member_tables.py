@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
-from wids.events import logger
+from wids.events import AlikeKeys, BytesUnread, emit, logger
 from wids.files import container, system
 from wids.files.atomic import open_file
 from wids.tables import foreign, keys, tar
@@ -27,8 +27,9 @@ from wids.transport.session import PLAIN, Session
 from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from wids.events import Hook
     from wids.files.identity import Identity
     from wids.index.spec import Shard
     from wids.tables.keys import Split
@@ -94,6 +95,14 @@ def scan_table(
     """
     members = scan_members(fd, url, identity.size, split=keys.parse_rule(rule))
     return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
+
+
+def announce(hooks: Iterable[Hook], url: str, table: MemberTable) -> None:
+    """Tell hooks of oddities of a shard that were seen when its headers were scanned; saved tables show none."""
+    if table.nalike:
+        emit(hooks, AlikeKeys(url=url, count=table.nalike))
+    if table.unread_bytes:
+        emit(hooks, BytesUnread(url=url, size_bytes=table.unread_bytes))
 
 
 def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTable | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import unicodedata
 from array import array
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
@@ -19,6 +20,7 @@ from wids.files.identity import Identity
 from wids.tables import widx
 from wids.tables.fields import Alternatives
 from wids.tables.keys import KeyRule, decode_name, encode_name, first_dot, last_dot, parse_rule
+from wids.tables.tar import Members
 from wids.tables.widx import SUFFIX
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ class MemberTable:
         links: member that is a hard link -> where its header is. Its data are those of an earlier file, and in samples
             that have such a member all stand in the order of their data.
         nleft: files that are part of no sample; 0 in a table that was saved.
+        nalike: keys that are another one in a second Unicode form; as above.
+        unread_bytes: of the shard that are of no member, and no padding; as above.
     """
 
     extension_ids: memoryview
@@ -88,6 +92,7 @@ class MemberTable:
     identity: Identity
     key_ends: memoryview
     links: Mapping[int, int]
+    nalike: int
     nleft: int
     nmembers: int
     nrepeated: int
@@ -95,6 +100,7 @@ class MemberTable:
     offsets: memoryview
     sizes: memoryview
     starts: memoryview
+    unread_bytes: int
     __slots__ = (
         "_asked",
         "_folded",
@@ -105,6 +111,7 @@ class MemberTable:
         "key_ends",
         "key_text",
         "links",
+        "nalike",
         "nleft",
         "nmembers",
         "nrepeated",
@@ -112,6 +119,7 @@ class MemberTable:
         "offsets",
         "sizes",
         "starts",
+        "unread_bytes",
     )
 
     def __init__(
@@ -124,8 +132,11 @@ class MemberTable:
         nrepeated: int,
         links: Mapping[int, int] = MappingProxyType({}),
         nleft: int = 0,
+        nalike: int = 0,
+        unread_bytes: int = 0,
     ) -> None:
         self.identity, self.links, self.nleft = identity, links, nleft
+        self.nalike, self.unread_bytes = nalike, unread_bytes
         self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends = columns
         self.extensions = extensions
         raw = bytes(keys)
@@ -213,7 +224,8 @@ class MemberTable:
 
     def with_identity(self, identity: Identity) -> MemberTable:
         """The same table, tied to another description of the same bytes."""
-        return MemberTable(**{**self._parts(), "identity": identity}, nleft=self.nleft)
+        seen = {"nleft": self.nleft, "nalike": self.nalike, "unread_bytes": self.unread_bytes}
+        return MemberTable(**{**self._parts(), "identity": identity, **seen})
 
     def _parts(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -303,15 +315,24 @@ def build_table(
     names = [decode_name(extension) for extension in known]
     _check_distinct(columns, keys, names, shard)
     ends = array("Q", itertools.accumulate(map(len, keys), initial=0))
+    key_text = b"".join(keys)
     return MemberTable(
         identity=identity,
         columns=[memoryview(column) for column in (*columns, ends)],
         extensions=tuple(map(sys.intern, names)),
-        keys=b"".join(keys),
+        keys=key_text,
         nrepeated=nrepeated,
         links=links,
         nleft=nleft,
+        nalike=0 if key_text.isascii() else _count_alike(rows),
+        unread_bytes=members.count_unread() if isinstance(members, Members) else 0,
     )
+
+
+def _count_alike(keys: Iterable[bytes]) -> int:
+    """The keys that differ from another one only in their Unicode form, as names of macOS do from those of Linux."""
+    names = [decode_name(key) for key in keys if not key.isascii()]
+    return len(names) - len({unicodedata.normalize("NFC", name) for name in names})
 
 
 def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Group]]:

@@ -58,6 +58,9 @@ _MAX_GLOBAL_PATH_BYTES = 4096
 # An extended header longer than this is damage or an attack, not a name.
 _MAX_EXTENDED_BYTES = 16 << 20
 _WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, BLOCK, 4 << 10
+# Zeros that writers append: an end marker of two blocks, and the rest of a record. Records have 10,240 bytes (GNU tar,
+# tarfile, bsdtar), or with `tar -b` another size, of which powers of two up to 1 MiB are taken for real ones.
+_PADDING_BYTES, _MAX_RECORD_BYTES = 10_240 + 2 * BLOCK, 1 << 20
 
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -140,11 +143,32 @@ class Members:
     """
 
     def __init__(self, read: Read, size: int, *, shard: str, split: Split = first_dot) -> None:
-        self._scan = scan(read, size, shard=shard, split=split)
+        self._read, self._size, self._scan = read, size, scan(read, size, shard=shard, split=split)
         self.end: int | None = None
+        self._unread: int | None = None
 
     def __iter__(self) -> Iterator[Member]:
         self.end = yield from self._scan
+
+    def find_unread(self) -> tuple[int | None, int]:
+        """Bytes from the end marker on that no writer pads with, once all members were gone through.
+
+        Returns:
+            The offset of the first one that is not zero, or None; the number of zeros if all are, and too many, or 0.
+        """
+        if not self.count_unread():
+            return None, 0
+        end = self._size if self.end is None else self.end
+        behind = find_behind(self._read, end, self._size)
+        return behind, self._size - end if behind is None else 0
+
+    def count_unread(self) -> int:
+        """The number of the bytes that `find_unread` finds; where they are many, none of them is read."""
+        if self._unread is None:
+            end = self._size if self.end is None else self.end
+            is_padded = is_padding(end, self._size) and find_behind(self._read, end, self._size) is None
+            self._unread = 0 if is_padded else self._size - end
+        return self._unread
 
 
 def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Generator[Member, None, int]:
@@ -245,6 +269,12 @@ def find_behind(read: Read, end: int, size: int) -> int | None:
             return end + len(data) - len(rest)
         end += len(data)
     return None
+
+
+def is_padding(end: int, size: int) -> bool:
+    """Whether zeros from byte ``end`` to ``size`` are so few that a writer may have appended them."""
+    record = min(size & -size, _MAX_RECORD_BYTES)
+    return size - end <= max(_PADDING_BYTES, record + 2 * BLOCK)
 
 
 def _files_before(read: Read, end: int, shard: str) -> dict[bytes, Member]:

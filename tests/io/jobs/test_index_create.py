@@ -294,6 +294,8 @@ ODD = {
     "behind": pack([("a.txt", b"1")]) + pack([("b.txt", b"2")]),
     "empty": pack([]),
     "unnamed": pack([("README", b"1"), ("._a.jpg", b"2"), ("d/.hidden.txt", b"3")]),
+    "zeros": pack([("a.txt", b"1")])[:1024] + bytes(30_000),
+    "forms": pack([("\u00e9.jpg", b"1"), ("e\u0301.txt", b"1")]),
     "sound": pack([("a.txt", b"1"), ("README", b"1"), ("b.txt", b"1"), ("a.txt", b"2")]),
 }
 
@@ -308,12 +310,13 @@ def test_what_is_in_no_sample_is_counted(tmp_path, ranged, is_local, checksums):
     for name, data in ODD.items():
         (tmp_path / f"{name}.tar").write_bytes(data)
         sources.append(str(tmp_path / f"{name}.tar") if is_local else ranged.add(f"/{name}.tar", data))
-    for count in (4, 0):
+    for count in (6, 0):
         told = create_index(sources, output, settings=IndexSettings(checksums=checksums))
         assert told.surveyed == count
         assert told.behind == {sources[0]: len(ODD["behind"]) // 2}
         assert told.empty == {sources[1]: 0, sources[2]: 3}
-        assert (told.left_files, told.repeated_keys, told.samples) == (4, 1, 4)
+        assert told.zeros == {sources[3]: 30_000}
+        assert (told.left_files, told.repeated_keys, told.alike_keys, told.samples) == (4, 1, 1, 7)
 
 
 # --- counts of other tools

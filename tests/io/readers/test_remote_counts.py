@@ -172,3 +172,39 @@ def test_a_collection_without_a_cache_counts_by_ranges_too(web):
     collection.count_unknown(has_sizes=True)
     assert [*collection.shards.nsamples] == [3, 1]
     assert [*collection.shards.filesizes] == [len(web.files[name]) for name in NAMES[:2]]
+
+
+@pytest.mark.parametrize("way", ["local", "fetch", "range", "counted"])
+@pytest.mark.parametrize(
+    ("rows", "lost", "wanted"),
+    [
+        ([("\u00e9.jpg", b"1"), ("e\u0301.txt", b"2")], 0, {"AlikeKeys"}),
+        ([("a.jpg", b"1")], 50_000, {"BytesUnread"}),
+        ([("a.jpg", b"1"), ("b.jpg", b"1"), ("a.txt", b"2")], 0, {"RepeatedKeys"}),
+    ],
+    ids=["forms", "zeros", "repeated"],
+)
+def test_oddities_of_shards_are_warnings(server, tmp_path, events, caplog, way, rows, lost, wanted):
+    """However a shard without a count is counted, or downloaded: names that look the same, bytes that nothing reads,
+    members apart.
+    """
+    data = shards.pack(rows)
+    data = data[: 512 * 2 * len(rows)] + bytes(lost) if lost else data
+    place, count = server.add("/odd.tar", data), -1 if way == "counted" else len(rows)
+    server.has_ranges = True
+    if way == "local":
+        (tmp_path / "odd.tar").write_bytes(data)
+        place, count = str(tmp_path / "odd.tar"), -1
+    options = {} if way == "local" else {"cache_dir": tmp_path / "c"}
+    options |= {"access": "range"} if way == "range" else {}
+    given = [place] if count < 0 else [(place, len(rows))]
+    dataset = wids.ShardListDataset(given, hooks=[events], transformations="raw", **options)
+    if way != "counted":
+        assert dataset[0]["__key__"]
+    if wanted == {"RepeatedKeys"} and way == "counted":  # told when it is opened
+        return
+    odd = {"AlikeKeys", "BytesUnread", "RepeatedKeys"}
+    assert {type(event).__name__ for event in events} & odd == wanted
+    [line] = [record.getMessage() for record in caplog.records if record.getMessage().split(":")[0] in odd]
+    assert line.split(":")[0] in wanted
+    assert "; " in line

@@ -34,6 +34,7 @@ from wids import errors
 from wids.files.identity import Identity
 from wids.tables import tar
 from wids.tables.table import build_table
+from wids.tables.tar import Members
 
 HOSTILE = Path(hostile.__file__).parent
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -790,3 +791,52 @@ def test_global_records_that_say_nothing_cost_nothing():
     records = b"".join(tars.record(b"k%06d" % k, b"v") for k in range(100_000))
     members = b"".join(tars.member(b"%d.txt" % k) for k in range(5_000))
     assert len(tars.table_of(tars.pax(records, b"g") + members + tars.END)) == 5_000
+
+
+ONE_FILE = tars.member(b"a.txt", b"1")
+
+
+def find_unread(data):
+    """What belongs to no member of an archive: (offset of a byte that is not zero, number of zeros), and how many."""
+    members = Members(tars.reader(data), len(data), shard="s.tar")
+    assert [name for name, *_ in members] == [b"a.txt"]
+    return *members.find_unread(), members.count_unread()
+
+
+@pytest.mark.parametrize("blocks", [2, 20, 64, 128, 2048])
+def test_padding_of_writers_is_no_loss(tmp_path, blocks):
+    """Records of GNU tar (``-b``), a power of two of blocks or the usual 20; the end marker may need one of its own."""
+    for size in (1, 512 * blocks - 3 * BLOCK, 512 * blocks - 2 * BLOCK, 512 * blocks - BLOCK):
+        (tmp_path / "a.txt").write_bytes(bytes(max(size, 0)))
+        made = subprocess.run(["tar", "-b", str(blocks), "-C", tmp_path, "-cf", "-", "a.txt"], check=True, stdout=-1)
+        assert len(made.stdout) % (blocks * BLOCK) == 0
+        assert find_unread(made.stdout) == (None, 0, 0)
+
+
+@pytest.mark.parametrize("count", [2, 20, 22])
+def test_few_zeros_are_padding(count):
+    """Two blocks as of Go and Rust, records of 10,240 bytes, and an end marker more than there was."""
+    assert find_unread(ONE_FILE + bytes(count * BLOCK)) == (None, 0, 0)
+
+
+@pytest.mark.parametrize("size", [23 * BLOCK, 40_000, 300_032])
+def test_many_zeros_are_a_loss(size):
+    """Zeros that no writer appends are counted, and so is a tail in which one byte is none."""
+    assert find_unread(ONE_FILE + bytes(size)) == (None, size, size)
+    junk = find_unread(ONE_FILE + bytes(size) + b"x")
+    assert junk == (len(ONE_FILE) + size, 0, size + 1)
+
+
+def test_a_tail_that_is_short_is_read():
+    """A byte within what could be padding is found; of a long tail, counting reads nothing."""
+    assert find_unread(ONE_FILE + bytes(600) + b"x") == (len(ONE_FILE) + 600, 0, 601)
+    data, ranges = ONE_FILE + bytes(50_000), []
+
+    def read(offset, count):
+        ranges.append((offset, count))
+        return data[offset : offset + count]
+
+    members = Members(read, len(data), shard="s.tar")
+    assert len(list(members)) == 1
+    ranges.clear()
+    assert (members.count_unread(), ranges) == (50_000, [])
