@@ -1342,7 +1342,7 @@ def test_sources_that_do_not_go_together(tmp_path, monkeypatch, args, words):
     fields = () if args[0] in ("d", "i.json") else ("--field", ".txt=x")
     code, out, err = run_pack(*args, "-o", "out/x-%d.tar", *fields)
     assert (code, out) == (1, "")
-    assert words in in_one_line(err)
+    assert words in in_one_line(err).replace(f"{tmp_path}/", "")
 
 
 def test_several_tars_from_a_shell(tmp_path):
@@ -1607,7 +1607,7 @@ def test_what_helps_is_told(tmp_path, monkeypatch, name, words):
     """Sources that are nearly right are refused with what makes them right."""
     put(tmp_path, {"r.csv.gz": "x", "r.xlsx": "x", "h/c/a.b.jpg": "x"})
     monkeypatch.chdir(tmp_path)
-    assert complaint(1, "pack", name, "-o", "out/x-%d.tar") == f"wids: {words}"
+    assert complaint(1, "pack", name, "-o", "out/x-%d.tar").replace(f"{tmp_path}/", "") == f"wids: {words}"
 
 
 def test_rows_that_name_one_file_are_counted(tmp_path):
@@ -1653,7 +1653,7 @@ def test_what_may_be_classes_or_files_is_asked(tmp_path, monkeypatch, names, wor
     """Neither labels nor files are dropped by a guess."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "h", dict.fromkeys(names, "x"))
-    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar")
+    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar").replace(f"{tmp_path}/", "")
     assert told.startswith(f"wids: {words}")
     assert told.endswith(("--format folder, or --format files", "--skip-errors leaves out what cannot be packed"))
     assert not (tmp_path / "out").exists()
@@ -1684,7 +1684,7 @@ def test_parts_of_a_dataset_are_no_classes(tmp_path, monkeypatch, names, options
     """A folder with train and val in it, and one around the class folders, are refused: it is said what is meant."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "h", dict.fromkeys(names, "x"))
-    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar", *options)
+    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar", *options).replace(f"{tmp_path}/", "")
     assert told.startswith(f"wids: {words}")
     assert "did you mean h/" in told
     (tmp_path / "classes.txt").write_text("train\nval\nTrain\nin\n")

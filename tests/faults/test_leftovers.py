@@ -6,6 +6,8 @@ Forked processes, names that are not UTF-8, lines that a disk made, numbers no f
 import contextlib
 import json
 import os
+import re
+import signal
 import tempfile
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 from tests.support.children import call_in_child
 from tests.support.cli import run
 from wids.columns.sql import SampleTable, find_rows
-from wids.errors import CacheError, QueryError, SpecError, WidsError
+from wids.errors import CacheError, ClusterError, JobError, QueryError, SpecError, WidsError
 from wids.files import tempdirs
 from wids.jobs import ray_cluster
 from wids.jobs.index_edit import update_index
@@ -160,6 +162,40 @@ def test_ray_addresses_that_ray_knows(address, monkeypatch):
     """Whatever Ray itself finds, or explains, is left to it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     ray_cluster.check_reachable(address, lambda: "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "error", [Exception("The current node timed out during startup"), OSError("no port"), KeyError(1)]
+)
+def test_a_ray_that_does_not_start(error, monkeypatch):
+    """Whatever Ray raises for that is a typed error with Ray's words, and nothing of it stays."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before, handler = ray._private.worker.print_to_stdstream, signal.getsignal(signal.SIGTERM)
+
+    def init(**_):
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError, match=f"no Ray cluster at this machine .*{re.escape(str(error))}"):
+        ray_cluster.connect().__enter__()
+    assert ray._private.worker.print_to_stdstream is before
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_errors_of_handlers_are_none_of_ray(monkeypatch):
+    """A program's own handler may raise while Ray starts."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    raised = JobError("stopped")
+
+    def init(**_):
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(JobError) as caught:
+        ray_cluster.connect().__enter__()
+    assert caught.value is raised
 
 
 def test_simulating_hundreds_who_wait_for_room_looks_once_for_all_of_them(monkeypatch):

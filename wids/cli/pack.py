@@ -22,6 +22,7 @@ from wids.cli.format import (
 )
 from wids.cli.options import Json, RunFlags, SessionFlag
 from wids.cli.plain_help import App
+from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -219,13 +220,18 @@ def run_pack(
     _report(outcome, is_guessed=flags.form == "auto", is_json=is_json)
 
 
+def _shown(place: str) -> str:
+    """A path relative to the current directory, or a URL without its secrets."""
+    return shown_path(Place(place).path) if Place(place).is_local else shown_url(place)
+
+
 def _report(outcome: PackOutcome, *, is_guessed: bool, is_json: bool) -> None:
     from wids.writing.pack.sources import NAMES
 
     # Without the sources, which the caller knows, and in JSON may be many.
     found = {name: value for name, value in msgspec.to_builtins(outcome).items() if name not in ("sources", "form")}
     found["skipped"] = [{"sample": problem.place, "why": problem.why} for problem in outcome.skipped]
-    first, last, count = shown_url(outcome.sources[0]), shown_url(outcome.sources[-1]), len(outcome.sources)
+    first, last, count = _shown(outcome.sources[0]), _shown(outcome.sources[-1]), len(outcome.sources)
     source = first if count == 1 else f"{count:,} sources, {first} to {last}"
     if is_guessed:
         source += f", taken as {NAMES[outcome.form]}"
@@ -236,7 +242,7 @@ def _report(outcome: PackOutcome, *, is_guessed: bool, is_json: bool) -> None:
     more = ", ..." if outcome.ignored > _NAMED else ""
     print_outcome(
         found,
-        f"{printable(source)}: {done}: {shown_url(outcome.index)}",
+        f"{printable(source)}: {done}: {_shown(outcome.index)}",
         is_json=is_json,
         lines={
             "kept": f"{count_of(outcome.kept, 'shard')} of an earlier run kept",

@@ -274,17 +274,18 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             JobError: some cannot be read.
         """
         shards, known = self._shards, self._parts.records
+        places = list(map(absolute, shards.urls))  # now, wherever the program goes meanwhile
         tasks = (
             (
                 k,
                 ExtractTask(
-                    shard=shards[k],
+                    shard=msgspec.structs.replace(shards[k], url=place),
                     spec=self._spec,
-                    known=known.get(absolute(shards.urls[k])),
+                    known=known.get(place),
                     session=session,
                 ),
             )
-            for k in range(len(shards))
+            for k, place in enumerate(places)
         )
         is_much = bool(self._spec.rules) and sum(shards.nsamples) > _PROCESSES_PAY_SAMPLES
         is_remote = not all(Place(url).is_local for url in shards.urls)

@@ -11,8 +11,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
+import msgspec
+
 from wids.collection.shard_collection import load_shards
 from wids.errors import SelectionError
+from wids.index.paths import absolute
 from wids.jobs.arguments import check_index, check_value
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.progress import Progress, showing
@@ -186,7 +189,7 @@ class SelectedShards(NamedTuple):
     """Shards of an index.
 
     Attributes:
-        shards: each with its number. numbers: their range.
+        shards: each with its number, local ones by absolute path. numbers: their range.
         session: opens their URLs.
         selection: the samples of a view; None: all samples.
     """
@@ -208,5 +211,9 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
     check_value("shards", selected, slice)
     _, listed, session = load_shards(index, session=session)
     numbers, chosen = select_shards(len(listed), selected), listed.selection
-    found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]
+    found = [
+        (k, msgspec.structs.replace(listed[k], url=absolute(listed.urls[k])))
+        for k in numbers
+        if chosen is None or chosen.counts[k]
+    ]
     return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen)

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from wids.errors import ClusterError, DependencyError
+from wids.errors import ClusterError, DependencyError, WidsError
 from wids.events import logger
 from wids.jobs.runner import END_SECONDS, TaskResult, call, portable
 
@@ -241,7 +241,9 @@ def connect(address: str | None = None) -> Iterator[Any]:
         try:
             with _keeping_handlers():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except WidsError:  # of a signal handler of the program
+            raise
+        except Exception as error:  # a bare one, where a node of this machine does not start
             raise ClusterError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
         try:
             yield ray

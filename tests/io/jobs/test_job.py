@@ -130,6 +130,21 @@ def test_an_engine_does_not_change_the_result(name, home, tmp_path):
         assert job.result(place, job.start(place, engine=engine)) == whole(name, tmp_path / f"of{k}")
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@EACH
+def test_relative_names_hold_wherever_the_program_goes(name, home, tmp_path, monkeypatch, engine):
+    """They mean what they meant when the job was called, in its processes too, if the program changes its directory."""
+    monkeypatch.chdir(home.parent)
+    gone = tmp_path / "elsewhere"
+    gone.mkdir()
+    outcome = JOBS[name].start(
+        Path(home.name), engine=RunOptions(engine=engine, jobs=2), progress=lambda _: os.chdir(gone)
+    )
+    monkeypatch.chdir(home.parent)
+    assert JOBS[name].result(home, outcome) == whole(name, tmp_path)
+    assert list(gone.iterdir()) == []
+
+
 def run_until(connection, name, home, count):
     """Run a job, and stop when so many shards have ended."""
 

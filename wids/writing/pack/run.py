@@ -59,9 +59,10 @@ class PackOutcome(JobOutcome, kw_only=True):
         notes: oddities, a sentence each.
 
     Example:
+        >>> import os
         >>> settings = jobs.PackSettings(output="packed/train-%06d.tar")
         >>> outcome = jobs.pack("photos", settings, engine=jobs.RunOptions(jobs=1))
-        >>> outcome.index, outcome.seed, outcome.skipped
+        >>> os.path.relpath(outcome.index), outcome.seed, outcome.skipped
         ('packed/train.json', 0, [])
     """
 

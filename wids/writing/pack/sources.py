@@ -12,6 +12,7 @@ import msgspec
 from wids.errors import InputError
 from wids.files.own_folder import default_cache_dir
 from wids.files.terminal import progress as bar_of
+from wids.index.paths import absolute
 from wids.index.repository import parse_name
 from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
 from wids.tables.fields import parse_fields
@@ -140,7 +141,7 @@ def pack(
     """
     check_job(settings, PackSettings, engine, progress)
     check_struct("source", source, PackSource)
-    settings = msgspec.structs.replace(settings, output=text_of("settings: output", settings.output))
+    settings = msgspec.structs.replace(settings, output=absolute(text_of("settings: output", settings.output)))
     parse_pattern(settings.output)
     if settings.keeps_order and settings.seed is not None:
         raise InputError(f"settings: seed={settings.seed}: shuffles, and keeps_order does not; give one of them")
@@ -152,10 +153,13 @@ def pack(
     if source.form != "auto":
         source.check(source.form)
     given = texts_of("sources", sources)
+    named = {name: value for name in ("base", "classes", "cache_dir") if (value := getattr(source, name))}
+    source = msgspec.structs.replace(source, **{name: absolute(value) for name, value in named.items()})
     if not given:
         raise InputError(f"sources={sources!r}: nothing to pack; give a folder, manifests, an index, or tars")
     found, kind = _find_sources(given, source, settings.session)
     source.check(kind)
+    found = list(map(absolute, found))  # wherever the program, or a worker, goes later
     listing = _list_source(kind, found, source, settings, is_shown=progress == "bar")
     outcome = pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
     outcome.sources, outcome.form = found, kind
