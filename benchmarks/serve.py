@@ -134,7 +134,7 @@ def serving(url: str, cache: str) -> Iterator[str]:
 
 def get(address: str) -> bytes:
     """The body of an answer."""
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address, headers={"X-Wids": "1"}), timeout=60) as answer:
         return answer.read()
 
 

@@ -19,6 +19,7 @@ from tests.support.columns import make_columns
 from tests.support.shards import write_json, write_tar
 from wids.columns.spec import parse_spec
 from wids.serve import start
+from wids.testing import Server
 
 HUGE = 1_000_000_000
 
@@ -123,8 +124,15 @@ def test_the_address_is_what_is_shown(browser, server):
     """A filter and a place come back by their address, by Back and Forward, and from a sample's page."""
     with Visit(browser, server.url) as visit:
         page = visit.go("/samples?where=label+%3D+2&at=90")
+        page.click("#filter .main")
         cell(page, 272).wait_for()
         assert page.input_value("#where") == "label = 2"
+        page.reload()
+        cell(page, 272).wait_for()
+        cell(page, 272).locator(".link").click()
+        page.wait_for_url("**/sample/272")
+        page.go_back()
+        cell(page, 272).wait_for()
         page.fill("#where", "nowhere = 1")
         page.keyboard.press("Enter")
         page.wait_for_selector("#why .error")
@@ -133,6 +141,31 @@ def test_the_address_is_what_is_shown(browser, server):
         cell(page, 272).wait_for()
         assert page.inner_text("#why") == ""
         assert visit.left == []
+
+
+def test_a_link_from_another_site(browser, server, tmp_path, monkeypatch):
+    """The filter in it stands in the box and waits for a click; pictures and requests of that site run nothing."""
+    rows, where, asked, requests = server._served.rows, "where=label+%3D+2", [], []
+    find = rows.find
+    monkeypatch.setattr(rows, "find", lambda sql: asked.append(sql) or find(sql))
+    (tmp_path / "evil.html").write_text(
+        f"<a href='{server.url}samples?{where}'>look</a><img src='{server.url}api/rows?{where}'>"
+        f"<script>fetch('{server.url}api/rows?{where}', {{mode: 'no-cors'}}).catch(() => 0)</script>"
+    )
+    with Server(tmp_path) as evil, Visit(browser, server.url) as visit:
+        page = visit.page
+        page.on("request", lambda one: requests.append(one.url.removeprefix(server.url)))
+        page.goto(f"{evil.url}/evil.html", wait_until="networkidle")
+        assert requests.count(f"api/rows?{where}") == 2
+        for load in (lambda: page.click("a"), page.reload):
+            load()
+            page.wait_for_selector("#why [role=status]")
+            cell(page, 0).wait_for()
+            assert page.input_value("#where") == "label = 2"
+        assert set(asked) <= {""}
+        page.click("#filter .main")
+        until(page, "document.getElementById('count').textContent == '200 of 600 match'")
+        page.wait_for_selector("#why [role=status]", state="detached")
 
 
 def test_what_is_shown_of_a_sample(browser, server):

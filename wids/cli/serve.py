@@ -64,7 +64,9 @@ def run_serve(
 
     `wids serve https://host/train.json --marks bad.txt --no-open`
     """
-    from wids.serve.running import PageServer
+    from wids.serve.running import PageServer, check_packages
+
+    check_packages()
     from wids.serve.served import Served
 
     served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, marks=marks)

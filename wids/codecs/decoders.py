@@ -75,7 +75,7 @@ def _import_for(name: str, options: Options) -> None:
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
     """Inflate a member within the bound, and hand it to the decoder of the extension inside."""
-    parts = _inflate(data, options.max_inflate_bytes)
+    parts = inflate(data, options.max_inflate_bytes)
     if inner is _decode_text:  # bytes and text, both whole, would be twice as much
         decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
         for part in parts:
@@ -87,8 +87,12 @@ def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
     return inner(buffer.getvalue())  # the buffer's own bytes, not a copy
 
 
-def _inflate(data: bytes, bound_bytes: int) -> Iterator[bytes]:
-    """The parts of all members of a gzip stream (RFC 1952), and no more than the bound and one byte."""
+def inflate(data: bytes, bound_bytes: int) -> Iterator[bytes]:
+    """The parts of all members of a gzip stream (RFC 1952), and no more than the bound and one byte.
+
+    Raises:
+        DecodeError: there is more. EOFError: it is cut short. zlib.error: it is damaged.
+    """
     view, at, total = memoryview(data), 0, 0
     while True:
         stream = zlib.decompressobj(_GZIP)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, KeysView, ValuesView
@@ -134,3 +135,22 @@ class SizedLRUCache(Generic[K, V]):
     def keys(self) -> KeysView[K]:
         """The keys, least recently used first."""
         return self._entries.keys()
+
+
+def deep_size(value: Any) -> int:
+    """The bytes of memory of a value with its parts: containers of Python, arrays, texts, numbers; for `keep`.
+
+    A part that occurs twice counts twice, so no value is larger than this; a cycle would have no end.
+    """
+    size, parts = 0, [value]
+    while parts:
+        part = parts.pop()
+        size += sys.getsizeof(part)
+        if isinstance(part, dict):
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            parts += part
+        elif getattr(getattr(part, "dtype", None), "kind", "") == "O":
+            parts += part.ravel().tolist()
+    return size

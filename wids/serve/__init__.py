@@ -43,7 +43,9 @@ def start(
         DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of marks, cannot be read.
         InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port cannot be had.
     """
-    from wids.serve.running import PageServer, start_alone
+    from wids.serve.running import PageServer, check_packages, start_alone
+
+    check_packages()
     from wids.serve.served import Served
 
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view

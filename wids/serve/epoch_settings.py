@@ -19,7 +19,7 @@ from wids.order.config import SamplerSettings
 from wids.order.layout import ShardCounts
 from wids.order.mixture import SourceSpan, mixed_parts
 from wids.order.schedule import make_timetable
-from wids.readers.lru import LRUCache
+from wids.readers.lru import LRUCache, SizedLRUCache, deep_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # Beyond, numbers would overflow somewhere; ranks and lanes are visited one by one.
 _MAX, _MAX_RANKS = 10**12, 1_000_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-# Timetables and columns that are kept: of those that were requested last.
-_KEPT_TABLES, _KEPT_COLUMNS = 4, 6
+# Timetables, and bytes of columns, that are kept: of those that were requested last.
+_KEPT_TABLES, _KEPT_BYTES = 4, 256 << 20
 
 
 class SettingsError(ValueError):
@@ -154,7 +154,7 @@ class Schedules:
         self._counts = ShardCounts(dataset.lengths)
         self._lock = threading.Lock()
         self._tables: LRUCache[Settings, Schedule] = LRUCache(_KEPT_TABLES)
-        self._columns: LRUCache[str, Any] = LRUCache(_KEPT_COLUMNS)
+        self._columns: SizedLRUCache[str, Any] = SizedLRUCache(_KEPT_BYTES)
 
     def columns(self) -> dict[str, str]:
         """The columns of the file beside the index: name -> type; none where it cannot be read."""
@@ -191,7 +191,8 @@ class Schedules:
         Raises:
             SettingsError: it cannot be read.
         """
-        found = self._columns[column]
+        with self._lock:
+            found = self._columns.use(column)
         if found is None:
             try:
                 there = self._served.columns()
@@ -201,7 +202,8 @@ class Schedules:
                 found = self._served.dataset.read_column(column)
             except WidsError as error:
                 raise SettingsError(str(error), name) from error
-            self._columns[column] = found
+            with self._lock:
+                self._columns.keep(column, found, deep_size(found))
         return found
 
     def _make(self, settings: Settings, should_stop: Callable[[], bool]) -> Schedule:

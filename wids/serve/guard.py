@@ -1,13 +1,16 @@
 """What every request and answer of the pages goes through: who may ask, and what a browser may do with the answer.
 
 Rules: a request names a host that is ours: a foreign name that resolves to this machine does not reach the pages. With
-a token, nothing is answered without it. What changes something comes from our own pages alone. A page runs our script
-and loads from us, nothing else; contents of a shard are shown and never executed.
+a token, nothing is answered without it. Any site may link to a page, which waits for a person before it runs SQL. What
+pages consist of (answers to scripts, pictures, fields) is for our own pages alone: it takes work, which no other site
+may give. So is what changes something. A page runs our script and loads from us, nothing else; contents of a shard are
+shown and never executed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -23,6 +26,10 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 OWN_HEADER = "x-wids"
 
 _READING = frozenset({"GET", "HEAD"})
+# A name or an address in brackets, and a port.
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.IGNORECASE)
+# Paths of what pages consist of; only the first ones run SQL.
+_ANSWERS, _PARTS = "/api/", ("/api/", "/thumb/", "/field/", "/picture/")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self' blob:; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'"
@@ -49,7 +56,7 @@ class Guard:
         self._headers = {
             "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}",
             "x-content-type-options": "nosniff",
-            "referrer-policy": "no-referrer",
+            "referrer-policy": "same-origin",  # by which old browsers say that our own pages ask
             "cross-origin-resource-policy": "same-origin",
             "cross-origin-opener-policy": "same-origin",
             "cache-control": "no-store",
@@ -82,11 +89,12 @@ class Guard:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """The answer to a request that goes no further."""
         headers = Headers(scope=scope)
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
         if self._hosts is not None and _name_of(host) not in self._hosts:
             return _refuse(f"these pages are not {host!r}: ask by the address that wids serve has printed", 421)
-        if _is_foreign(headers, has_frames=self._has_frames):
-            return _refuse("only these pages themselves may ask for parts of them", 403)
+        if words := self._why_foreign(headers, host, scope["path"]):
+            return _refuse(words, 403)
         if self._token is not None:
             cookie = f"wids-{(scope.get('server') or ('', 0))[1]}"
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -103,12 +111,35 @@ class Guard:
             return _refuse("only these pages themselves may change anything", 403)
         return None
 
+    def _why_foreign(self, headers: Headers, host: str, path: str) -> str:
+        """Why a request is refused that another site's page may have caused; "": it is not."""
+        if path.startswith(_PARTS):
+            is_ours = _is_for_ours(headers, host, runs_sql=path.startswith(_ANSWERS))
+            return "" if is_ours else "only these pages themselves ask for parts of them; programs send X-Wids: 1"
+        is_foreign = _is_foreign(headers, has_frames=self._has_frames)
+        return "another site's page may link to these pages, and no more" if is_foreign else ""
+
+
+def _is_for_ours(headers: Headers, host: str, *, runs_sql: bool) -> bool:
+    """Whether one of our pages asks, or a person who opens a picture in a window of its own.
+
+    Another site could not read the answer, but make us work: a query takes long. A browser that does not say who asks
+    has to name a page of ours: by a header that only our script can send, or by its address.
+
+    Args:
+        headers: of the request.
+        host: that it is for.
+        runs_sql: an address that a person opens does not suffice: a mail may have it.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin" or (site == "none" and not runs_sql)
+    source = headers.get("origin") or headers.get("referer")
+    return OWN_HEADER in headers if source is None else _is_at(source, host)
+
 
 def _is_foreign(headers: Headers, *, has_frames: bool) -> bool:
-    """Whether the request is from a page of another site, as browsers declare, except after a click on a link.
-
-    It could not read the answers, but make us work: a query takes long.
-    """
+    """Whether another site's page asks for a page, as browsers declare, except by a link that a person clicks on."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return False
     is_page = headers.get("sec-fetch-mode") == "navigate"
@@ -121,15 +152,22 @@ def _is_own(headers: Headers, host: str) -> bool:
     return (
         OWN_HEADER in headers
         and headers.get("sec-fetch-site", "same-origin") == "same-origin"
-        and (origin is None or urlsplit(origin).netloc == host)
+        and (origin is None or _is_at(origin, host))
     )
+
+
+def _is_at(url: str, host: str) -> bool:
+    """Whether an address, or the beginning of one, is of a host."""
+    try:
+        return bool(host) and urlsplit(url).netloc == host
+    except ValueError:
+        return False
 
 
 def _name_of(host: str) -> str:
-    """A Host header without its port."""
-    return (
-        host[: host.index("]") + 1].lower() if host.startswith("[") and "]" in host else host.partition(":")[0].lower()
-    )
+    """A Host header without its port, in lower case; "": it is no such header."""
+    found = _HOST.fullmatch(host)
+    return found[1].lower() if found else ""
 
 
 def _cookie_of(headers: Headers, name: str) -> str:

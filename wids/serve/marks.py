@@ -1,13 +1,15 @@
 """Marked samples, and the file that they are kept in: a view, or a list as ``exclude`` takes it.
 
 Rules: a change is in the file before it is answered. The file is replaced as a whole; one that is not of marks of this
-dataset is refused at the start, and one that another program has written since is not replaced. A list of keys means
+dataset is refused at the start, and one that another program has written since is not replaced: who looks whether it
+has holds a lock until the file is replaced. A list of keys means
 all samples that have one of them: marked with one are the others of its shard, and of all shards those that a list
 names when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -33,7 +35,7 @@ from wids.errors import (
     WidsError,
     shown,
 )
-from wids.files import atomic, json_text
+from wids.files import atomic, json_text, locks
 from wids.index import view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 MAX_MARKS = 1_000_000
 _MAX_BODY = 8 << 20
 _ASKED, _SOME = 5000, 3  # keys in a query, and in an answer
+_LOCK_SUFFIX = ".marks.lock"  # a view is saved under another lock
 _KINDS = {".json": "view", ".npy": "indices"}  # of any other suffix, keys
 
 
@@ -191,15 +194,11 @@ class Marks:
     def _write(self, marked: set[int], keys: dict[int, str]) -> None:
         if not self.path:
             return
-        version = _version_of(self.path)
-        if version not in (None, self._version):  # of one that was deleted, nothing is lost
-            raise OutputError(
-                f"{self.path}: another program has written it, maybe another wids serve; start this one again, and it "
-                "reads the present file",
-                path=self.path,
-            )
         indices = self._sorted(marked)
-        with explained(self.path):
+        with explained(self.path), contextlib.ExitStack() as held:
+            os.stat(os.path.dirname(self.path))  # the lock would make the directory
+            held.enter_context(locks.acquire(self.path + _LOCK_SUFFIX))
+            self._check_unchanged()
             if self.kind == "view":
                 self._served.dataset.select(indices).save(self.path)
             elif self.kind == "indices":
@@ -207,7 +206,20 @@ class Marks:
             else:
                 lines = dict.fromkeys(keys[index] for index in indices.tolist())
                 atomic.write_atomically(self.path, pack_keys(lines), is_synced=True)
-        self._version = _version_of(self.path)
+            self._version = _version_of(self.path)
+
+    def _check_unchanged(self) -> None:
+        """See that the file is the one that was read or written last.
+
+        Raises:
+            OutputError: it is not.
+        """
+        if _version_of(self.path) not in (None, self._version):  # of one that was deleted, nothing is lost
+            raise OutputError(
+                f"{self.path}: another program has written it, maybe another wids serve; start this one again, and it "
+                "reads the present file",
+                path=self.path,
+            )
 
     def _open(self) -> None:
         """Read the file that is there, if there is one.

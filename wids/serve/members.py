@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
 
+from wids.codecs.decoders import inflate
 from wids.errors import SelectionError, shown
 
 if TYPE_CHECKING:
@@ -60,6 +61,18 @@ class Member:
         """All of its bytes."""
         data: bytes = self._reader.read(self.row, (self.name,))[self.name].getvalue()
         return data
+
+    def read_unpacked(self, most: int) -> bytes:
+        """All of its bytes; of a packed one (``.gz``), what they unpack to.
+
+        Args:
+            most: bytes that a packed one may unpack to.
+
+        Raises:
+            DecodeError: there are more. EOFError, zlib.error: it is damaged.
+        """
+        data = self.read()
+        return b"".join(inflate(data, most)) if self.name.casefold().endswith(".gz") else data
 
 
 @contextlib.contextmanager

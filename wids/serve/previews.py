@@ -10,6 +10,7 @@ import asyncio
 import io
 import os
 import threading
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,10 +47,10 @@ _ORDER = ("image", "video", "audio", "array", "text", "other")
 _LAST = frozenset({"cls", "cls2", "id", "index"})
 
 _THREADS = 8
-# Bytes of pictures that are kept; of a member that is read for one.
-_KEPT_BYTES, _MAX_BYTES = 64 << 20, 256 << 20
+# Bytes of pictures that are kept; of a member that is read for one; of what a packed one may unpack to.
+_KEPT_BYTES, _MAX_BYTES, _MAX_UNPACKED_BYTES = 64 << 20, 256 << 20, 64 << 20
 _LARGE_BYTES = 8 << 20
-_DECODE = SampleDecoder("numpy", also=UNASKED, max_inflate_bytes=64 << 20)
+_DECODE = SampleDecoder("numpy", also=UNASKED, max_inflate_bytes=_MAX_UNPACKED_BYTES)
 _LARGE_PIXELS = 16_000_000
 _SMALL = 128  # an array of fewer numbers a side is drawn with larger squares
 
@@ -158,8 +159,11 @@ class Previews:
             if member.size > _MAX_BYTES:
                 words = f"it has {format_size(member.size)}; of up to {format_size(_MAX_BYTES)} a picture is made"
                 raise NoPreviewError(words, 413)
-            data = member.read()
             place = {"__key__": member.key, "__shard__": member.url}
+            try:
+                data = member.read_unpacked(_MAX_UNPACKED_BYTES) if kind == "image" else member.read()
+            except (zlib.error, EOFError) as error:
+                raise DecodeError(f"it is damaged ({error})") from error
         try:
             made = self._draw(kind, member.name, data, side, place)
         except (WidsError, NoPreviewError):
@@ -171,9 +175,7 @@ class Previews:
         return made
 
     def _draw(self, kind: str, name: str, data: bytes, side: int, place: dict[str, str]) -> Preview:
-        image = None
-        if kind == "image" and not name.casefold().endswith(".gz"):
-            image = pictures.open_picture(data)
+        image = pictures.open_picture(data) if kind == "image" else None
         is_large = len(data) > _LARGE_BYTES or (image is not None and image.width * image.height > _LARGE_PIXELS)
         with self._large if is_large else self._decoding:
             if image is not None:

@@ -26,6 +26,16 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _END_SECONDS = 5
 
 
+def check_packages() -> None:
+    """See that all packages of the pages are installed, before a module that takes one is imported.
+
+    Raises:
+        DependencyError: ``wids[serve]`` is not.
+    """
+    for name in ("starlette", "uvicorn", "jinja2"):
+        _import(name, "install it: pip install 'wids[serve]'")
+
+
 class PageServer:
     """The pages of a dataset, at an address.
 
@@ -40,8 +50,7 @@ class PageServer:
         url: the address to open, with the token. is_local: only this machine's browsers reach it.
 
     Raises:
-        DependencyError: ``wids[serve]`` is not installed. InputError: no such host exists.
-        OutputError: the port is in use, or not ours.
+        InputError: no such host exists. OutputError: the port is in use, or not ours.
     """
 
     is_local: bool
@@ -56,8 +65,6 @@ class PageServer:
         has_token: bool = False,
         has_frames: bool = False,
     ) -> None:
-        for name in ("starlette", "uvicorn", "jinja2"):
-            _import(name, "pip install 'wids[serve]'")
         import uvicorn
 
         from wids.serve.app import make_app

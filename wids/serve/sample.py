@@ -2,7 +2,7 @@
 
 Rules: the page itself reads nothing but the member table. Each field is described by itself, so that a damaged one, one
 that could run code and one that is too large for it say so in their own place. A value of JSON is sent a level at a
-time.
+time; no picture, sound or video is decoded for that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from wids.errors import (
     shorten,
 )
 from wids.events import format_size
-from wids.readers.lru import LRUCache
+from wids.readers.lru import SizedLRUCache, deep_size
 from wids.serve.answers import answer
 from wids.serve.fields import refuse
 from wids.serve.members import open_member
@@ -55,9 +56,12 @@ _FULL_SIDE = 4096
 _DRAWN = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF"})
 _DRAWN_NAMES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "avif"})
 _DRAWN_PIXELS = 25_000_000
+_MEDIA = frozenset({"image", "video", "audio"})
 _TAGS, _TAG_LETTERS = 40, 200
 _ARRAYS = 32
-_CHILDREN, _LETTERS, _VALUES = 100, 500, 4
+_CHILDREN, _LETTERS = 100, 500
+# Of values whose parts were requested last, in memory.
+_KEPT_BYTES = 64 << 20
 _CELL_LETTERS = 2_000
 
 
@@ -78,8 +82,9 @@ class _Page:
     def __init__(self, served: Served, templates: Jinja2Templates) -> None:
         self._served, self._templates = served, templates
         self._pool = ThreadPoolExecutor(_THREADS, "wids-sample")
-        # Values whose parts were requested last, with the places of their members.
-        self._values: LRUCache[tuple[str, str, int, int], Any] = LRUCache(_VALUES)
+        # By the places of their members.
+        self._values: SizedLRUCache[tuple[str, str, int, int], Any] = SizedLRUCache(_KEPT_BYTES)
+        self._lock = threading.Lock()
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
     def show(self, request: Request) -> Response:
@@ -161,7 +166,7 @@ class _Page:
         if member.size > most:
             words = f"not decoded here: it has {format_size(member.size)}, and up to {format_size(most)} are"
             return {"kind": "large", "words": words}
-        if kind == "image" and not member.name.casefold().endswith(".gz"):
+        if kind == "image":
             return _describe_picture(member)
         field = describe(member.name, member.read(), key=member.key, shard=member.url, max_inflate_bytes=most)
         label = class_name(member.name, field.value, self._served.collection.shards.class_names)
@@ -183,8 +188,11 @@ class _Page:
         return _describe_node(value, first)
 
     def _value(self, member: Member) -> Any:
-        if (found := self._values[member.place]) is not None:
-            return found
+        with self._lock:
+            if (found := self._values.use(member.place)) is not None:
+                return found
+        if (kind := kind_of(member.name)) in _MEDIA:
+            raise SelectionError(f"it has no parts: it is {kind} by its name")
         if member.size > _MAX_TEXT_BYTES:
             raise DecodeError(f"it has {format_size(member.size)}, and up to {format_size(_MAX_TEXT_BYTES)} are parsed")
         field = describe(
@@ -192,7 +200,9 @@ class _Page:
         )
         if field.kind in ("damaged", "unopened"):
             raise DecodeError(field.words)
-        self._values[member.place] = field.value
+        if isinstance(field.value, (dict, list, tuple)) and (size := deep_size(field.value)) <= _KEPT_BYTES:
+            with self._lock:
+                self._values.keep(member.place, field.value, size)
         return field.value
 
     def _columns(self, index: int) -> dict[str, Any]:
@@ -212,7 +222,7 @@ def _cell(value: Any) -> str | None:
 
 def _describe_picture(member: Member) -> dict[str, Any]:
     try:
-        image = pictures.open_picture(member.read())
+        image = pictures.open_picture(member.read_unpacked(_MAX_BYTES))
         is_moving = bool(getattr(image, "is_animated", False))
         is_large = image.width * image.height > _DRAWN_PIXELS
         if not is_large:  # a browser draws the beginning of a picture that is cut short, and says nothing

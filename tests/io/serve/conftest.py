@@ -66,7 +66,12 @@ def pages(tmp_path):
         index = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}], **header}
         write_json(tmp_path / "index.json", index)
         opened.append(Served(str(tmp_path / "index.json")))
-        return TestClient(make_app(opened[-1]), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+        return TestClient(
+            make_app(opened[-1]),
+            base_url="http://127.0.0.1:8000",
+            headers={"x-wids": "1"},
+            raise_server_exceptions=False,
+        )
 
     yield open_pages
     for served in opened:

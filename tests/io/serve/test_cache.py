@@ -27,7 +27,7 @@ def pages(tmp_path, home, monkeypatch):
     """The pages of a dataset with that directory; each request looks anew."""
     set_limits(cache, monkeypatch.setattr, pause_seconds=0.0)
     served = Served(write_index(tmp_path), cache_dir=home)
-    yield TestClient(make_app(served), base_url="http://localhost")
+    yield TestClient(make_app(served), base_url="http://localhost", headers={"x-wids": "1"})
     served.close()
 
 

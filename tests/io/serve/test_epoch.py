@@ -46,7 +46,7 @@ class Pages:
 
     def __init__(self, index):
         self.served = Served(str(index))
-        self._client = TestClient(make_app(self.served), base_url="http://localhost")
+        self._client = TestClient(make_app(self.served), base_url="http://localhost", headers={"x-wids": "1"})
 
     def get(self, path, status=200, **query):
         """An answer."""

@@ -152,7 +152,7 @@ def test_a_remote_shard_is_read_by_ranges(own_cache, server, tmp_path):
     index = {"wids_version": 1, "shardlist": [{"url": url, "nsamples": 3, "filesize": len(data)}]}
     write_json(tmp_path / "index.json", index)
     served = Served(str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"))
-    client = TestClient(make_app(served), base_url="http://127.0.0.1:8000")
+    client = TestClient(make_app(served), base_url="http://127.0.0.1:8000", headers={"x-wids": "1"})
     client.head("/field/1/.bin")
     shard, _, _ = served.dataset.get_shard(1)
     before = shard.reader._source.read_bytes

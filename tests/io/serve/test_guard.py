@@ -1,10 +1,14 @@
 """Who may ask for the pages, and what a browser may do with the answers."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from wids.serve.guard import LOOPBACK, Guard
+from wids.serve.guard import LOOPBACK, Guard, _name_of
 
 OWN = {"x-wids": "1"}
 
@@ -29,11 +33,38 @@ def client(host="127.0.0.1:8000", **options):
         ("evil.example", 421),
         ("localhost.evil.example", 421),
         ("127.0.0.1.evil.example:8000", 421),
+        ("[::1]", 200),
+        ("[::1].evil.example", 421),
+        ("[::1].evil.example:8000", 421),
+        ("[::1]evil.example", 421),
+        ("[::1]:8000.evil.example", 421),
+        ("[::1]:", 421),
+        ("[::1", 421),
+        ("localhost:8000:1", 421),
+        ("localhost:x@evil.example", 421),
+        ("evil.example@localhost", 421),
+        ("localhost/.evil.example", 421),
+        ("localhost.", 421),
+        ("localhost,evil.example", 421),
     ],
 )
 def test_names_that_are_ours(host, status):
     """A foreign name that resolves to this machine does not reach the pages."""
     assert client().get("/", headers={"host": host}).status_code == status
+
+
+@given(st.text("[]:.@/\\,#?% \t01localhostev127.-_", max_size=24).map(str.strip))
+def test_no_other_name_is_ours(text):
+    """Whatever is before or behind one of our names, and a port, makes it the name of another host."""
+    for host in (text, f"[::1]{text}", f"127.0.0.1{text}", f"{text}localhost"):
+        ours = re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", host)
+        assert (_name_of(host) in LOOPBACK) == bool(ours)
+
+
+def test_two_hosts():
+    """A request for two is for nobody."""
+    headers = [("host", "localhost"), ("host", "evil.example")]
+    assert client().get("/", headers=headers).status_code == 421
 
 
 def test_a_request_without_a_host():
@@ -106,8 +137,7 @@ def test_a_cookie_among_others(foreign):
     ("site", "mode", "dest", "has_frames", "status"),
     [
         ("none", "navigate", "document", False, 200),
-        ("same-origin", "cors", "empty", False, 200),
-        ("same-origin", "no-cors", "image", False, 200),
+        ("same-origin", "navigate", "document", False, 200),
         ("cross-site", "navigate", "document", False, 200),
         ("cross-site", "navigate", "iframe", True, 200),
         ("cross-site", "navigate", "iframe", False, 403),
@@ -117,7 +147,52 @@ def test_a_cookie_among_others(foreign):
         ("same-site", "no-cors", "script", False, 403),
     ],
 )
-def test_other_sites_give_no_work(site, mode, dest, has_frames, status):
-    """A page of another site may link to ours; it cannot make us query or read samples by its images and requests."""
+def test_other_sites_link_to_pages(site, mode, dest, has_frames, status):
+    """A page of another site may link to ours; its images and requests get nothing."""
     headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
-    assert client(has_frames=has_frames).get("/api/rows", headers=headers).status_code == status
+    for path in ("/", "/samples", "/sample/3", "/epoch", "/cache"):
+        assert client(has_frames=has_frames).get(path, headers=headers).status_code == status
+
+
+PARTS = ("/api/rows?where=true", "/thumb/0/.jpg", "/field/0/.jpg", "/picture/0/.jpg")
+
+
+@pytest.mark.parametrize("has_frames", [True, False])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none", "", "odd"])
+@pytest.mark.parametrize("mode", ["navigate", "no-cors", "cors"])
+def test_other_sites_give_no_work(site, mode, has_frames):
+    """Parts of pages are for our pages alone, also after a click on a link; a person may open a picture, not SQL."""
+    for path in PARTS:
+        is_ours = site == "same-origin" or (site == "none" and not path.startswith("/api/"))
+        for more in ({}, OWN, {"referer": "http://127.0.0.1:8000/"}):
+            headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": "document", **more}
+            found = client(has_frames=has_frames).get(path, headers=headers).status_code
+            assert found == (200 if is_ours else 403), (path, more)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        (OWN, 200),
+        ({"referer": "http://127.0.0.1:8000/samples?where=true"}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({"referer": "http://127.0.0.1:8001/"}, 403),
+        ({"referer": "http://127.0.0.1/"}, 403),
+        ({"referer": "http://evil.example/127.0.0.1:8000/"}, 403),
+        ({"referer": "http://127.0.0.1:8000@evil.example/"}, 403),
+        ({"referer": "http://evil.example@127.0.0.1:8000/"}, 403),
+        ({"referer": "http://127.0.0.1:8000/", "origin": "null"}, 403),
+        ({"referer": "http://[", **OWN}, 403),
+        ({**OWN, "origin": "http://evil.example"}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", PARTS)
+def test_browsers_that_do_not_say_who_asks(path, headers, status):
+    """Old ones, and all for addresses of other machines: the request names a page of ours, or nothing is answered."""
+    assert client().get(path, headers=headers).status_code == status
+
+
+def test_pages_name_themselves_to_us_alone():
+    """Browsers that do not say who asks need the address of the asking page; no other host hears it."""
+    assert client().get("/").headers["referrer-policy"] == "same-origin"

@@ -13,6 +13,7 @@ from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_shards, write_tar
 from wids.dataset import ShardListDataset
 from wids.errors import InputError, OutputError, OutputExistsError, ShardNotFoundError
+from wids.files import locks
 from wids.serve import marks as serve_marks
 from wids.serve.served import Served
 from wids.testing import Server
@@ -109,9 +110,10 @@ def test_what_is_no_request(index, serve_index, monkeypatch):
 def test_other_sites_mark_nothing(index, serve_index, headers):
     """Neither a form nor a script of another page."""
     pages = serve_index(index)
-    pages.client.headers.pop("x-wids")
+    own = pages.client.headers.pop("x-wids")
     answer = pages.client.post("/api/marks", content=b'{"index": 0, "is_marked": true}', headers=headers)
     assert answer.status_code == 403
+    pages.client.headers["x-wids"] = own
     assert pages.get("/api/marks")["count"] == 0
 
 
@@ -252,7 +254,9 @@ def test_a_file_that_cannot_be_written(index, tmp_path, serve_index):
     folder.mkdir()
     pages = serve_index(index, marks=str(folder / "m.txt"))
     folder.rmdir()
-    assert "is the directory writable" in pages.post("/api/marks", {"index": 1, "is_marked": True}, 400)["error"]
+    assert (
+        "check the path and its permissions" in pages.post("/api/marks", {"index": 1, "is_marked": True}, 400)["error"]
+    )
     assert pages.get("/api/marks", indices="1")["marked"] == []
     folder.mkdir()
     assert pages.post("/api/marks", {"index": 1, "is_marked": True})["count"] == 1
@@ -378,6 +382,35 @@ def test_two_servers_of_one_file(tmp_path, index, serve_index, name):
     file.unlink()
     first.post("/api/marks", {"index": 4, "is_marked": True})
     assert serve_index(index, marks=str(file)).get("/api/marks")["count"] == 3
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.npy", "m.txt"])
+def test_two_servers_at_once(tmp_path, index, serve_index, name, monkeypatch):
+    """One that looks at the file while another is about to replace it waits; no mark that was answered is lost."""
+    file, answers = tmp_path / name, {}
+    first, second = (serve_index(index, marks=str(file)) for _ in range(2))
+    is_waiting = threading.Event()
+    other = threading.Thread(target=lambda: answers.update(second=mark(second, 2)))
+
+    def mark(pages, sample):
+        return pages.client.post("/api/marks", json={"index": sample, "is_marked": True}).status_code
+
+    def look(path):
+        found = version_of(path)
+        if threading.current_thread() is not other and not other.ident:
+            other.start()
+            while other.is_alive() and not is_waiting.wait(0.01):
+                pass
+        return found
+
+    should_end = locks._Wait.should_end
+    monkeypatch.setattr(locks._Wait, "should_end", lambda self: is_waiting.set() or should_end(self))
+    version_of = serve_marks._version_of
+    monkeypatch.setattr(serve_marks, "_version_of", look)
+    answers["first"] = mark(first, 1)
+    other.join()
+    assert answers == {"first": 200, "second": 400}
+    assert serve_index(index, marks=str(file)).get("/api/marks", indices="1,2")["marked"] == [1]
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -23,7 +23,7 @@ def open_pages(tmp_path):
 
     def open_one(index, **options):
         opened.append(Served(str(index), **{"cache_dir": tmp_path / "cache", **options}))
-        return TestClient(make_app(opened[-1]), base_url="http://localhost")
+        return TestClient(make_app(opened[-1]), base_url="http://localhost", headers={"x-wids": "1"})
 
     yield open_one
     for served in opened:

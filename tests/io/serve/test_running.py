@@ -22,7 +22,8 @@ from wids.testing import Server
 
 def get(server, path="api/overview"):
     """An answer of a server, as text."""
-    with urllib.request.urlopen(server.url + path, timeout=PATIENCE_SECONDS) as answer:
+    request = urllib.request.Request(server.url + path, headers={"X-Wids": "1"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         return answer.read().decode()
 
 
@@ -130,7 +131,7 @@ def begin(server, path):
     """A connection that asks, and does not read."""
     port = int(server.url.rstrip("/").rpartition(":")[2])
     asking = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
-    asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\n\r\n".encode())
     return asking
 
 

@@ -1,15 +1,20 @@
 """The page of a sample, and what its script asks for."""
 
+import gzip
 import io
 import json
 import pickle
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from tests.io.serve.test_previews import array, opened, picture
+from wids.codecs.describe import describe
+from wids.serve import sample as serve_sample
 
 
 def packed(**arrays):
@@ -153,11 +158,42 @@ def test_a_tree(pages):
     assert client.get("/api/tree/0/.cls").json() == {"kind": "number", "text": "3"}
 
 
-def test_values_that_are_kept_are_few(pages):
-    """Each is parsed once while its parts are looked at."""
-    client = pages({f".{k}.json": b"[1]" for k in range(9)})
-    for k in range(9):
-        assert client.get(f"/api/tree/0/@{k}?at=").json()["count"] == 1
+def test_values_that_are_kept_are_small(pages, monkeypatch):
+    """Each is parsed once while its parts are looked at, as long as all together have few bytes in memory."""
+    described = []
+
+    def count(name, data, **options):
+        described.append(name)
+        return describe(name, data, **options)
+
+    monkeypatch.setattr(serve_sample, "describe", count)
+    monkeypatch.setattr(serve_sample, "_KEPT_BYTES", 1000)
+    client = pages({".a.json": b"[1]", ".b.json": b"[2]", ".large.json": json.dumps(["x"] * 20).encode(), ".txt": b"x"})
+    for _ in range(2):
+        for name in (".a.json", ".b.json", ".large.json"):
+            assert client.get(f"/api/tree/0/{name}?at=").json()["kind"] == "array"
+    assert described == [".a.json", ".b.json", ".large.json", ".large.json"]
+
+
+@pytest.mark.parametrize("name", [".png", ".JPG", ".seg.png.gz", ".mp4", ".wav"])
+def test_no_picture_is_decoded_for_its_parts(pages, monkeypatch, name):
+    """It has none, whatever its size."""
+    monkeypatch.setattr(serve_sample, "describe", None)
+    answer = pages({name: b"x"}).get(f"/api/tree/0/{name}")
+    assert answer.status_code == 404
+    assert "it has no parts" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/field/0/.png.gz", "/thumb/0/.png.gz", "/picture/0/.png.gz"])
+def test_a_packed_picture_is_refused_by_its_size(pages, monkeypatch, path):
+    """As one that is not packed, before it is decoded."""
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
+    side, data = 12_000, io.BytesIO()
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        data.write(struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)))
+    client = pages({".png.gz": gzip.compress(b"\x89PNG\r\n\x1a\n" + data.getvalue())})
+    assert "12,000 x 12,000 pixels" in client.get(path).text
 
 
 def test_no_columns(pages):

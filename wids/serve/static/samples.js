@@ -22,6 +22,9 @@ let blocks = new Map(); // number of a block -> {rows, error, stop}
 let opening = new AbortController();
 let anchor = 0; // where a range of marks begins
 let isOpen = false; // the list that the address says is shown
+let waiting = ""; // a filter out of a link from elsewhere: SQL takes work, so a person looks at it before it runs
+const OURS = { isOurs: true }; // the state of addresses that this page has written
+const WAITS = "This filter came with a link. Look at it; the button runs it.";
 let writing; // of the address
 
 const asked = (more) => new URLSearchParams(Object.entries({ where: list.where, marked: list.marked ? "1" : "", ...more }).filter(([, value]) => value !== ""));
@@ -106,7 +109,7 @@ function draw(at) {
 const labelled = (name) => (["cls", "label", "class", "target"].includes(name.toLowerCase()) ? names : []);
 
 function leaveFor() {
-  history.replaceState({}, "", address(grid.first)); // so that Back comes to where we were
+  if (!waiting) history.replaceState(OURS, "", address(grid.first)); // so that Back comes to where we were
 }
 
 const grid = new Grid($("grid"), { draw, onmove: want, onkey: onKey });
@@ -117,7 +120,7 @@ function place() {
   $("slider").value = String(first);
   $("place").textContent = grid.total ? `${count(seen[0] + 1)}–${count(seen[1])} of ${count(grid.total)}` : "";
   clearTimeout(writing);
-  writing = setTimeout(() => isOpen && history.replaceState({}, "", address(first)), 300);
+  writing = setTimeout(() => isOpen && !waiting && history.replaceState(OURS, "", address(first)), 300);
 }
 
 function setTotal(total) {
@@ -144,14 +147,15 @@ async function open({ at = 0, isNew = false } = {}) {
   isOpen = false;
   $("grid").setAttribute("aria-busy", "true");
   $("where").removeAttribute("aria-invalid");
-  if (isNew) history.pushState({}, "", address(at));
+  if (isNew) history.pushState(OURS, "", address(at));
   if (list.where || list.marked) $("count").textContent = "looking …";
   try {
     let total = all;
     if (list.where || list.marked) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" })}`, { signal })).total;
     blocks.forEach(({ stop }) => stop.abort());
     blocks = new Map();
-    $("why").replaceChildren();
+    $("why").replaceChildren(...(waiting ? [make("p", { class: "soft", role: "status" }, WAITS)] : []));
+    if (waiting) document.body.classList.add("filtering");
     tell(total);
     grid.reset(total, at);
     anchor = at;
@@ -174,10 +178,12 @@ async function open({ at = 0, isNew = false } = {}) {
 
 function read() {
   const query = new URLSearchParams(location.search);
-  list.where = query.get("where") ?? "";
+  const where = (query.get("where") ?? "").trim();
+  const isOurs = history.state?.isOurs || document.referrer.startsWith(`${location.origin}/`);
+  [list.where, waiting] = isOurs ? [where, ""] : ["", where];
   list.marked = query.get("marked") === "1";
-  $("where").value = list.where;
-  $("clear").hidden = !list.where;
+  $("where").value = where;
+  $("clear").hidden = !where;
   $("only").setAttribute("aria-pressed", String(list.marked));
   const at = Number(query.get("at") ?? 0);
   return Number.isSafeInteger(at) && at >= 0 ? at : 0;
@@ -187,7 +193,12 @@ function filter(where) {
   list.where = where.trim();
   $("where").value = list.where;
   $("clear").hidden = !list.where;
-  open({ isNew: true });
+  const isWaiting = Boolean(waiting) && list.where === waiting;
+  waiting = "";
+  if (isWaiting) {
+    history.replaceState(OURS, "", location.href);
+    open({ at: read() });
+  } else open({ isNew: true });
 }
 
 window.addEventListener("popstate", () => open({ at: read() }));
