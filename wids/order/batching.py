@@ -9,6 +9,9 @@ which is the same in all lanes. Nothing is carried from one block to the next, s
 before it, and all samples of its rows are in it. Where so many samples are left out that a lane has fewer than K, the
 block's batches are dealt to the lanes anew, and fewer than there are lanes come again.
 
+A cost is compared with the budget exactly, as if lengths were fractions: `fit_together` for sums, `most_of` for padded
+batches. All else that is computed of lengths (equal costs, reports) is rounded.
+
 Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
 """
 
@@ -18,7 +21,7 @@ import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -39,6 +42,12 @@ if TYPE_CHECKING:
 
 # Steps of a block, if no chunk has to hold it: more cost more memory, fewer leave less to choose from.
 _STEPS, _STEPS_OF_A_BUCKET, _MOST_ROWS = 64, 4, 1 << 40
+# The highest budget, and sum of all lengths: nothing that is computed of them is infinite then.
+_MOST_TOKENS = 1e300
+# The highest length of an integer type; those above are not all floats.
+_MOST_INTEGER = 1 << 53
+# A sum that is computed in any order is less wrong than this, as a share of it.
+_ROUNDED = 1e-6
 # The share of a cost to which the costs of a lane's batches are made equal.
 _PRECISION = 1e-3
 # Lengths looked at at a time.
@@ -79,6 +88,13 @@ class BatchRule:
         """About how many samples a batch has."""
         found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
         return min(found, sum(self.sizes) / len(self.sizes)) if self.sizes else found
+
+    def lengths_of(self, samples: Indices) -> NDArray[np.float64]:
+        """The lengths of samples: (n,) or (rows, lanes), the same shape. All computing with lengths begins here."""
+        if self.lengths is None:
+            return np.ones(samples.shape)
+        found: NDArray[np.float64] = self.lengths[samples].astype(np.float64)
+        return found
 
     def cost_of(self, longest: Numbers, sums: Numbers, counts: Indices) -> Numbers:
         """What batches cost: (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
@@ -195,10 +211,11 @@ def _check_count(name: str, values: Any, samples: int) -> None:
 def _parse_number(name: str, value: Any) -> float:
     try:
         found = float(value)
-    except (TypeError, ValueError):
+        found = math.nextafter(found, 0) if found > value else found  # of an integer that is no float
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not 0 < found < math.inf:
-        raise InputError(f"{name} is {shown(value)}; it must be a number above 0")
+    if not 0 < found <= _MOST_TOKENS:
+        raise InputError(f"{name} is {shown(value)}; it must be a number above 0, and at most {_MOST_TOKENS:g}")
     return found
 
 
@@ -226,15 +243,27 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
     """(mean, facts for a state, how many are above ``max_cost``) of lengths; they are read once.
 
     Raises:
-        InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped.
+        InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped; they are
+            too large to be added up.
     """
-    total, most, above = 0.0, 0.0, 0
+    total, most, above, is_exact = 0.0, 0.0, 0, lengths.dtype.kind == "f"
     for first in range(0, len(lengths), _PIECE):
-        piece = lengths[first : first + _PIECE]
+        given = lengths[first : first + _PIECE]
+        if not is_exact and given.max() > _MOST_INTEGER:
+            at = first + int(given.argmax())
+            raise InputError(f"the length of sample {at} is {lengths[at]}; an integer length is at most 2**53")
+        with np.errstate(over="ignore"):  # of a wider type; it is infinite then
+            piece = given.astype(np.float64)
         low, high = piece.min(), piece.max()
         if not (low > 0 and high < math.inf):  # also where one is no number
             at = first + int(np.flatnonzero(~((piece > 0) & (piece < math.inf)))[0])
             raise InputError(f"the length of sample {at} is {lengths[at]}; lengths are numbers above 0")
+        if float(high) * len(lengths) > _MOST_TOKENS:
+            at = first + int(piece.argmax())
+            raise InputError(
+                f"the length of sample {at} is {lengths[at]}, and {len(lengths):,} such lengths add up to more than "
+                f"{_MOST_TOKENS:g}; give lengths in a larger unit"
+            )
         if max_cost is not None and high > max_cost:
             if not skips:
                 at = first + int(np.flatnonzero(piece > max_cost)[0])
@@ -244,9 +273,34 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
                     hint="too_long",
                 )
             above += int(np.count_nonzero(piece > max_cost))
-        total, most = total + float(piece.sum(dtype=np.float64)), max(most, float(high))
+        total, most = total + float(given.sum(dtype=np.float64)), max(most, float(high))
     n = len(lengths)
     return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}, above
+
+
+def fit_together(lengths: Sequence[float], budget: float, *, batches: int = 1) -> bool:
+    """Whether the sum of lengths is at most so many times a budget: exactly, in any order."""
+    return math.fsum(chain(lengths, repeat(-budget, batches))) <= 0  # rounded once, at the end, which keeps its sign
+
+
+def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
+    """How many batches the sum of lengths takes at least; ``total`` is the sum, rounded."""
+    found = total / budget
+    nearest = max(round(found), 1)
+    if abs(found - nearest) > nearest * _ROUNDED:
+        return math.ceil(found)
+    return nearest + (not fit_together(lengths, budget, batches=nearest))
+
+
+def most_of(length: float, budget: float) -> float:
+    """How many samples of a length a padded batch holds at most: exactly, as a whole number."""
+    return budget // length  # which Python computes from the exact remainder
+
+
+def _budget_for(length: float, count: int) -> float:
+    """The least budget, but for rounding, that so many samples of a length fit into."""
+    found = length * count
+    return found if most_of(length, found) >= count else math.nextafter(found, math.inf)
 
 
 class Batch(NamedTuple):
@@ -300,7 +354,7 @@ class Block:
         self._samples, self.position, self.size = samples, position, samples.size
         self.lanes = int(samples.shape[1])
         self._real = real
-        lengths = np.ones(samples.shape, np.int64) if rule.lengths is None else rule.lengths[samples]
+        lengths = rule.lengths_of(samples)
         buckets = None if rule.buckets is None else rule.buckets[samples]
         self._lengths, self._buckets = lengths, buckets
         self._lanes = [
@@ -420,19 +474,22 @@ class _BucketRows:
         self.total = sum(self._lengths)
         self._most = len(rows) if rule.sizes is None else rule.sizes[bucket]
         # One batch of all of them costs no more than this.
-        self._budget = self._lengths[0] * len(rows) if rule.max_cost is None else rule.max_cost
+        self._budget = _budget_for(self._lengths[0], len(rows)) if rule.max_cost is None else rule.max_cost
         self._dealt: tuple[int, list[list[int]], float] | None = None
         if self._is_padded:
             self.fewest = len(self._runs(self._budget))
         else:
-            self.fewest = max(math.ceil(self.total / self._budget), -(-len(rows) // self._most), 1)
+            self.fewest = max(_fewest(self._lengths, self.total, self._budget), -(-len(rows) // self._most))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def fits(self, count: int) -> bool:
-        """Whether the rows can be dealt to so many batches."""
-        return self._deal(count)[2] <= self._budget
+        """Whether the rows can be dealt to so many batches; to as many as there are rows, they can."""
+        _, batches, most = self._deal(count)
+        if abs(most - self._budget) > self._budget * _ROUNDED:
+            return most < self._budget
+        return all(fit_together([self._lengths[i] for i in batch], self._budget) for batch in batches)
 
     def cut(self, count: int) -> list[tuple[float, int, Indices]]:
         """(cost, bucket, rows) of each of ``count`` batches, fewest <= count <= len."""
@@ -469,7 +526,7 @@ class _BucketRows:
         """Where batches end that each take as many rows as a budget allows."""
         lengths, n, most, at, ends = self._lengths, len(self._lengths), self._most, 0, []
         while at < n:
-            at = min(at + max(int(min(budget // lengths[at], most)), 1), n)
+            at = min(at + max(int(min(most_of(lengths[at], budget), most)), 1), n)
             ends.append(at)
         return ends
 

@@ -136,7 +136,7 @@ class Answers:
         if schedule.rule is not None:
             found |= _cost(schedule, [samples])
             if schedule.rule.lengths is not None:
-                found["lengths"] = schedule.rule.lengths[samples].tolist()
+                found["lengths"] = schedule.rule.lengths_of(samples).tolist()
         return {**_describe(schedule), **found}
 
     def show_open(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Answers:
         batches = [table.batch(other, step)[0] for other in range(min(table.world, _MAX_RANKS))]
         found |= _cost(schedule, batches)
         if rule.lengths is not None and len(own):
-            lengths = rule.lengths[own]
+            lengths = rule.lengths_of(own)
             found["lengths"] = [float(lengths.min()), float(lengths.mean()), float(lengths.max())]
         if self._schedules.parts is not None:
             samples = np.concatenate(batches)

@@ -349,7 +349,7 @@ def add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
     longest, sums = np.zeros(len(counts)), np.zeros(len(counts))
     some = counts > 0
     if some.any():
-        lengths = np.ones(len(own.samples)) if rule.lengths is None else rule.lengths[own.samples].astype(np.float64)
+        lengths = rule.lengths_of(own.samples)
         begins = own.edges[:-1][some]
         longest[some], sums[some] = np.maximum.reduceat(lengths, begins), np.add.reduceat(lengths, begins)
     return longest, sums, counts
