@@ -32,7 +32,7 @@ from wids.order.state import (
     read_int,
 )
 from wids.order.validation import parse_int, suggest_names
-from wids.samplers import ChunkedSampler, DistributedChunkedSampler
+from wids.samplers import _IS_RUNNING, ChunkedSampler, DistributedChunkedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
@@ -242,14 +242,18 @@ class BucketBatchSampler(Sampler[list[int]]):
         Returns:
             The sample from which on they hold.
         """
+        return self.sampler._reweight(weights, at, *self._decided())
+
+    def _decided(self) -> tuple[int | None, int | None, str]:
+        """As of a sampler of samples; a block that has begun stays what it is."""
         config, now = self._config(), self._cursor
         if isinstance(now, cursor.Running):
-            earliest = usual = config.end(now.run.place)  # type: ignore[arg-type]
-        else:
-            place: Any = cursor.next_place(now, config)  # type: ignore[arg-type]
-            earliest = config.block_end(place) if place.offset else place.position
-            usual = config.end(place) if config.is_in_the_middle(place) else earliest
-        return self.sampler._reweight(weights, at, earliest, usual)
+            end = config.end(now.run.place)  # type: ignore[arg-type]
+            return end, end, _IS_RUNNING
+        place: Any = cursor.next_place(now, config)  # type: ignore[arg-type]
+        earliest = config.block_end(place) if place.offset else place.position
+        usual = (config.end(place) if config.is_in_the_middle(place) else None) or earliest
+        return earliest, usual, ": samples of a block that has begun are in its batches" if place.offset else ""
 
     def _current_run(self, *, is_counted: bool) -> Run | None:
         return cursor.current_run(self._cursor, is_counted=is_counted)

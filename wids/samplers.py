@@ -213,16 +213,22 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         """
         return self._reweight(weights, at, *self._decided())
 
-    def _decided(self) -> tuple[int | None, int | None]:
-        """(up to which position the order is decided, where the present or the next epoch ends); None: it does not."""
+    def _decided(self) -> tuple[int | None, int | None, str]:
+        """(up to which position the order is decided, where other weights begin unless a program says, why).
+
+        None: an iteration without end has begun. The reason ends a message, and is empty where none can be changed.
+        """
         config, now = self._config(), self._cursor
         if isinstance(now, cursor.Running):
             end = now.run.config.span(now.run.place)[1]
-            return end, end
+            return end, end, _IS_RUNNING
         place = cursor.next_place(now, config)
-        return place.position, (config.span(place)[1] if config.is_in_the_middle(place) else None) or place.position
+        usual = (config.span(place)[1] if config.is_in_the_middle(place) else None) or place.position
+        return place.position, usual, ""
 
-    def _reweight(self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None) -> int:
+    def _reweight(
+        self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
+    ) -> int:
         if not isinstance(self._samples, MixtureWeights):
             raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")  # noqa: TRY004
         config = self._config()
@@ -235,10 +241,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         if position > MAX_POSITION:
             raise ValueError(f"at is {position}; it must be at most {MAX_POSITION}")
         if position < earliest:
-            raise ValueError(
-                f"at is {position}, and the order up to {earliest} is decided; load the sampler's own state_dict to "
-                "change the weights within an epoch that has begun"
-            )
+            raise ValueError(f"at is {position}, and the order up to {earliest} is decided{why}")
         return self._samples.change(weights, position=position, lanes=config.lanes)
 
     def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]:
@@ -614,6 +617,8 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
+# Why no weights are changed before the end of an epoch.
+_IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 
 
 def _parts_of(dataset: Any) -> list[SourceSpan] | None:

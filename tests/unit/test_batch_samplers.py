@@ -517,6 +517,47 @@ def test_mixtures_also_after_other_weights():
     assert sampler_reweights(mixed(1, 0, before))
 
 
+def endless(world, rank):
+    """Batches of a mixture, without an end."""
+    mixture = wids.mix({"a": (Samples([90, 60]), 1), "b": (Samples([40, 80, 30]), 1)})
+    lengths = np.random.default_rng(1).integers(1, 50, 300)
+    return make(mixture, world=world, rank=rank, options={"epochs": None}, lengths=lengths, max_tokens=200, block=40)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("drawn", [0, 1, 3, 40])
+@pytest.mark.parametrize("is_at", [False, True])
+def test_weights_that_change_without_an_end(world, drawn, is_at):
+    """After the sampler's own state was loaded: from the end of the block that has begun, or from a position on."""
+    samplers, found, starts = [endless(world, rank) for rank in range(world)], [], []
+    unbroken = [list(islice(endless(world, rank), 100)) for rank in range(world)]
+    for sampler in samplers:
+        first = list(islice(sampler, drawn))
+        if drawn:
+            with pytest.raises(ValueError, match="load the sampler's own state_dict"):
+                sampler.reweight({"a": 0.1, "b": 0.9})
+        state = sampler.state_dict(batches=drawn)
+        sampler.load_state_dict(state)
+        config = sampler._config()
+        place = sampler._cursor.place
+        end = config.block_end(place) if place.offset else place.position
+        if place.offset:
+            with pytest.raises(ValueError, match=f"up to {end} is decided: samples of a block that has begun"):
+                sampler.reweight({"a": 0.1, "b": 0.9}, at=end - 1)
+        starts.append(sampler.reweight({"a": 0.1, "b": 0.9}, at=end + 80 * world if is_at else None))
+        assert starts[-1] == end + 80 * world * is_at
+        found.append(first + list(islice(sampler, 60)))
+    assert len(set(starts)) == 1
+    for batches, before in zip(found, unbroken, strict=True):
+        kept = drawn + bool(state["offset"])
+        assert batches[:kept] == before[:kept]
+        assert np.mean(np.concatenate(batches[-20:]) >= 150) > 0.75
+    again = [endless(world, rank) for rank in range(world)]
+    for sampler, batches in zip(again, found, strict=True):  # a state from after the change goes on there
+        sampler.load_state_dict(samplers[0].state_dict(batches=30))
+        assert list(islice(sampler, 30)) == batches[drawn + 30 :]
+
+
 def sampler_reweights(sampler):
     """Whether other weights hold from the next nominal epoch on."""
     list(sampler)

@@ -293,7 +293,7 @@ def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
 
 
 def most_of(length: float, budget: float) -> float:
-    """How many samples of a length a padded batch holds at most: exactly, as a whole number."""
+    """How many samples of a length a padded batch holds at most: a whole number, and exact below 2**50."""
     return budget // length  # which Python computes from the exact remainder
 
 

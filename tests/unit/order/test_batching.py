@@ -77,8 +77,8 @@ def test_what_fits_together(lengths, share):
     for budget in (math.fsum(lengths), sum(lengths), max(lengths) * share):
         assert fit_together(lengths, budget) == (sum(map(Fraction, lengths)) <= Fraction(budget))
         count = most_of(lengths[0], budget)
-        assert count > 1 << 53 or Fraction(lengths[0]) * int(count) <= Fraction(budget)
-        assert count > 1 << 53 or Fraction(lengths[0]) * (int(count) + 1) > Fraction(budget)
+        assert count >= 1 << 50 or Fraction(lengths[0]) * int(count) <= Fraction(budget)
+        assert count >= 1 << 50 or Fraction(lengths[0]) * (int(count) + 1) > Fraction(budget)
 
 
 @pytest.mark.parametrize("seed", range(examples(30)))
