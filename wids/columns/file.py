@@ -19,7 +19,7 @@ import numpy as np
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import ColumnRule  # noqa: TC001 - msgspec reads the annotations
-from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
+from wids.errors import CacheError, ColumnsError, JsonError, MissingTableError, ShardNotFoundError
 from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
@@ -146,7 +146,7 @@ def open_table(path: str) -> TableFile:
 
 def read_facts(path: str) -> TableFacts | None:
     """The record of a table, whatever its rows are; None: it does not exist, or has no record that can be read."""
-    with contextlib.suppress(OSError, KeyError, msgspec.MsgspecError, import_arrow().ArrowException):
+    with contextlib.suppress(OSError, KeyError, JsonError, import_arrow().ArrowException):
         return _FACTS.parse((import_parquet().read_schema(path).metadata or {})[METADATA_KEY])
     return None
 

@@ -67,8 +67,12 @@ _CLIENTS = frozenset(
     }
 )
 _NOT_HTTP = "NonHttpUrlRedirectClientError"
-# Classes of aiohttp, Google's clients and huggingface_hub.
-_FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError", "OfflineModeIsEnabled"})
+# Classes of botocore: neither given, nor in the environment, nor from the machine's own service.
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+# Classes of aiohttp, Google's clients, huggingface_hub and botocore.
+_FINAL_NAMES = frozenset(
+    {"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError", "OfflineModeIsEnabled", *_NO_CREDENTIALS}
+)
 # In a RateLimit header: no request is left (r=0), for t seconds.
 _SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # The package for a scheme, as pip takes it.
@@ -78,6 +82,9 @@ _PACKAGES = {
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
     "hf": "'wids[hub]'",
 }
+
+
+_ENDPOINT = 'for a store that is not Amazon\'s, add storage_options={"endpoint_url": "https://..."}'
 
 
 class _TransferError(OSError):
@@ -168,6 +175,11 @@ def is_transient(error: Exception, path: str | None) -> bool:
     return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
 
 
+def is_unreached(error: Exception) -> bool:
+    """Whether no connection was made: the name is unknown, nobody listens on the port, TLS failed."""
+    return bool(_reason_of_no_connection(error))
+
+
 def _likely_cause(url: str, status: int | None) -> str:
     """The likely cause, in a URL, of a missing object."""
     if status is not None and "#" in url:
@@ -191,14 +203,14 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
             "index if it comes from one",
             url=url,
         )
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return FetchDeniedError(
-            f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
-        )
+    if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:
+        return _denied(error, url, cause)
     if isinstance(error, ImportError):
         return FetchError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
     if reason := _reason_of_no_connection(error):
-        return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
+        # Without an endpoint_url, the client goes to Amazon.
+        hint = f"; {_ENDPOINT}" if Place(url).scheme in ("s3", "s3a") and "amazonaws.com" in cause else ""
+        return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries}){hint}", url=url)
     if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
         return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
     if type(error).__name__ == _NOT_HTTP:
@@ -217,6 +229,17 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
         )
     advice = _likely_cause(url, status) if isinstance(error, IsADirectoryError) else ""
     return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries}){advice}", url=url)
+
+
+def _denied(error: Exception, url: str, cause: str) -> FetchDeniedError:
+    if type(error).__name__ not in _NO_CREDENTIALS:
+        why = f"access was refused ({cause}); check credentials, storage_options or the URL's signature"
+    else:
+        why = (
+            f'there are no credentials for it ({cause}); a public bucket needs storage_options={{"anon": True}}, any '
+            f'other one {{"key": ..., "secret": ...}}, or what AWS reads; {_ENDPOINT}'
+        )
+    return FetchDeniedError(f"{url}: {why}", url=url)
 
 
 def missing_advice(error: ImportError, url: str) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import heapq
 import itertools
+import logging
 import math
 import sys
 import time
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
+from wids.errors import InputError
 from wids.files import forks
 from wids.policy import prefetching
 from wids.transport.failures import StalledTransferError
@@ -325,8 +328,18 @@ def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     if scheme in _S3:
         config = given.get("config_kwargs") or {}
-        return {**given, "config_kwargs": {"retries": {"max_attempts": 0}, **config}}
-    return {**given, "tries_once": True} if scheme in _GOOGLE else given
+        return {**given, "config_kwargs": {"retries": {"max_attempts": 0}, **_s3_proxies(given), **config}}
+    if scheme in _GOOGLE:
+        return {"session_kwargs": _proxied(), **given, "tries_once": True}
+    return given
+
+
+def _s3_proxies(given: dict[str, Any]) -> dict[str, Any]:
+    """The setting of botocore for ``$ALL_PROXY``, which it leaves out; it finds the other variables itself."""
+    client = given.get("client_kwargs") or {}
+    endpoint = Place(given.get("endpoint_url") or client.get("endpoint_url") or "https://s3.amazonaws.com")
+    proxy = find_proxy(endpoint.scheme, endpoint.host)
+    return {} if proxy is None else {"proxies": {endpoint.scheme: proxy}}
 
 
 def _drop_retries(scheme: str, filesystem: Any) -> None:
@@ -355,6 +368,8 @@ class _BucketTypes:
 
         if time.monotonic() - self._failed.get(bucket, -math.inf) < LIMITS.bucket_again_seconds:
             return BucketType.UNKNOWN  # read like any other bucket
+        _silence_gcsfs()
+        _asks_kind.set(True)  # for this task, and the one that is made of the request
         try:
             found = await asyncio.wait_for(self._ask(bucket), LIMITS.bucket_seconds)
         except asyncio.TimeoutError:
@@ -362,6 +377,15 @@ class _BucketTypes:
         if found is BucketType.UNKNOWN:
             self._failed[bucket] = time.monotonic()
         return found
+
+
+# Whether this task asks for the kind of a bucket. That it cannot be known is no fault, and gcsfs warns of it.
+_asks_kind: contextvars.ContextVar[bool] = contextvars.ContextVar("_asks_kind", default=False)
+
+
+@functools.cache
+def _silence_gcsfs() -> None:
+    logging.getLogger("gcsfs").addFilter(lambda _: not _asks_kind.get())
 
 
 def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
@@ -380,9 +404,50 @@ def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
     if cookies:
         headers["Cookie"] = "; ".join(f"{name}={getattr(value, 'value', value)}" for name, value in cookies.items())
     traces = [*(client.get("trace_configs") or ()), _redirects()]
-    # trust_env: proxies from the environment, as curl had them for the original's users.
-    client = {"timeout": timeout, "requote_redirect_url": False, "trust_env": True, **client}
+    # requote: the target of a redirect is left as it was signed.
+    client = {"timeout": timeout, "requote_redirect_url": False, **_proxied(), **client}
     return {"encoded": True, **request, "client_kwargs": {**client, "headers": headers, "trace_configs": traces}}
+
+
+def _proxied() -> dict[str, Any]:
+    """The arguments of aiohttp's session by which it heeds proxies of the environment, as curl and requests do."""
+    return {"trust_env": True, "request_class": _request_class()}
+
+
+@functools.cache  # one object, as `_redirects`
+def _request_class() -> Any:
+    import aiohttp
+    from yarl import URL
+
+    class Request(aiohttp.ClientRequest):
+        """A request, also one that follows a redirect; aiohttp itself leaves ALL_PROXY out."""
+
+        def __init__(self, method: str, url: URL, *, proxy: URL | None = None, **options: Any) -> None:
+            found = find_proxy(url.scheme, url.host or "") if proxy is None else None
+            super().__init__(method, url, proxy=proxy if found is None else URL(found), **options)
+
+    return Request
+
+
+def find_proxy(scheme: str, host: str) -> str | None:
+    """The URL of the proxy of ``$ALL_PROXY`` for a server; None: another variable decides, or there is none.
+
+    Raises:
+        InputError: it is no proxy of HTTP.
+    """
+    from urllib.request import getproxies, proxy_bypass
+
+    named = getproxies()
+    proxy = named.get("all")
+    if not proxy or scheme in named or proxy_bypass(host):
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise InputError(
+            f"ALL_PROXY is {proxy.partition('://')[0]}://..., and only HTTP proxies can be used; set HTTP_PROXY and "
+            f"HTTPS_PROXY to one, or name {host} in NO_PROXY"
+        )
+    return proxy
 
 
 @functools.cache  # one object: fsspec finds a cached file system by its arguments

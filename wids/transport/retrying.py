@@ -4,7 +4,8 @@ Transient errors (time-outs, resets, 408/429/5xx, short or damaged transfers) ar
 the bytes that have arrived stay; final ones are raised at once, with advice. Time limits end the retries, see
 `RetryLimits`. If the server has answered this process before, or sends ``Retry-After``, retries continue for
 ``patience_seconds`` without a new byte, so that a restart of a server ends no training. If it never has, they continue
-for ``first_seconds``, so that a wrong host or port is reported soon. All tries together have a time limit as well.
+for ``first_seconds``, and there are few of them where not even a connection was made, so that a wrong host or port is
+reported soon. All tries together have a time limit as well.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from wids.transport.failures import (
     find_retry_after,
     forget_frames,
     is_transient,
+    is_unreached,
     public_cause,
     words_of,
 )
@@ -62,6 +64,8 @@ class RetryLimits:
 LIMITS = RetryLimits()
 # A known server gets at least this many tries, however long each one takes: a stream may break after minutes.
 _ATTEMPTS = 6
+# One that never answered, and to which no connection can be made: its host or port is probably wrong.
+_FIRST_ATTEMPTS = 4
 _POLL_SECONDS = 0.1
 _DAMAGE_ATTEMPTS = 2
 
@@ -141,6 +145,8 @@ class _Tries:
         asked = find_retry_after(error)
         ends = self._ends
         if self.origin not in _answered and asked is None:
+            if self._fruitless >= _FIRST_ATTEMPTS and is_unreached(error):
+                return None
             ends = min(ends, self._failing_since + LIMITS.first_seconds)
         elif self._fruitless >= _ATTEMPTS:
             ends = min(ends, self._failing_since + LIMITS.patience_seconds)

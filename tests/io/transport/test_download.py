@@ -22,6 +22,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, md5
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.servers import (
+    Server,
     bomb,
     cut,
     cut_chunked,
@@ -48,6 +49,7 @@ from wids.errors import (
     DigestMismatchError,
     FetchDeniedError,
     FetchError,
+    InputError,
     ShardNotFoundError,
     SizeMismatchError,
     TooLongError,
@@ -344,12 +346,65 @@ def refuse():
 
 
 def test_nobody_listens(target):
-    """A connection that is refused is tried again; the error names URL and cause."""
+    """A server that never answered, and that no connection is made to, is tried a few times, not for seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
-        with pytest.raises(FetchError, match=r"connection refused.*tries: 6"):
+        with pytest.raises(FetchError, match=r"connection refused.*tries: 4"):
             fetch_body(url, target)
+
+
+def test_nobody_listens_any_more(target, no_waits):
+    """A server that has answered before is tried for minutes: it may be restarting."""
+    with Server() as gone:
+        url = gone.add("/a.tar", BODY)
+        assert fetch_body(url, target) == BODY
+    with pytest.raises(FetchError, match="connection refused"):
+        fetch_body(url, target)
+    assert sum(no_waits) > retrying.LIMITS.patience_seconds / 2
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """A proxy of the environment: the files that it is asked for are named by whole URLs."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("variable", ["ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy"])
+def test_proxies_of_the_environment(proxy, target, monkeypatch, variable):
+    """They are asked as curl asks them, for the target of a redirect as well; NO_PROXY names hosts without one."""
+    if variable == "HTTP_PROXY":  # of both, the one for the scheme counts
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, proxy.url)
+    proxy.files["http://data.invalid/a.tar"] = b""
+    proxy.files["http://other.invalid/b.tar"] = BODY
+    proxy.faults["http://data.invalid/a.tar"] = [redirect("http://other.invalid/b.tar")]
+    assert fetch_body("http://data.invalid/a.tar", target) == BODY
+    assert proxy.requests == ["http://data.invalid/a.tar", "http://other.invalid/b.tar"]
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Server() as near:
+        assert fetch_body(near.add("/c.tar", BODY), target) == BODY
+    assert len(proxy.requests) == 2
+
+
+def test_a_proxy_of_the_environment_for_a_bucket(proxy, target, monkeypatch):
+    """The client of S3 leaves ALL_PROXY out; it is passed on."""
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("ALL_PROXY", proxy.url.removeprefix("http://"))
+    proxy.files["http://store.invalid/bucket/a.tar"] = BODY
+    session = Session({"anon": True, "endpoint_url": "http://store.invalid"})
+    assert fetch_body("s3://bucket/a.tar", target, session=session) == BODY
+
+
+def test_a_proxy_that_is_none_of_http(proxy, target, monkeypatch):
+    """The error names the variable, and what to set."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
+    with pytest.raises(InputError, match=r"ALL_PROXY is socks5://.*HTTPS_PROXY.*name data.invalid in NO_PROXY"):
+        fetch_body("http://data.invalid/a.tar", target)
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://x:port/a.tar"])

@@ -1,19 +1,21 @@
 """File systems of stores, as they are set up here."""
 
 import asyncio
+import logging
 
 import pytest
 
 from wids.transport import filesystems
 
 
-def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits):
+def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits, caplog):
     """The client asks for a minute where no server answers; then, or after a failure, it is an ordinary bucket."""
     kinds = pytest.importorskip("gcsfs.extended_gcsfs").BucketType
     asked = []
 
     async def ask(bucket):
         asked.append(bucket)
+        logging.getLogger("gcsfs").warning("Could not determine bucket type for bucket name %s", bucket)
         if bucket == "away":
             await asyncio.get_running_loop().create_future()
         return kinds.UNKNOWN if bucket == "refused" else kinds.HIERARCHICAL
@@ -23,3 +25,6 @@ def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits):
     for bucket, found in (("away", kinds.UNKNOWN), ("refused", kinds.UNKNOWN), ("b", kinds.HIERARCHICAL)):
         assert [asyncio.run(look(bucket)) for _ in range(2)] == [found] * 2
     assert asked == ["away", "refused", "b", "b"]  # of the first two it is not asked again soon
+    assert not caplog.records  # what the client says of it is no fault
+    logging.getLogger("gcsfs").warning("other words of it")
+    assert caplog.messages == ["other words of it"]

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gzip
 import json
+import os
 import random
 import socket
 import threading
@@ -383,14 +384,14 @@ def endpoint():
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_no_server(load, endpoint, no_waits, connects, scheme):
-    """A port that nobody listens on is said to be one within ten seconds: no client adds tries of its own."""
+    """A port that nobody listens on is said to be one at once: no client adds tries of its own."""
     url = f"{endpoint}/a.tar" if scheme == "http" else "s3://bucket/a.tar"
     options = None if scheme == "http" else {"key": "me", "secret": "sesame", "endpoint_url": endpoint}
     dataset = load(backends.Place(endpoint, None, options=options), [(url, 3)])
     with pytest.raises(UnreachableError, match="connection refused") as caught:
         _ = dataset[0]
     assert caught.value.url == url
-    assert sum(no_waits) <= retrying.LIMITS.first_seconds
+    assert sum(no_waits) <= retrying.LIMITS.first_seconds / 4
     assert len(connects) <= len(no_waits) + 2  # its member table was looked for, too
 
 
@@ -400,8 +401,28 @@ def test_no_server_that_lists(endpoint, no_waits, connects, name):
     own = {"token": "anon"} if name.startswith("gs") else {"key": "me", "secret": "sesame"}
     with pytest.raises(UnreachableError, match="connection refused"):
         find_shards([name], session=Session({"endpoint_url": endpoint, **own}))
-    assert sum(no_waits) <= retrying.LIMITS.first_seconds
+    assert sum(no_waits) <= retrying.LIMITS.first_seconds / 4
     assert len(connects) <= 2 * (len(no_waits) + 1)  # to look for one name may be two requests
+
+
+def test_no_endpoint(no_waits, monkeypatch):
+    """Without endpoint_url, S3 is Amazon's: the error says so, whether a name is missing there or keys are."""
+
+    def resolve(host, *args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UnreachableError, match=r"cannot be resolved.*Amazon's, add .*endpoint_url"):
+        download.read_bytes("s3://bucket/train.json", session=Session({"anon": True}))
+    assert sum(no_waits) <= retrying.LIMITS.first_seconds / 4
+    no_waits.clear()
+    with pytest.raises(FetchDeniedError, match=r'no credentials .*"anon": True.*endpoint_url'):
+        download.read_bytes("s3://bucket/train.json")
+    assert not no_waits
 
 
 def test_a_program_s_own_client_keeps_its_retries(s3):
