@@ -37,6 +37,18 @@ class MineSource(ByteSource):
         yield self._data()[:end]
 
 
+class BeginsAtOnce(MineSource):
+    """As right as the other: it reads while it is opened, asks ``go_on`` then, and finds then what is missing."""
+
+    lengths = {}
+
+    def __init__(self, url, objects, go_on):
+        super().__init__(url, objects, go_on)
+        go_on()
+        if len(objects.get(url, b"")) < self.lengths.get(url, 0):
+            raise ConnectionResetError("the rest is missing")
+
+
 class Bare:
     """As right as the other, but it has the four methods alone."""
 
@@ -147,3 +159,21 @@ class Toy(ByteSourceSuite):
     def open_source(self, go_on, **options):
         """One of them."""
         return self.kind(self.url, self.objects, go_on)
+
+
+class Eager(Toy):
+    """The suite for the one that begins at once."""
+
+    cannot = ("deny",)
+    kind = BeginsAtOnce
+
+    def setup_method(self):
+        """An empty store, of which nothing is cut."""
+        super().setup_method()
+        BeginsAtOnce.lengths = {}
+
+    def shorten(self):
+        """Keep half of it."""
+        whole = self.objects[self.url]
+        BeginsAtOnce.lengths = {self.url: len(whole)}
+        self.put(whole[: len(whole) // 2])

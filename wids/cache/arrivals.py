@@ -36,13 +36,25 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.25
 
 
+class _Downloads:
+    """Those that one process has begun; their threads keep no reader alive.
+
+    Attributes:
+        threads: that are under way. is_cancelled: they are to end.
+    """
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+        self.is_cancelled = False  # not an event, because a finalizer sets it: see `wids.files.finalizers`
+
+
 class _EarlyShard(NamedTuple):
     """See `wids.policy.access.EarlyRead`."""
 
     cache: ShardCache
     path: str
     record: ShardRecord
-    active: set[threading.Thread]
+    downloads: _Downloads
 
     @property
     def since(self) -> float:
@@ -65,7 +77,7 @@ class _EarlyShard(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        return len(self.active) < prefetching.LIMITS.min_under_way
+        return len(self.downloads.threads) < prefetching.LIMITS.min_under_way
 
 
 class Arrivals:
@@ -82,8 +94,7 @@ class Arrivals:
         forks.reset_in_child(self)
 
     def _begin(self) -> None:
-        self._active: set[threading.Thread] = set()  # downloads of this process
-        self._cancelled = threading.Event()
+        self._downloads = _Downloads()
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,9 +105,9 @@ class Arrivals:
         self._begin()
         forks.reset_in_child(self)
 
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.files.open_file`
-        if not is_ending() and (cancelled := getattr(self, "_cancelled", None)) is not None:
-            cancelled.set()
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending() and (downloads := getattr(self, "_downloads", None)) is not None:
+            downloads.is_cancelled = True
 
     def can_arrive(self) -> bool:
         """Whether shards that are read early will be in the cache at some time.
@@ -128,7 +139,7 @@ class Arrivals:
         if record.thread is not None or now < record.look_at:
             return
         record.look_at = now + _LOOK_SECONDS
-        early = _EarlyShard(self._cache, path, record, self._active)
+        early = _EarlyShard(self._cache, path, record, self._downloads)
         try:
             is_due = access.begins_download(early, now)
         except (OSError, CacheError) as error:  # of the directory: the download fails, too, with advice
@@ -140,16 +151,16 @@ class Arrivals:
     def _begin_download(self, shard: Shard, record: ShardRecord) -> None:
         thread = threading.Thread(
             target=_download,
-            args=(self._cache, shard, record, self._cancelled, self._active),
+            args=(self._cache, shard, record, self._downloads),
             daemon=True,
             name="wids-download",
         )
         record.thread = thread
-        self._active.add(thread)
+        self._downloads.threads.add(thread)
         try:
             thread.start()
         except RuntimeError:  # no more threads
-            self._active.discard(thread)
+            self._downloads.threads.discard(thread)
             record.thread = None
         else:
             end_at_exit(self)
@@ -157,20 +168,19 @@ class Arrivals:
     def end(self, *, is_finished: bool) -> None:
         """Wait for no download any more: end those under way, unless they may finish."""
         if not is_finished:
-            self._cancelled.set()
+            self._downloads.is_cancelled = True
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
         if os.getpid() == self._pid:
-            join_threads([*self._active.copy()], seconds)
+            join_threads([*self._downloads.threads.copy()], seconds)
 
 
-def _download(
-    cache: ShardCache, shard: Shard, record: ShardRecord, cancelled: threading.Event, active: set[threading.Thread]
-) -> None:
+def _download(cache: ShardCache, shard: Shard, record: ShardRecord, downloads: _Downloads) -> None:
     """In a thread, which keeps no reader alive."""
     try:  # not in place of a shard that a sampler soon needs: its prefetcher would download that one again
-        cache.download_ahead(shard, after=time.time() + access.PLANNED_SECONDS, is_cancelled=cancelled.is_set)
+        after = time.time() + access.PLANNED_SECONDS
+        cache.download_ahead(shard, after=after, is_cancelled=lambda: downloads.is_cancelled)
     except CacheFull:  # listing a large directory takes long, and is not to be done all the time
         record.look_at = time.monotonic() + min(
             limits.LIMITS.full_seconds * 2**record.refusals, limits.LIMITS.max_full_seconds
@@ -183,4 +193,4 @@ def _download(
         record.has_failed = True
     finally:
         record.thread = None
-        active.discard(threading.current_thread())
+        downloads.threads.discard(threading.current_thread())

@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Protocol
 
-from wids.files import forks, locks
+from wids.files import finalizers, forks, locks
 from wids.files.open_file import OpenFile
 
 # How often a directory is looked at, and for how long more often: one request is mostly followed by others.
@@ -87,6 +87,7 @@ class Leases:
         # Who has just begun to lease, or has released all that it leased, may be asked (again) in a moment.
         busy_until = time.monotonic() + _SERIES_SECONDS
         while self._drop_unused():
+            finalizers.do_left()  # leases of files that were forgotten
             time.sleep(_BUSY_SECONDS if time.monotonic() < busy_until else _IDLE_SECONDS)
             if self._answer():
                 busy_until = time.monotonic() + _SERIES_SECONDS

@@ -14,6 +14,7 @@ class CacheLimits:
 
     Attributes:
         wait_seconds: a download waits this long for space, then the cache is full.
+        report_seconds: after this time, it says what it waits for.
         stopped_seconds: a process that holds the lock of a directory this long without touching it is stopped: the
             work under the lock takes milliseconds, or as long as listing a large directory on a file server.
         listed_again_seconds, max_log_bytes: a directory is listed again after this time, and if its log is longer.
@@ -33,6 +34,7 @@ class CacheLimits:
     """
 
     wait_seconds: float = 300.0
+    report_seconds: float = 10.0
     stopped_seconds: float = 30.0
     listed_again_seconds: float = 600.0
     max_log_bytes: int = 4 << 20

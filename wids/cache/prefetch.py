@@ -9,6 +9,7 @@ the process that began it; a forked child has none of it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -21,6 +22,7 @@ from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
+from wids.files import finalizers
 from wids.policy import prefetching
 from wids.policy.prefetch_window import Life, PlannedSource, PrefetchWindow
 from wids.policy.prefetching import RateEstimator
@@ -77,7 +79,9 @@ class Prefetcher:
         self._sources, self._position = sources, position
         self._plans: dict[str, usage_hints.PlanFile] = {}
         self._pid = os.getpid()
-        self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
+        self._is_cancelled = self._finished = False
+        # Wakes the thread. Not an event: finalizers put there, perhaps in the thread itself in the middle of its wait.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Downloads, whether they brought their shard, and when to try again what failed.
         self._ended: queue.SimpleQueue[tuple[UpcomingShard, bool, float | None]] = queue.SimpleQueue()
         self._downloading: set[threading.Thread] = set()
@@ -90,13 +94,13 @@ class Prefetcher:
 
     def end(self, *, is_finished: bool, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """The reader has drawn its last index: finish the downloads under way; or it is gone: abandon them."""
-        # Finalizers call this: see `OpenFile.__del__`.
+        # Finalizers call this: see `wids.files.finalizers`.
         if is_ending() or os.getpid() != self._pid:
             return
         self._finished = True
         if not is_finished:
-            self._cancelled.set()
-        self._woken.set()
+            self._is_cancelled = True
+        self._woken.put(None)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
@@ -124,22 +128,29 @@ class Prefetcher:
 
     def _run(self) -> None:
         try:
-            self._woken.wait(limits.LIMITS.start_seconds)
+            self._wait(limits.LIMITS.start_seconds)
             for source in self._sources:
                 source.look_for_tables()
-            while not (self._cancelled.is_set() or self._finished):
+            while not self._finished:
                 self._look_ahead()
                 self._start_downloads()
                 self._write_plans()
                 if self._window.is_exhausted and not self._window.visits:
                     break
-                self._woken.wait(limits.LIMITS.tick_seconds)
-                self._woken.clear()
-            self.join(limits.LIMITS.end_seconds if self._cancelled.is_set() else None)
+                self._wait(limits.LIMITS.tick_seconds)
+            self.join(limits.LIMITS.end_seconds if self._is_cancelled else None)
         except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
             logger.exception(_ENDED)
         finally:
             self._close_plans()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the reader or a download has ended, or for so long."""
+        with contextlib.suppress(queue.Empty):
+            self._woken.get(timeout=seconds)
+            while True:  # all that woke it meanwhile
+                self._woken.get_nowait()
+        finalizers.do_left()
 
     def _close_plans(self) -> None:
         for plan in self._plans.values():
@@ -189,7 +200,7 @@ class Prefetcher:
         start = time.monotonic()
         is_complete, retry_at = False, None
         try:
-            is_complete = download.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
+            is_complete = download.bring(visits, after=use, is_cancelled=lambda: self._is_cancelled)
             if not is_complete and not download.is_cached():  # another process downloads it
                 retry_at = time.monotonic() + limits.LIMITS.again_seconds
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
@@ -207,7 +218,7 @@ class Prefetcher:
         finally:
             self._ended.put((download, is_complete, retry_at))
             self._downloading.discard(threading.current_thread())
-            self._woken.set()
+            self._woken.put(None)
 
     def _when(self, visit: Visit, position: int) -> float:
         """When a visit begins, in seconds since 1970."""

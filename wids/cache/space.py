@@ -90,7 +90,7 @@ class Space:
         self.limit, self.hooks, self.release_idle = limit, hooks, release_idle
         self._contents = Contents(self.directory)
         self._pid, self._turn = os.getpid(), threading.RLock()
-        self._has_warned = self._has_swept = False
+        self._has_warned = self._has_swept = self._is_disk_full = False
         self._denied_bytes = self._kept_bytes = 0
         self._has_told_of: set[str] = set()
         self._bytes_per_second = prefetching.LIMITS.first_bytes_per_second
@@ -143,7 +143,7 @@ class Space:
         """
         start = time.monotonic()
         pause = _POLL_SECONDS
-        may_exceed = has_released = False
+        may_exceed = has_released = has_reported = False
         while True:
             wanted = sum(max(size - os.fstat(fd).st_size, 0) for fd, size in sizes)
             if wanted == 0:
@@ -166,6 +166,10 @@ class Space:
                 self.request_release()
             if is_over:
                 self._raise_full(url, sum(size for _, size in sizes), decision.missing)
+            if not has_reported and waited > limits.LIMITS.report_seconds:
+                has_reported = True
+                facts = self._describe_shortage(url, sum(size for _, size in sizes), decision.missing)
+                logger.warning("%s; waiting for up to %.0f s", facts, limits.LIMITS.wait_seconds)
             has_released = False
             go_on()
             time.sleep(pause)
@@ -327,10 +331,13 @@ class Space:
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found, wanted)) as snapshot:
                     decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
                 self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
-                is_held = snapshot.denied_bytes or (snapshot.kept_bytes and snapshot.free - snapshot.promised >= wanted)
-                if isinstance(decision, MustWait) and not decision.is_blocked and is_held:
-                    others = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
-                    if others <= 0:  # nor can a download end: the rest is kept, or other users', and no wait frees it
+                self._is_disk_full = snapshot.is_disk_full
+                if not isinstance(decision, Grant) and decision.missing > snapshot.floor:
+                    decision = decision._replace(missing=decision.missing - snapshot.floor)  # which may be gone below
+                if isinstance(decision, MustWait):
+                    downloads = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
+                    # The rest is other files', kept, or other users': no end of a read or of a download frees it.
+                    if decision.missing > snapshot.deletable_bytes + downloads:
                         return Refuse(decision.missing, is_blocked=False)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
@@ -371,24 +378,33 @@ class Space:
 
     def _raise_full(self, url: str, needed: int, missing: int) -> None:
         path = self.directory.path
+        facts = self._describe_shortage(url, needed, missing)
         with using(path):
-            used = self._contents.used_bytes + self.directory.transients().used_bytes
-            free, _ = system.free_bytes(path)
             is_sticky = os.stat(path).st_mode & stat.S_ISVTX
-        bound = "has no limit" if self.limit is None else f"may have {self.limit} bytes"
-        advice = "Raise cache_size, free space, or let fewer processes share the directory"
+        advice = "Raise cache_size, or let fewer processes share the directory"
+        if self._is_disk_full:
+            advice = "Free space on the disk, or choose another cache_dir"
         if is_sticky:
             advice += "; its sticky bit keeps users from evicting each other's shards: chmod -t it"
         if self._kept_bytes:
             advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
+        raise CacheFull(f"{facts}. {advice}", url=url, path=path, expected=needed, found=max(needed - missing, 0))
+
+    def _describe_shortage(self, url: str, needed: int, missing: int) -> str:
+        """Which bytes a shard lacks, those of the disk or of the limit, and what has them."""
+        path = self.directory.path
+        with using(path):
+            used = self._contents.used_bytes + self.directory.transients().used_bytes
+            free, size = system.free_bytes(path)
         others = f", or other users' ({self._denied_bytes} bytes)" if self._denied_bytes else ""
-        raise CacheFull(
-            f"{path}: {missing} bytes too few for {url}, which needs {needed}: the cache {bound} and has "
-            f"{used}, all of it being read, downloaded or kept{others}, and the disk has {free} free. {advice}",
-            url=url,
-            path=path,
-            expected=needed,
-            found=max(needed - missing, 0),
+        if self._is_disk_full:
+            return (
+                f"{path}: {missing} more bytes are needed for {url}, and its file system has {free} free; the shard "
+                f"needs {needed}; the cache has {used}{others}, and other files {max(size - free - used, 0)}"
+            )
+        return (
+            f"{path}: {missing} bytes too few for {url}, which needs {needed}: the cache may have {self.limit} bytes "
+            f"and has {used}, all of it being read, downloaded or kept{others}, and the disk has {free} free"
         )
 
 
@@ -414,6 +430,17 @@ class _DirectorySnapshot:
         self.free += contents.remembered.bytes - stuck
         self.used = contents.shards.bytes + found.used_bytes + stuck
         self._stuck = stuck
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the disk lacks more bytes than the limit does."""
+        over = 0 if self.limit is None else self.used + self._wanted - self.limit
+        return self._wanted - (self.free - self.promised - self.floor) > max(over, 0)
+
+    @property
+    def deletable_bytes(self) -> int:
+        """Bytes of the shards that can be deleted when no process reads them; all have been iterated over."""
+        return self._contents.shards.bytes - self.denied_bytes - self.kept_bytes
 
     @Lazy
     def uses(self) -> usage_hints.Uses:

@@ -574,8 +574,8 @@ class ShardCollection:
         with contextlib.ExitStack() as held:
             each: Callable[..., Iterable[MemberTable | None]] = map
             if self.has_remote():
-                pool = held.enter_context(ThreadPoolExecutor(_TABLES_AT_A_TIME, "wids-tables"))
-                held.callback(pool.shutdown, wait=False, cancel_futures=True)
+                pool = ThreadPoolExecutor(_TABLES_AT_A_TIME, "wids-tables")
+                held.callback(pool.shutdown, wait=False, cancel_futures=True)  # no wait: it may be the collector's
                 each = pool.map
             while some := list(itertools.islice(todo, 4 * _TABLES_AT_A_TIME)):
                 for k, table in zip(some, each(self._table_at_hand, some), strict=True):

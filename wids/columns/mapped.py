@@ -13,11 +13,12 @@ import os
 import secrets
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
-from wids.files import forks, tempdirs
+from wids.files import finalizers, forks, tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +50,9 @@ class MappedTable:
         self.path = path
         self._open()
         if is_owned:
-            weakref.finalize(self, _remove, path, os.getpid()).atexit = False  # the whole directory goes then
+            finalizers.begin()
+            left = partial(_remove, path, os.getpid())
+            weakref.finalize(self, finalizers.leave, left).atexit = False  # the whole directory goes then
 
     def _open(self) -> None:
         pa = import_arrow()

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from wids.events import logger
-from wids.files import atomic, forks
+from wids.files import atomic, finalizers, forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,10 +151,9 @@ class OpenFile(Closable):
         return atomic.ClosingOnError(self.close)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the interpreter's end a module's names are None, and another thread may have stopped with a lock.
         if not is_ending() and getattr(self, "fd", -1) >= 0:  # it has one, and was not closed
             self._begin()  # uses that an interrupt kept from ending
-            self.close()
+            finalizers.end(self.close)
 
     def begin(self) -> bool:
         """Take all that long reading needs; False: that cannot be had."""

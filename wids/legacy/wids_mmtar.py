@@ -57,7 +57,10 @@ class MMIndexedTar:
     def __del__(self) -> None:
         # Programs that read one member, or a count, just drop it; there must be no warning of an open file.
         if getattr(self, "fname", None) is not None and hasattr(self, "stream"):
-            self.stream.close()
+            try:  # noqa: SIM105 - at the interpreter's end a module's names are None
+                self.stream.close()
+            except OSError:
+                pass
 
     def names(self) -> KeysView[str]:
         """Each name once, as dict keys; as many as ``by_index`` and in its order, unless a name repeats."""

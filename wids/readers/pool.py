@@ -25,7 +25,7 @@ from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.leases import leases
 from wids.errors import ClosedReaderError
 from wids.events import Closed, emit
-from wids.files import forks, system
+from wids.files import finalizers, forks, system
 from wids.readers.base import Rows
 from wids.readers.lru import LRUCache
 
@@ -234,6 +234,7 @@ class OpenShards:
         return found, reader
 
     def _open(self, shard: Shard) -> Reader:
+        finalizers.do_left()
         while True:
             try:
                 return self.provider.open(shard)

@@ -303,7 +303,7 @@ class ByteSourceSuite:
         _needs(self, "shorten")
         self.shorten()
         written = _ReceivedBytes(refuse=True)
-        with _opened(self, target) as source, refused(_ERRORS, "bytes that end early are an error"):
+        with refused(_ERRORS, "bytes that end early are an error"), _opened(self, target) as source:
             if self.has_ranges:
                 read_spans(source, [Span(0, len(DATA))], written.sink)
             else:
@@ -331,7 +331,7 @@ class ByteSourceSuite:
         written = _ReceivedBytes()
         spans = [Span(lo, lo + 1000) for lo in range(0, len(DATA), 1000)]
         promise = "`go_on` is called now and then, and what it raises ends the read"
-        with _opened(self, target, go_on) as source, refused(CancelledTransferError, promise):
+        with refused(CancelledTransferError, promise), _opened(self, target, go_on) as source:
             read_spans(source, spans, written.sink) if self.has_ranges else list(source.stream())
         written.check_true()
         check(len(written.data) < len(DATA), promise, "all bytes were read")

@@ -6,7 +6,9 @@ Each answer states its bytes, the total size, and the version. All connections o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import os
 import re
 import sys
 import time
@@ -57,6 +59,7 @@ class HttpSource(ByteSource):
         self._filesystem, self._name, self.precedence = filesystem, name, precedence
         self._host, self._connections = Place(url).host, filesystems.connections()
         self._opened: Answer | None = None
+        self._pid = os.getpid()
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """See `ByteSource`. Without ranges also if the server sends another range, or one of an unknown whole."""
@@ -106,11 +109,13 @@ class HttpSource(ByteSource):
 
     def close(self) -> None:
         """See `ByteSource`."""
-        if self._opened is not None:
-            filesystems.loop().call_soon_threadsafe(self._drop)
+        if self._opened is not None and self._pid == os.getpid():  # else it is the parent's connection
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
+                self._loop.call_soon_threadsafe(self._drop)
 
-    # An interrupt may prevent `close`, and a kept answer occupies a connection.
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.files.open_file`
+    # An interrupt may prevent `close`, and a kept answer occupies a connection. The call takes no lock, and its write
+    # to the loop's socket does not wait: see `wids.files.finalizers`.
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_ending() and getattr(self, "_opened", None) is not None:
             self.close()
 
@@ -122,7 +127,9 @@ class HttpSource(ByteSource):
     async def _keep(self, span: Span | None) -> Answer:
         """Send a request, and keep the answer: after a cancellation, `close` finds it."""
         self._drop()
-        self._opened = answer = await self.ask(span)
+        answer = await self.ask(span)
+        self._loop = asyncio.get_running_loop()
+        self._opened = answer
         return answer
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:

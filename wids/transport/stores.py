@@ -188,6 +188,7 @@ class SyncSource(_FilesystemSource):
     """An object in a file system of fsspec that blocks: memory, SFTP, chains, archives, ..."""
 
     is_blocking: bool = True
+    _file: Any = None
 
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = self._filesystem.info(self._name)
@@ -206,14 +207,23 @@ class SyncSource(_FilesystemSource):
         """Read through one open file: opening it for each range could decompress it, or log in, each time."""
         from fsspec.spec import AbstractBufferedFile
 
+        self.close()
         at = 0
-        with self._filesystem.open(self._name, "rb") as file:
-            if in_one_request and isinstance(file, AbstractBufferedFile):  # each read of it is a request
-                yield file.read(-1 if end is None else end)
-                return
+        # `close` closes it: the collector may end this generator, and must not wait for a server.
+        file = self._file = self._filesystem.open(self._name, "rb")
+        if in_one_request and isinstance(file, AbstractBufferedFile):  # each read of it is a request
+            yield file.read(-1 if end is None else end)
+        else:
             while data := file.read(_step(at, end)):
                 yield data
                 at += len(data)
+        self.close()
+
+    def close(self) -> None:
+        """See `ByteSource`."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def _step(at: int, end: int | None) -> int:

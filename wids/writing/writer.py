@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size
-from wids.files import tempdirs
+from wids.files import finalizers, tempdirs
 from wids.order.validation import suggest_names
 from wids.tables import headers
 from wids.tables.keys import encode_name, first_dot
@@ -184,6 +184,7 @@ class ShardWriter:
             encode_field(".json", info)  # now, and not when all samples are written
         except SampleError as error:
             raise InputError(f"info cannot be in an index: {error}") from error
+        finalizers.begin()
         self._target = ShardTarget(Session(storage_options))
         self._keys: set[str] = set()
         self._place: str | None = None  # where shards are written before they go away
@@ -347,7 +348,8 @@ class ShardWriter:
             )
 
     def __del__(self) -> None:
-        self.abandon()
+        if not self._is_closed:  # as is one that was not made
+            finalizers.leave(self.abandon)
 
     def __repr__(self) -> str:
         return f"<ShardWriter {self.index}: {self.nsamples} samples, {len(self.shards)} shards done>"

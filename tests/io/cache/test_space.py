@@ -299,21 +299,51 @@ def test_a_disk_that_others_have_filled(home, disk, clock, caplog):
     assert [reserve(space, 15) for _ in range(2)] == [15, 15]
     assert left(home) == ""
     assert [record.getMessage().count("the disk is nearly full") for record in caplog.records] == [1]
-    with pytest.raises(CacheFull, match=r"2 bytes too few|the disk has 20 free"):
+    with pytest.raises(CacheFull, match=r": 2 more bytes are needed for u://new\.tar, and its file system has 20 free"):
         reserve(space, 22)
     assert clock.now > 0
 
 
 def test_a_shard_longer_than_the_disk_is_refused_at_once(home, disk, clock):
-    """No wait makes room for it; one that would fit an empty disk is waited for."""
+    """No wait makes room for it."""
     disk.size = 1000
-    with pytest.raises(CacheFull, match=r"1 bytes too few for u://new\.tar, which needs 1001"):
+    with pytest.raises(CacheFull, match=r": 1 more bytes are needed for u://new\.tar, .* needs 1001;"):
         reserve(Space(home, limit=None), 1001)
     assert clock.sleeps == 0
-    disk.others = 990
-    with pytest.raises(CacheFull):
-        reserve(Space(home, limit=None), 1000)
-    assert clock.sleeps > 0
+
+
+@pytest.mark.parametrize("limit", [None, 500])
+def test_a_disk_full_of_other_files_is_refused_at_once(home, disk, clock, caplog, limit):
+    """No shard of the cache that goes would make enough room, and the error names the disk, not the limit."""
+    fill(home, "ab")
+    disk.size, disk.others = 1000, 970
+    with leased(f"{home}/a.tar"), pytest.raises(CacheFull) as caught:
+        reserve(Space(home, limit=limit), 31)
+    assert (clock.sleeps, left(home), caplog.records) == (0, "ab", [])
+    assert str(caught.value) == (
+        f"{home}: 21 more bytes are needed for u://new.tar, and its file system has 10 free; the shard needs 31; the "
+        "cache has 20, and other files 970. Free space on the disk, or choose another cache_dir"
+    )
+    assert (caught.value.expected, caught.value.found) == (31, 10)
+
+
+@pytest.mark.parametrize("seconds", [5, 15])
+def test_a_full_disk_is_waited_for_where_a_shard_can_go(home, disk, clock, caplog, monkeypatch, seconds):
+    """Once that is no longer read; a wait of some seconds is told once, with what is missing where."""
+    set_limits(limits, patch=monkeypatch.setattr, wait_seconds=60.0)
+    fill(home, "a")
+    disk.size, disk.others = 1000, 980
+    reader, began = contextlib.ExitStack(), clock.now
+    reader.enter_context(leased(f"{home}/a.tar"))
+    clock.on_sleep = lambda: clock.now - began > seconds and reader.close()
+    reserve(Space(home, limit=None), 20)
+    assert left(home) == ""
+    assert seconds < clock.now - began < seconds + 1
+    found = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert found == [
+        f"{home}: 10 more bytes are needed for u://new.tar, and its file system has 10 free; the shard needs 20; the "
+        "cache has 10, and other files 980; waiting for up to 60 s"
+    ] * (seconds > 10)
 
 
 def test_a_large_disk_is_not_looked_through_for_each_shard(home, disk, monkeypatch):
@@ -352,7 +382,10 @@ def test_what_is_kept_is_not_waited_for_but_downloads_are(home, clock):
     with atomic.part_file(staging_of(f"{home}/l.tar")) as (_, fd):
         os.truncate(fd, 10)
         with pytest.raises(CacheFull):
-            reserve(space, 21)
+            reserve(space, 21)  # more than that shard would have
+        assert clock.sleeps == 0
+        with pytest.raises(CacheFull):
+            reserve(space, 20)
     assert clock.sleeps > 0
 
 

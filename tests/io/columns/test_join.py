@@ -23,6 +23,7 @@ from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import join, mapped
 from wids.errors import ColumnsError, InputError, OutputError
+from wids.files import finalizers
 
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
@@ -553,6 +554,7 @@ def test_files_go_with_their_datasets(dataset, monkeypatch, tmp_path):
     assert os.path.exists(path)
     del shallow
     gc.collect()
+    finalizers.do_left()
     assert not os.path.exists(path)
     assert read_names(pickled, [1, 2]) == ["n1", "n2"]
     with pytest.raises(ColumnsError, match="live as long as the process that attached them"):

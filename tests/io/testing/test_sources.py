@@ -30,6 +30,7 @@ def found(tmp_path_factory):
     lines = ["from tests.support import toy_stores"]
     for name in ("MineSource", "Bare", *WRONG):
         lines += [f"class Test{name}(toy_stores.Toy):", f"    kind = toy_stores.{name}"]
+    lines += ["class TestEager(toy_stores.Eager):", "    pass"]
     lines += ["class TestNothing(toy_stores.ByteSourceSuite):", "    url = 'mine://bucket/a.tar'"]
     lines += ["class TestNoHooks(toy_stores.Toy):", "    cannot = ()"]
     lines += ["class TestMisspelt(toy_stores.Toy):", "    cannot = ('denies',)"]
@@ -44,6 +45,11 @@ def test_a_right_store_passes(found):
         "test_no_permission": "TestMineSource.cannot names 'deny'",
         "test_half_of_it": "TestMineSource.cannot names 'shorten'",
     }
+
+
+def test_a_right_store_may_read_while_it_is_opened(found):
+    """A cancellation, or an object that was cut, may be met by then."""
+    assert found[0]["TestEager"] == {}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -65,7 +71,7 @@ def test_a_store_that_is_not_derived_is_told_what_it_lacks(found):
 def test_every_wrong_store_is_tried():
     """There are no others."""
     kinds = {name for name, kind in vars(toy_stores).items() if isinstance(kind, type) and issubclass(kind, MineSource)}
-    assert kinds == {"MineSource", *WRONG}
+    assert kinds == {"MineSource", "BeginsAtOnce", *WRONG}
 
 
 def test_a_hook_that_is_missing_is_named(found):
