@@ -24,6 +24,7 @@ from tests.support.cache_dirs import files_in
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
 from tests.support.clocks import threads_named, wait_until
+from tests.support.collector import Collector, collect_at_each_place
 from tests.support.servers import instead, shard_requests, status, whole
 from wids.cache import background, limits, prefetch, space, usage_hints
 from wids.cache.directory import CacheDirectory
@@ -438,6 +439,23 @@ def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, set_
     assert left(tmp_path) == []
     assert len(web.requests) == 2 + prefetching.LIMITS.connections
     assert not held.go.is_set()
+
+
+def test_an_iteration_may_be_freed_at_any_step_of_its_thread(make, set_limits):
+    """The collector may come while the thread holds the lock of what it waits for; the thread ends all the same."""
+    set_limits(limits, start_seconds=0.001, tick_seconds=0.001)
+    dataset, collector = make(TAGS[:2]), Collector("wids-prefetch", prefetch)
+    [dataset[index] for index in range(len(dataset))]  # nothing is left to fetch: the thread only waits
+
+    def abandon():
+        half = iter(ChunkedSampler(dataset))
+        next(half)
+        return half
+
+    with collector.watching():
+        count = collect_at_each_place(collector, abandon, lambda: wait_until(lambda: threads() == []))
+    assert count > 30
+
 
 
 @pytest.mark.parametrize("way", ["close", "with", "del", "exception"])
