@@ -50,13 +50,14 @@ class Collector:
         return self._step
 
 
-def collect_at_each_place(collector, abandon, wait):
+def collect_at_each_place(collector, abandon, wait, *, most=1500):
     """Have something abandoned, and freed at each place in turn that the threads come to.
 
     Args:
         collector: it watches.
         abandon: makes a thing whose threads then run, and returns it.
-        wait: returns once all threads have ended.
+        wait: returns once what was freed has come to its end.
+        most: steps after which the threads do not come to a place again.
 
     Returns:
         At how many places it was freed.
@@ -64,9 +65,11 @@ def collect_at_each_place(collector, abandon, wait):
     count = 0
     places = [None]
     for place in places:  # which become more
+        thing = abandon()
         collector.at, first = place, collector.steps
-        collector.abandoned.append(abandon())
-        while collector.abandoned and collector.steps - first < 1500:
+        collector.abandoned.append(thing)
+        del thing
+        while collector.abandoned and collector.steps - first < most:
             threading.Event().wait(0.001)
         count += not collector.abandoned
         collector.abandoned.clear()

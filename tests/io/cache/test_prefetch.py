@@ -457,7 +457,6 @@ def test_an_iteration_may_be_freed_at_any_step_of_its_thread(make, set_limits):
     assert count > 30
 
 
-
 @pytest.mark.parametrize("way", ["close", "with", "del", "exception"])
 def test_one_s_own_indices_end(web, make, held, tmp_path, set_limits, way):
     """A sequence of the caller's own ends when it is closed, left or forgotten."""

@@ -1,0 +1,252 @@
+"""What was abandoned is freed wherever the collector comes, and cleaned up by code that may wait."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import sys
+import threading
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+import wids
+from tests.support.cache_dirs import files_in
+from tests.support.children import PATIENCE_SECONDS, call_in_child
+from tests.support.clocks import threads_named, wait_until
+from tests.support.collector import Collector, collect_at_each_place
+from tests.support.shards import write_shards
+from wids import wids_mmtar
+from wids.cache import leases
+from wids.cache.arrivals import Arrivals
+from wids.cache.leases import Lease
+from wids.files import finalizers, forks
+from wids.files.open_file import OpenFile
+from wids.jobs import runner
+from wids.transport import stores
+from wids.transport.session import Session
+
+
+class Place:
+    """A directory with shards, and a server of them."""
+
+    def __init__(self, home, server):
+        self.home, self.server = home, server
+        self.shards = write_shards(home, [4, 4])
+        for shard in self.shards:
+            with open(shard["url"], "rb") as file:
+                server.add("/" + os.path.basename(shard["url"]), file.read())
+        self.path = self.shards[0]["url"]
+        self.remote = [{**shard, "url": f"{server.url}/{os.path.basename(shard['url'])}"} for shard in self.shards]
+
+    def local(self):
+        """A dataset of local shards."""
+        return wids.ShardListDataset(self.shards, transformations=[])
+
+    def cached(self):
+        """A dataset of remote shards, both of which are cached."""
+        dataset = wids.ShardListDataset(self.remote, cache_dir=self.home / "cache", transformations=[])
+        [dataset[index] for index in range(len(dataset))]
+        return dataset
+
+    def half(self):
+        """An iteration that has begun."""
+        indices = iter(wids.ChunkedSampler(self.cached()))
+        next(indices)
+        return indices
+
+    def ahead(self):
+        """Indices of one's own, of which some are drawn."""
+        indices = self.cached().prefetch(range(8))
+        next(indices)
+        return indices
+
+    def answer(self):
+        """A source that keeps an answer, and so a connection."""
+        source = stores.open_source(self.remote[0]["url"], Session(), go_on=lambda: None)
+        source.stat()
+        return source
+
+    def writer(self):
+        """A writer that nobody has closed."""
+        writer = wids.ShardWriter(self.home / "out-%d.tar")
+        writer.write({"__key__": "a", ".txt": "x"})
+        return writer
+
+    def columns(self):
+        """Columns in a file of this process."""
+        return self.local().with_table(pa.table({"index": range(8), "n": range(8)}), on="index")
+
+
+KINDS = {
+    "open file": lambda place: OpenFile.open(place.path)[0],
+    "lease": lambda place: Lease.open(place.path)[0],
+    "iteration": Place.half,
+    "indices of one's own": Place.ahead,
+    "early reads": lambda place: Arrivals(place.cached()._collection.provider.cache, lambda: False),
+    "answer": Place.answer,
+    "writer": Place.writer,
+    "columns": Place.columns,
+    "archive": lambda place: wids_mmtar.MMIndexedTar(place.path),
+}
+
+
+@pytest.fixture
+def place(tmp_path, server):
+    """Shards, local and remote; when the test is over, nothing is left of what was abandoned."""
+    yield Place(tmp_path, server)
+    finalizers.do_left()
+    wait_until(lambda: threads_named("wids-prefetch") == [])
+    assert [name for name in files_in(tmp_path) if name.endswith((".part", ".plan"))] == []
+
+
+@contextlib.contextmanager
+def all_locks():
+    """Hold, in this thread, what a thread may hold when the collector comes in it, or wait for."""
+    with contextlib.ExitStack() as held:
+        handlers = [handler for name in (None, "wids") for handler in logging.getLogger(name).handlers]
+        locks = [forks.lock, threading._active_limbo_lock, logging._lock, *(handler.lock for handler in handlers)]
+        for lock in filter(None, locks):
+            held.enter_context(lock)
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_to_free_something_waits_for_nobody(place, monkeypatch, kind):
+    """Whatever locks another thread holds, and whatever disk does not answer; there is no exception either."""
+    errors, given, done = [], queue.SimpleQueue(), queue.SimpleQueue()
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: errors.append(found.exc_value))
+
+    def free():
+        thing = given.get()
+        done.put("taken")
+        del thing
+        done.put("freed")
+
+    threading.Thread(target=free, daemon=True).start()
+    thing = KINDS[kind](place)
+    with monkeypatch.context() as patch:
+        stuck = threading.Event()
+        patch.setattr(os, "unlink", lambda *_: stuck.wait())
+        with all_locks():
+            given.put(thing)
+            assert done.get(timeout=PATIENCE_SECONDS) == "taken"
+            del thing
+            try:
+                assert done.get(timeout=PATIENCE_SECONDS) == "freed"
+            finally:
+                stuck.set()
+    assert errors == []
+
+
+def descriptors():
+    """How many this process has open."""
+    return len(os.listdir("/dev/fd"))
+
+
+@pytest.mark.parametrize("kind", ["open file", "lease"])
+def test_a_file_is_closed_soon(place, kind):
+    """At once, if no other thread has the lock of forks; else by the next code that may wait."""
+    before = descriptors()
+    thing = KINDS[kind](place)
+    del thing
+    assert descriptors() == before
+    thing = KINDS[kind](place)
+    go, gone = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def hold():
+        with forks.lock:
+            gone.put(None)
+            go.get()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    gone.get(timeout=PATIENCE_SECONDS)
+    fd = thing.fd
+    del thing
+    os.fstat(fd)
+    go.put(None)
+    thread.join()
+    assert call_in_child(_has, fd, place.path) is False  # a fork copies no descriptor for good
+    finalizers.do_left()
+    assert descriptors() == before
+
+
+def _has(fd, path):
+    """Whether a descriptor is of a file."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False
+
+
+def test_what_was_left_and_fails_is_told(caplog):
+    """And the rest is done."""
+    done = []
+    finalizers.leave(lambda: 1 / 0)
+    finalizers.leave(lambda: done.append(1))
+    finalizers.do_left()
+    assert done == [1]
+    assert "a forgotten object cannot be cleaned up" in caplog.text
+    finalizers.leave(done.clear, is_ending=lambda: True)
+    finalizers.end(done.clear, is_ending=lambda: True)
+    finalizers.do_left()
+    assert done == [1]
+
+
+def _abandon(home):
+    Place.writer(type("Home", (), {"home": home}))
+
+
+def test_a_worker_cleans_up_at_its_end(tmp_path):
+    """Workers of multiprocessing leave without the functions of atexit."""
+    worker = multiprocessing.get_context("fork").Process(target=_abandon, args=(tmp_path,))
+    worker.start()
+    worker.join(PATIENCE_SECONDS)
+    assert (worker.exitcode, files_in(tmp_path)) == (0, [])
+
+
+def make_all(place):
+    """One of each kind; those that take long are tried elsewhere."""
+    return [make(place) for kind, make in KINDS.items() if kind not in ("iteration", "indices of one's own", "columns")]
+
+
+def hold_leases(place):
+    """Have the thread that watches leases run; a function that ends it."""
+    dataset = place.cached()
+    dataset[0]
+    return dataset.close
+
+
+def run_tasks(place):
+    """Have threads run tasks; a function that ends them."""
+    results = runner.run(lambda task, context: task, iter(range(10**9)), runner.RunOptions(jobs=2, engine="threads"))
+    done = threading.Event()
+
+    def draw():
+        with contextlib.closing(results):
+            for _ in results:
+                if done.is_set():
+                    return
+
+    threading.Thread(target=draw, daemon=True).start()
+    return done.set
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "start"),
+    [("wids-leases", [leases, finalizers], hold_leases), ("wids-job", [runner], run_tasks)],
+    ids=["leases", "jobs"],
+)
+def test_all_may_be_freed_at_any_step_of_a_thread(place, monkeypatch, name, modules, start):
+    """Whatever the thread is doing then, it goes on, and what it frees is gone."""
+    collector = Collector(name, *modules)
+    monkeypatch.setattr(leases, "_IDLE_SECONDS", 0.001)
+    wait_until(lambda: threads_named(name) == [])
+    with collector.watching():
+        stop = start(place)
+        count = collect_at_each_place(collector, partial(make_all, place), finalizers.do_left, most=100)
+        stop()
+        wait_until(lambda: threads_named(name) == [])
+    assert count > 5

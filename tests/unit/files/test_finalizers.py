@@ -1,0 +1,150 @@
+"""All that the collector, a signal or a fork may run at any moment, as a list: see the rule in `wids.files.finalizers`.
+
+A new entry is for whoever has read that rule. An end of a generator counts where its `yield` is within a ``with`` or a
+``try``: its callers may abandon it, and then the collector runs it.
+"""
+
+import ast
+import functools
+from pathlib import Path
+
+import wids
+
+ROOT = Path(wids.__file__).parent
+
+# Class -> all that its ``__del__`` calls.
+METHODS = {
+    "cache/arrivals.Arrivals": ["getattr", "is_ending"],
+    "collection/ahead.Ahead": ["self.close"],  # and so `Prefetcher.end`, which puts into a queue
+    "files/open_file.OpenFile": ["finalizers.end", "getattr", "is_ending", "self._begin"],
+    "legacy/wids_mmtar.MMIndexedTar": ["getattr", "hasattr", "self.stream.close"],  # of a file that was read
+    "transport/http.HttpSource": ["getattr", "is_ending", "self.close"],  # and so `call_soon_threadsafe`
+    "writing/writer.ShardWriter": ["finalizers.leave"],
+}
+# Module -> functions that `weakref.finalize` calls.
+CALLBACKS = {
+    "columns/mapped": ["finalizers.leave"],
+    "index/view_rows": ["_keep", "os.close"],  # nothing, and of a file that was mapped
+}
+# Generator -> what its end does.
+GENERATORS = {
+    "cache/contents.oldest_first": "puts entries back into a heap",
+    "cache/directory._list": "closes a listing",
+    "cache/listing._sizes_of": "nothing",
+    "cli/look/listing._classes": "closes a shard that was read, in a command",
+    "cli/look/show._read": "closes a shard that was read, in a command",
+    "collection/shard_collection.member_tables": "tells the threads of a pool to end",
+    "columns/join._reading": "nothing",
+    "files/holders._facts_of": "nothing",
+    "files/page_cache._control_groups": "closes a file that was read",
+    "index/spec._expand": "nothing",
+    "jobs/check._problems_beside": "closes a file that was read",
+    "jobs/journal.parse_records": "nothing",
+    "jobs/runner.run_with": "waits for threads and processes: its callers close it",
+    "loaders._deliver": "sets an attribute",
+    "order/iteration._draw": "calls `Prefetcher.end`, which puts into a queue",
+    "serve/places.lines": "nothing",
+    "serve/places.read_tables": "tells the threads of a pool to end",
+    "simulate/node_cache._list_entries": "puts entries back into a heap",
+    "transport/pipe._read": "closes a selector",
+    "transport/stores.stream": "nothing",
+    "transport/urls.expand": "nothing",
+    "writing/pack/folders._files": "nothing",
+    "writing/pack/folders._names": "closes a listing",
+    "writing/pack/manifest._csv_lines": "nothing",
+}
+# Module -> handlers of signals: these raise, or note in an attribute that one came.
+HANDLERS = {
+    "cache/cleanup": ["signal.SIG_DFL", "signal.SIG_IGN"],
+    "cli/bench": ["_end", "signal.SIG_IGN"],
+    "cli/cache/daemon": ["self.take"],
+    "cli/signals": ["handler", "self.take"],
+    "jobs/processes": ["_end", "handler", "lambda got, _: came.append(got)", "signal.SIG_IGN"],
+    "jobs/ray_cluster": ["handler", "signal.default_int_handler"],
+}
+
+
+@functools.cache
+def trees():
+    """Module -> its syntax."""
+    paths = sorted(ROOT.rglob("*.py"))
+    return {str(path.relative_to(ROOT).with_suffix("")): ast.parse(path.read_text("utf-8")) for path in paths}
+
+
+def calls(*names):
+    """(module, call) of each call of a function that is written so."""
+    return [
+        (module, node)
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in names
+    ]
+
+
+def within(node):
+    """The nodes below one, but not those of functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from within(child)
+
+
+def by_module(pairs):
+    """Module -> sorted texts."""
+    found = {}
+    for module, text in pairs:
+        found.setdefault(module, set()).add(text)
+    return {module: sorted(texts) for module, texts in found.items()}
+
+
+def test_methods_of_objects_that_are_freed():
+    """Each is known, with what it calls; none locks anything itself."""
+    found = {}
+    for module, tree in trees().items():
+        for each in ast.walk(tree):
+            for method in each.body if isinstance(each, ast.ClassDef) else []:
+                if getattr(method, "name", "") == "__del__":
+                    nodes = [*within(method)]
+                    assert not any(isinstance(node, ast.With) for node in nodes)
+                    names = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+                    found[f"{module}.{each.name}"] = sorted(names)
+    assert found == METHODS
+
+
+def test_callbacks_of_weak_references():
+    """Each is known; references themselves have none."""
+    pairs = calls("weakref.finalize", "finalize")
+    assert by_module((module, ast.unparse(call.args[1])) for module, call in pairs) == CALLBACKS
+    references = calls("weakref.ref", "weakref.proxy", "ref", "proxy", "weakref.WeakMethod")
+    assert [module for module, call in references if len(call.args) + len(call.keywords) > 1] == []
+
+
+def is_guarded(node):
+    """Whether it is a block with an end, around a `yield`."""
+    is_block = isinstance(node, (ast.With, ast.AsyncWith, ast.Try))
+    return is_block and any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in within(node))
+
+
+def test_ends_of_generators():
+    """Each is known. Of a context manager it is the end of the block, which no collector ends."""
+    found = {
+        f"{module}.{function.name}"
+        for module, tree in trees().items()
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and not any("contextmanager" in ast.unparse(each) for each in function.decorator_list)
+        and not module.startswith("testing/")
+        and any(map(is_guarded, within(function)))
+    }
+    assert found == set(GENERATORS)
+
+
+def test_handlers_of_signals():
+    """They interrupt the main thread as the collector does."""
+    found = by_module((module, ast.unparse(call.args[1])) for module, call in calls("signal.signal"))
+    assert found == HANDLERS
+
+
+def test_forks_are_handled_in_one_place():
+    """So that what waits before a fork is one lock."""
+    assert {module for module, _ in calls("os.register_at_fork")} == {"files/forks"}
