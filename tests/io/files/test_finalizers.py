@@ -7,6 +7,8 @@ import os
 import queue
 import sys
 import threading
+import time
+import types
 from functools import partial
 
 import pyarrow as pa
@@ -242,7 +244,8 @@ def run_tasks(place):
 def test_all_may_be_freed_at_any_step_of_a_thread(place, monkeypatch, name, modules, start):
     """Whatever the thread is doing then, it goes on, and what it frees is gone."""
     collector = Collector(name, *modules)
-    monkeypatch.setattr(leases, "_IDLE_SECONDS", 0.001)
+    soon = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.001))
+    monkeypatch.setattr(leases, "time", soon)
     wait_until(lambda: threads_named(name) == [])
     with collector.watching():
         stop = start(place)
