@@ -78,6 +78,7 @@ __path__.append(f"{__path__[0]}/legacy")
 _SUBMODULES = {
     "errors",
     "events",
+    "hf",
     "lightning",
     "wids",
     "wids_cleanup",

@@ -258,6 +258,14 @@ class BucketBatchSampler(Sampler[list[int]]):
     def _current_run(self, *, is_counted: bool) -> Run | None:
         return cursor.current_run(self._cursor, is_counted=is_counted)
 
+    def _next_epoch(self) -> int:
+        place = cursor.next_place(self._cursor, self._config())  # type: ignore[arg-type]
+        return place.epoch
+
+    def _batches(self, yielded: int) -> int:
+        """Batches of an epoch at a place that has so many behind it, as its state counts them."""
+        return yielded
+
     def _state_after(self, run: Any, batches: int, *, is_over: bool) -> dict[str, Any]:
         """The state after so many batches of a run, which another may have followed, or after all of its epoch."""
         config, place = run.config, run.place_after(batches)
@@ -454,6 +462,13 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     def _current_run(self, *, is_counted: bool) -> Run | None:
         return cursor.current_run(self.sampler._cursor, is_counted=is_counted)
+
+    def _next_epoch(self) -> int:
+        return cursor.next_place(self.sampler._cursor, self.sampler._config()).epoch
+
+    def _batches(self, yielded: int) -> int:
+        """See `BucketBatchSampler._batches`; states of this one count samples."""
+        return -(-yielded // self.batch_size)
 
     def _state_after(self, run: Run, batches: int, *, is_over: bool) -> dict[str, Any]:
         """The state after so many batches of a run, which another may have followed, or after all that were drawn."""

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from wids.batch_samplers import BucketBatchSampler
 from wids.errors import DependencyError, InputError
-from wids.loaders import Counting, _ByBatches, _BySamples, count_by
+from wids.loaders import Counting, _ByBatches, _BySamples, count_as_begun, count_by
 from wids.order.layout import takes_marks
 from wids.order.mixture import mixed_parts
 from wids.samplers import DistributedChunkedSampler
@@ -102,6 +102,7 @@ class _TrainLoader(Counting, DataLoader[Any]):
     def _begin(self, *arguments: Any) -> Any:
         delivery = super()._begin(*arguments)
         if self.trainer is not None and self.trainer.training:
+            count_as_begun(self.trainer)
             # Up to Lightning 2.4 it is one less after a resume.
             before, delivery.before = delivery.before, self._progress(delivery)[0]
             if delivery.before and not before:

@@ -3,7 +3,7 @@
 Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, and does not
 depend on batches that workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some
 trainers make iterators before they say which epoch it is. A trainer that would read the loader otherwise than it counts
-gets an error when it calls it; `_caller` finds the trainer.
+gets an error when it calls it; its frame says which trainer it is.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from wids.errors import InputError, StateError
 from wids.order import cursor
-from wids.order.batch_epochs import BatchRun
 from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
 from wids.order.validation import check_flag, suggest_names
 from wids.samplers import _EpochSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
 
     from wids.order.config import EpochConfig
     from wids.order.iteration import Run
@@ -84,6 +86,10 @@ class _BySamples:
         """The identity of the iteration that began last."""
         return cursor.current_run(self.sampler._cursor, is_counted=True)
 
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return cursor.next_place(self.sampler._cursor, self.sampler._config()).epoch
+
     def batches(self, samples: int) -> int:
         """Batches of so many samples."""
         return samples // self.size if self.is_dropping else -(-samples // self.size)
@@ -120,6 +126,16 @@ class _ByBatches:
     def begun(self) -> Any:
         """The identity of the iteration that began last; that of a foreign loader is unknown, so each is a new one."""
         return self.sampler._current_run(is_counted=True) if self.has_runs else object()
+
+    def next_epoch(self) -> int | None:
+        """The epoch of the next iteration; None: only the batch sampler knows it, if it is a stranger's."""
+        epoch: int | None = self.sampler._next_epoch() if self.has_runs else None
+        return epoch
+
+    def batches(self, yielded: int) -> int:
+        """Batches of an epoch at a place of which a state says ``yielded``; 0 of a stranger's batch sampler."""
+        batches: int = self.sampler._batches(yielded) if self.has_runs else 0
+        return batches
 
     def is_left(self, delivery: _LoaderRun) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
@@ -181,8 +197,8 @@ class _LoaderRun:
 class Counting:
     """What `ResumableLoader` and the loader of `wids.lightning` have in common: they count batches.
 
-    The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for trainers that count
-    them.
+    The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for loops and trainers that
+    count them. A stranger's batch sampler has no such count.
     """
 
     _reads_ahead = False  # the loop has one batch more than it is done with
@@ -212,13 +228,15 @@ class Counting:
             if isinstance(counted, _BySamples):
                 place = EpochPosition(state["epoch"], state["position"], state["yielded"])
                 state["batches"] = self._count_before(place, counted.size)
+            elif counted.has_runs:
+                state["batches"] = counted.batches(state["yielded"])
             return flat_state(state)
         batches, is_over = self._progress(delivery)
         own = max(batches - delivery.before, 0)
-        if isinstance(counted, _BySamples):
+        if isinstance(counted, _BySamples) or counted.has_runs:
             state = counted.state(delivery, own, is_over=is_over)
             state["batches"] = batches
-        elif counted.has_runs or delivery is self._newest:
+        elif delivery is self._newest:
             state = counted.state(delivery, own, is_over=is_over)
         else:
             raise StateError(
@@ -290,8 +308,8 @@ class Counting:
         run, before = counted.begun(), 0
         if isinstance(counted, _BySamples):
             before = self._count_before(run.place, counted.size)
-        elif isinstance(run, BatchRun):
-            before = run.place.yielded
+        elif counted.has_runs:
+            before = counted.batches(run.place.yielded)
         self._delivery = self._newest = _LoaderRun(run, source, before=before)
         self._loaded = None
         return self._delivery
@@ -325,7 +343,9 @@ class ResumableLoader(Counting):
     """A `torch.utils.data.DataLoader` with a state, made by `resumable`; it has the attributes of that one.
 
     It is a `torch.distributed.checkpoint.stateful.Stateful`. It is no `DataLoader` for ``isinstance``: accelerate and
-    Lightning leave it as it is, and would divide the samples of one a second time.
+    Lightning leave it as it is, and would divide the samples of one a second time. ``accelerate.skip_first_batches``
+    gives what goes on where the loaded state says, if that is after as many batches. In a ``with`` statement it is
+    closed at the end.
 
     Args:
         loader: see `resumable`.
@@ -336,17 +356,28 @@ class ResumableLoader(Counting):
 
     def __init__(self, loader: DataLoader[Any], *, reads_ahead: bool = False) -> None:
         self._loader, self._reads_ahead = loader, reads_ahead
+        self._iterations: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted()
 
     def __iter__(self) -> Iterator[Any]:
-        trainer = _TRAINERS.get(_caller().rpartition(".")[0])
-        if trainer is None:
-            return self._deliver(partial(iter, self._loader))
-        return self._deliver(partial(self._begin_in, trainer, is_drawn_by_step=_is_drawn_by_step()))
+        trainer = _TRAINERS.get(sys._getframe(1).f_globals.get("__name__", ""))
+        return self._iterate(trainer, is_drawn_by_step=_is_drawn_by_step())
 
-    def _begin_in(self, trainer: str, *, is_drawn_by_step: bool) -> Iterator[Any]:
+    def _iterate(self, trainer: str | None, *, skipped: int = 0, is_drawn_by_step: bool = False) -> Iterator[Any]:
+        """An iteration in a trainer that has skipped so many batches of the epoch; None: in a loop of the user's."""
+        begin = partial(self._begin_in, skipped=skipped, is_drawn_by_step=is_drawn_by_step)
+        iteration = self._deliver(partial(iter, self._loader) if trainer is None else partial(begin, trainer))
+        self._iterations.add(iteration)
+        return iteration
+
+    def _begin_in(self, trainer: str, *, skipped: int, is_drawn_by_step: bool) -> Iterator[Any]:
         """Begin an epoch in a trainer that counts the batches of the first alone; by now it has named the epoch."""
         length, first = self._find_length(), self._epoch_length
+        if trainer == _HUGGING_FACE and length is not None:
+            self._check_start(skipped)
+        epoch_loop = _find_epoch_loop()
+        if epoch_loop is not None:
+            count_as_begun(epoch_loop.trainer)
         if trainer == "Lightning" and not is_drawn_by_step and self._reads_ahead is (length is not None):
             if self._reads_ahead:
                 raise InputError("Lightning reads no batch ahead of an epoch with an end; leave reads_ahead=True out")
@@ -363,6 +394,20 @@ class ResumableLoader(Counting):
                 stacklevel=2,
             )
         return iter(self._loader)
+
+    def _check_start(self, skipped: int) -> None:
+        """Check that a trainer begins to count where a loaded state is."""
+        done = self._done() if self._delivery is None else skipped
+        if done != skipped:
+            raise InputError(
+                f"{_HUGGING_FACE} counts the batches of this epoch from {skipped}, and the loader's state is after "
+                f"{done}: its last optimizer step would miss batches. Leave ignore_data_skip=True out"
+            )
+
+    def _done(self) -> int:
+        """Batches of the epoch that the loop has had; 0 if only a stranger's batch sampler knows it."""
+        done: int = self.state_dict().get("batches", 0)
+        return done
 
     def _find_length(self) -> int | None:
         try:
@@ -386,12 +431,8 @@ class ResumableLoader(Counting):
     def __getattr__(self, name: str) -> Any:
         if name == "_loader" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if _caller() == "accelerate.data_loader.skip_first_batches":
-            raise InputError(
-                "skip_first_batches would skip batches a second time, for this loader goes on by itself where its "
-                "state says: leave it out. With the Trainer of Hugging Face, ignore_data_skip=True"
-            )
-        return getattr(self._loader, name)
+        frame = _find_skipping()
+        return getattr(self._loader if frame is None else self._skip(frame), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -402,13 +443,63 @@ class ResumableLoader(Counting):
     def __repr__(self) -> str:
         return f"wids.resumable({self._loader!r})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterations": weakref.WeakSet()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, and each loop over the loader, as if its epoch had no more batches; more than once as well.
+
+        The state stays. A later iteration starts workers anew. Not while another thread draws a batch.
+        """
+        for iteration in list(self._iterations):
+            iteration.close()
+        owner, delivery = _unwrap(self._loader), self._newest
+        for source in (delivery and delivery.source(), owner._iterator):
+            getattr(source, "_shutdown_workers", bool)()
+        owner._iterator = None  # of persistent workers
+
+    def _skip(self, frame: Any) -> _Skipped:
+        """For accelerate's ``skip_first_batches``, of which this is the frame.
+
+        Raises:
+            InputError: the place of the loader is after another number of batches.
+        """
+        asked, done = frame.f_locals["num_batches"], self._done()
+        if asked != done:
+            raise InputError(
+                f"{asked} batches are to be skipped, and the loader is after {done} of its epoch. It goes on by itself "
+                "where its state says: load the state first, and resume with the ranks, batch size and gradient "
+                "accumulation of the checkpoint, or leave skip_first_batches out (in the Trainer of Hugging Face, with "
+                "a sampler of epochs=None: ignore_data_skip=True)"
+            )
+        return _Skipped(self, done, _TRAINERS.get(frame.f_back.f_globals.get("__name__", "")))
+
+    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
+        if hasattr(self._loader, "remainder"):
+            # Accelerate would cut what `gather_for_metrics` gathers of the last batches to as many samples as remain of
+            # the dataset in batches of one process.
+            self._loader.remainder = -1
+        return super()._begin(counted, source)
+
     def _follow(self, counted: _BySamples | _ByBatches) -> None:
-        if isinstance(counted, _BySamples) and hasattr(self._loader, "set_epoch"):
-            # Accelerate's loaders name the epochs that they count to the sampler.
-            config = counted.sampler._config()
-            self._set_epoch(cursor.next_place(counted.sampler._cursor, config).epoch, counted)
+        epoch = counted.next_epoch()
+        if epoch is not None:
+            self._set_count(epoch)
+
+    def _set_count(self, epoch: int) -> None:
+        """Let a loader of accelerate or Fabric, which counts epochs itself, name this one when it is iterated."""
+        for name in (_ACCELERATES_EPOCH, _FABRICS_EPOCH):
+            if hasattr(self._loader, name):
+                setattr(self._loader, name, epoch)
 
     def _set_epoch(self, epoch: int, counted: _BySamples | _ByBatches) -> None:
+        self._set_count(epoch)
         choose = getattr(self._loader, "set_epoch", counted.sampler.set_epoch)
         choose(epoch)
 
@@ -416,11 +507,52 @@ class ResumableLoader(Counting):
         return count_by(self._loader)
 
 
+class _Skipped:
+    """What ``accelerate.skip_first_batches(loader, done)`` makes a `DataLoader` of: the loader's own batches.
+
+    It is that one's dataset, collate function and batch sampler. accelerate drops the first ``done`` batches, which are
+    None here, and those after them pass through as the loader delivers them, one by one.
+    """
+
+    sampler = prefetch_factor = None
+
+    def __init__(self, loader: ResumableLoader, done: int, trainer: str | None) -> None:
+        self._loader, self._done, self._trainer = loader, done, trainer
+        self.dataset = self.batch_sampler = self
+        self.set_epoch = loader.set_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from repeat(None, self._done)
+        yield from self._loader._iterate(self._trainer, skipped=self._done)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getitems__(self, batch: Any) -> Any:
+        return batch
+
+    def collate_fn(self, batch: Any) -> Any:
+        """Return the batch, which the loader has collated."""
+        return batch
+
+
+# The attributes in which loaders of these count their iterations.
+_ACCELERATES_EPOCH, _FABRICS_EPOCH = "iteration", "_num_iter_calls"
+
+
+def _unwrap(loader: Any) -> Any:
+    """The DataLoader in one of accelerate, of Fabric or of Ray."""
+    for name in ("base_dataloader", "_dataloader"):
+        loader = getattr(loader, name, loader)
+    return loader
+
+
 # Modules that iterate loaders for their users, and take all epochs to have as many batches as the first.
+_HUGGING_FACE = "the Trainer of Hugging Face"
 _TRAINERS = {
     "lightning.pytorch.utilities.combined_loader": "Lightning",
     "pytorch_lightning.utilities.combined_loader": "Lightning",
-    "transformers.trainer": "the Trainer of Hugging Face",
+    "transformers.trainer": _HUGGING_FACE,
 }
 
 
@@ -434,10 +566,35 @@ def _is_drawn_by_step() -> bool:
     return False
 
 
-def _caller() -> str:
-    """``module.function`` that has called the method which asks."""
-    frame = sys._getframe(2)
-    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+def _find_epoch_loop() -> Any:
+    """Lightning's loop over an epoch's training batches, if it draws one now; else None."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").endswith(".loops.training_epoch_loop"):
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+def count_as_begun(trainer: Any) -> None:
+    """Let a trainer of Lightning count the epoch that it draws its first batch of as begun.
+
+    It does not after a checkpoint of the last batch of an epoch. A checkpoint of the next epoch would then say that no
+    epoch has begun, and a run that resumes from that would count its batches from 0, and read them again.
+    """
+    progress = trainer.fit_loop.epoch_progress
+    if progress.total.ready == progress.total.processed:
+        progress.increment_ready()
+        progress.increment_started()
+
+
+def _find_skipping() -> Any:
+    """The frame of accelerate's ``skip_first_batches``, if that has called the method which asks; else None."""
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_name == "<dictcomp>":  # before Python 3.12
+        frame = frame.f_back
+    is_skipping = frame.f_code.co_name == "skip_first_batches"
+    return frame if is_skipping and frame.f_globals.get("__name__") == "accelerate.data_loader" else None
 
 
 def count_by(loader: Any) -> _BySamples | _ByBatches:
@@ -446,7 +603,7 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
     Raises:
         InputError: they cannot be; see `resumable`.
     """
-    if not isinstance(loader, DataLoader):
+    if not isinstance(loader, DataLoader) and not hasattr(loader, _FABRICS_EPOCH):
         raise InputError(f"the loader is a {type(loader).__name__}; it must be a torch.utils.data.DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(

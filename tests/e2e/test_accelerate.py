@@ -59,12 +59,33 @@ def test_accelerate_keeps_the_state_of_a_resumable_loader(ranks, way):
 
 
 def test_what_would_lose_samples_is_refused(ranks):
-    """A loader that accelerate divides or deals out, and batches skipped for one that goes on by itself."""
+    """A loader that accelerate divides or deals out, and batches skipped that the loader's state does not have."""
     for answer in ranks:
         divided, dealt, skipped = answer["refused"]
         assert "accelerate divides the batches of this loader among the processes" in divided
         assert dealt == divided
-        assert "skip_first_batches would skip batches a second time" in skipped
+        assert "2 batches are to be skipped, and the loader is after 0 of its epoch" in skipped
+
+
+def test_skipped_batches_are_those_before_the_state(ranks):
+    """``skip_first_batches`` leaves the loader as it is: what comes is counted, and the next epoch is whole."""
+    for answer in ranks:
+        epochs = [answer["own"][epoch] for epoch in ("0", "1")]
+        for found in answer["skipped"]:
+            assert [i for batch, _ in found["rest"] for i in batch] == epochs[0][4:]
+            assert [count for _, count in found["rest"]] == [3, 4, 5, 6]
+            assert [i for batch in found["next"] for i in batch] == epochs[1]
+            assert found["len"] == 4
+
+
+def test_nothing_is_cut_of_what_is_gathered(ranks):
+    """``gather_for_metrics`` has all samples of all ranks, and the marks say which are there to make ranks equal."""
+    for answer in ranks:
+        for tail in ("mask", "pad"):
+            found = answer["gathered"][tail]
+            assert len(found) == N + 1
+            assert {index for index, _ in found} == set(range(N))
+        assert sorted(index for index, is_own in answer["gathered"]["mask"] if is_own) == list(range(N))
 
 
 def test_resume_without_set_epoch_warns(ranks):

@@ -81,12 +81,15 @@ LENGTHS = np.random.default_rng(0).integers(1, 20, 40)
 
 
 def make(kind, *, loader=DataLoader, collate_fn=None, workers=0, reads_ahead=False):
-    """A fresh loader of 40 samples: "plain" or "buckets", whose epochs differ in length; "endless" or not."""
+    """A fresh loader of 40 samples: "plain", "by source", "buckets", whose epochs differ in length; "endless" or not."""
     data = list(range(40))
     ends = {"epochs": None} if "endless" in kind else {}
     sampler = wids.DistributedChunkedSampler(data, num_replicas=1, rank=0, chunksize=6, window=2, **ends)
     given = {"batch_size": 4, "sampler": sampler}
-    if "buckets" in kind:
+    if "by source" in kind:
+        data = wids.mix({"a": (data[:22], 0.6), "b": (data[22:], 0.4)})
+        given = {"batch_sampler": wids.MixtureBatchSampler(data, 4, num_replicas=1, rank=0, **ends)}
+    elif "buckets" in kind:
         given = {"batch_sampler": wids.BucketBatchSampler(sampler, lengths=LENGTHS, max_tokens=60)}
     elif "torch" in kind:
         given = {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
@@ -191,9 +194,11 @@ def test_lightning_counts_the_batches_of_the_first_epoch():
         fit(make("buckets"))
 
 
-def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, **options):
+def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, callbacks=None, **options):
     """What the steps of Hugging Face's Trainer had; it saves after each."""
     import transformers
+
+    import wids.hf
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -204,49 +209,41 @@ def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, **op
             self.seen.append(x.tolist())
             return {"loss": (self.layer(x.float()[:, None]) ** 2).mean()}
 
-    class Place(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
-        loader = None
-
-        def state(self):
-            return {"args": {}, "attributes": {"place": None if self.loader is None else self.loader.state_dict()}}
-
-        def on_train_begin(self, args, state, control, train_dataloader, **_):
-            self.loader = train_dataloader
-            if state.global_step:
-                train_dataloader.load_state_dict(state.stateful_callbacks["Place"]["attributes"]["place"])
-
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
-            return make(kind, collate_fn=lambda batch: {"x": torch.tensor(batch)})
+            loader = make(kind, collate_fn=lambda batch: {"x": torch.tensor(batch)})
+            return loader._loader if "bare" in kind else loader
 
     args = transformers.TrainingArguments(
         output_dir=directory,
         use_cpu=True,
         num_train_epochs=3,
         max_steps=steps,
-        save_strategy="no" if resume else "steps",
         save_steps=1,
         gradient_accumulation_steps=accumulation,
         learning_rate=1e-9,
         report_to=[],
         disable_tqdm=True,
-        **{"ignore_data_skip": True, **options},
+        **{"save_strategy": "no" if resume else "steps", **options},
     )
     model = Model()
-    trainer = Trainer(model, args, callbacks=[Place()])
+    trainer = Trainer(model, args, callbacks=callbacks or [wids.hf.ResumeCallback()])
     trainer.train(resume_from_checkpoint=resume and str(directory / f"checkpoint-{resume}"))
     return model.seen
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("kind", "accumulation", "steps"), [("plain", 1, -1), ("plain", 2, -1), ("buckets endless", 2, 9)]
+    ("kind", "accumulation", "steps"),
+    [("plain", 1, -1), ("plain", 3, -1), ("buckets endless", 2, 9), ("by source", 3, -1), ("by source endless", 2, 9)],
 )
 def test_hugging_faces_trainer_resumes_at_any_step(tmp_path, kind, accumulation, steps):
-    """A callback keeps the loader's state in each checkpoint; one of the Trainer's own options is about callbacks."""
+    """A callback keeps the loader's place in each checkpoint; one of the Trainer's own options is about callbacks."""
     whole = hugging_face(tmp_path, kind, accumulation=accumulation, steps=steps)
     assert len(whole) == (30 if steps < 0 else steps * accumulation)
     for step in (1, 5, 7) if accumulation > 1 else (3, 10, 14):
+        # An epoch has ten batches, and with three for a step the fourth step of an epoch has one.
+        done = step * accumulation - 2 * (step // 4) * (accumulation == 3)
         rest = hugging_face(
             *(tmp_path, kind),
             accumulation=accumulation,
@@ -254,16 +251,53 @@ def test_hugging_faces_trainer_resumes_at_any_step(tmp_path, kind, accumulation,
             resume=step,
             restore_callback_states_from_checkpoint=step > 5,
         )
-        assert rest == whole[step * accumulation :], step
+        assert rest == whole[done:], step
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_hugging_faces_trainer_skips_nothing_and_counts_the_first_epoch(tmp_path):
-    """Batches skipped beside a state are an error, epochs of other lengths a warning."""
+def test_hugging_faces_trainer_counts_as_the_loader(tmp_path):
+    """Another count of the batches before a resume is an error, as is no place; epochs of other lengths a warning."""
+    import transformers
+
     with pytest.warns(UserWarning, match="this epoch has 14 batches, and the Trainer of Hugging Face has counted 13"):
         hugging_face(tmp_path, "buckets")
-    with pytest.raises(InputError, match="ignore_data_skip=True"):
-        hugging_face(tmp_path, "buckets", resume=3, ignore_data_skip=False)
+    with pytest.raises(InputError, match="counts the batches of this epoch from 0, and the loader's state is after 3"):
+        hugging_face(tmp_path, "buckets", resume=3, ignore_data_skip=True)
+    with pytest.raises(InputError, match="6 batches are to be skipped, and the loader is after 3 of its epoch"):
+        hugging_face(tmp_path, "buckets", resume=3, accumulation=2)
+    with pytest.raises(InputError, match="training loader is a DataLoader, whose place is not known"):
+        hugging_face(tmp_path, "buckets, bare")
+    other = [transformers.TrainerCallback()]
+    hugging_face(tmp_path / "other", "plain", steps=2, callbacks=other)
+    with pytest.raises(InputError, match="the checkpoint of step 2 has no place of the loader"):
+        hugging_face(tmp_path / "other", "plain", steps=4, resume=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
+def test_a_checkpoint_of_hugging_faces_trainer_at_any_moment(tmp_path, monkeypatch, moment):
+    """It draws the batches of a step before that begins; a checkpoint that SIGTERM asks for within does not skip them."""
+    import transformers
+    from transformers.trainer_jit_checkpoint import CheckpointManager
+
+    import wids.hf
+
+    class Saving(transformers.TrainerCallback):
+        def save(self, args, state, control, **_):
+            if state.global_step == 2 and not (tmp_path / "checkpoint-2").exists():
+                CheckpointManager(trainers[0]).execute_jit_checkpoint()
+
+    setattr(Saving, moment, Saving.save)
+    trainers = []
+    begin = transformers.Trainer.__init__
+    monkeypatch.setattr(
+        transformers.Trainer,
+        "__init__",
+        lambda self, *args, **more: trainers.append(self) or begin(self, *args, **more),
+    )
+    callbacks = [Saving(), wids.hf.ResumeCallback()]
+    whole = hugging_face(tmp_path, "plain", accumulation=3, callbacks=callbacks, save_strategy="no")
+    assert hugging_face(tmp_path, "plain", accumulation=3, resume=2) == whole[6:]
 
 
 # --- torchdata's StatefulDataLoader, whose own state needs a batch sampler with one, and the same number of workers

@@ -93,10 +93,12 @@ def test_the_trainer_of_hugging_face(tmp_path, monkeypatch):
             self.seen += x.flatten().int().tolist()
             return {"loss": (self.layer(x) ** 2).mean()}
 
+    options = "save_steps=1, gradient_accumulation_steps=3, use_cpu=True, disable_tqdm=True, report_to=[]"
+
     def fit(resume, model):
         execute(
             at("wids/order/README.md#the-trainer-of-hugging-face")[0],
-            {"save_steps=1000": "save_steps=1, use_cpu=True, disable_tqdm=True, report_to=[]"},
+            {"save_steps=1000, gradient_accumulation_steps=4": options},
             wids=wids,
             torch=torch,
             transformers=transformers,
@@ -109,13 +111,13 @@ def test_the_trainer_of_hugging_face(tmp_path, monkeypatch):
 
     whole = fit(None, Model())
     assert [sorted(whole[k : k + 128]) for k in (0, 128, 256)] == [list(range(128))] * 3
-    assert fit("out/checkpoint-6", Model()) == whole[6 * 32 :]
+    assert fit("out/checkpoint-3", Model()) == whole[7 * 32 :]  # steps of three batches and of one
 
     class StoppedError(Exception):
         pass
 
     def stop(handler, args, state, control):
-        if state.global_step == 7:
+        if state.global_step == 5:
             raise StoppedError
         return control
 
@@ -124,7 +126,38 @@ def test_the_trainer_of_hugging_face(tmp_path, monkeypatch):
         patch.setattr(transformers.trainer_callback.CallbackHandler, "on_save", stop)
         with pytest.raises(StoppedError):
             fit(None, Model())
-    assert fit("out/checkpoint-7", Model()) == whole[7 * 32 :]
+    assert fit("out/checkpoint-5", Model()) == whole[11 * 32 :]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_fabric(tmp_path):
+    """One epoch; from a state in its middle comes what was left of it, and the next."""
+    import lightning
+
+    dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
+    (block,) = at("wids/order/README.md#fabric")
+    received = []
+    for resume in (False, True):
+        seen = []
+
+        def train_step(batch, seen=seen):
+            seen += batch.flatten().int().tolist()
+
+        names = execute(
+            block,
+            {"    train_step(batch)": "    train_step(batch)\n    if len(state) == 1: break"},
+            fabric=lightning.Fabric(accelerator="cpu", devices=1),
+            wids=wids,
+            loader=torch.utils.data.DataLoader(dataset, batch_size=32, sampler=wids.DistributedChunkedSampler(dataset)),
+            resume=resume,
+            train_step=train_step,
+        )
+        received.append(seen + [i for batch in names["loader"] for i in batch.flatten().int().tolist()])
+    (first, second) = received
+    assert len(first) == 32 + 128
+    assert len(second) == 32 + 128
+    assert sorted(first[:32] + second[:32]) == sorted({*first[:32], *second[:32]})
+    assert first[32:] == second[32:]
 
 
 def test_accelerate(tmp_path):

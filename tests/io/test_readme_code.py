@@ -20,7 +20,7 @@ from tests.support.shards import write_index, write_json
 from tests.support.suites import run_suites
 from wids import testing
 
-E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate")}
+E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate", "fabric")}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",

@@ -35,7 +35,7 @@ LAYERS = (
     ("columns",),
     ("writing",),
     ("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "otel"),
-    ("simulate", "testing", "lightning"),
+    ("simulate", "testing", "lightning", "hf"),
     ("legacy", "serve"),
     ("cli",),
 )

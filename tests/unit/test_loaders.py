@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import json
+import multiprocessing
 import pickle
 import random
 
@@ -358,6 +359,40 @@ def make_state(batches):
     for _ in range(batches):
         next(iterator)
     return saved(loader)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mixture, by source", "buckets", "no batches"])
+def test_the_state_counts_the_batches_of_the_epoch(kind):
+    """Those before a resume, too: a loop that accumulates gradients goes on with its count."""
+    loader, counts = make(kind), []
+    for step, _ in enumerate(loader, 1):
+        counts.append(saved(loader)["batches"])
+        if step == 3:
+            state = saved(loader)
+    assert counts == list(range(1, len(loader) + 1))
+    again = make(kind)
+    again.load_state_dict(state)
+    assert saved(again)["batches"] == 3
+    assert [saved(again)["batches"] for _ in again] == counts[3:]
+
+
+@pytest.mark.parametrize("kind", ["plain", "persistent"])
+def test_a_loader_that_is_closed(kind):
+    """Its workers end, as does the loop over it; the state stays, and another loop has new workers."""
+    before, found = set(multiprocessing.active_children()), []
+    with make(kind, workers=2) as loader:
+        for batch in loader:
+            found.append(batch)
+            assert len(set(multiprocessing.active_children()) - before) == 2
+            if len(found) == 2:
+                loader.close()
+    assert set(multiprocessing.active_children()) == before
+    loader.close()
+    assert found == lists(make())[:2]
+    assert saved(loader) == make_state(2)
+    assert lists(loader) == lists(make_epoch("plain", 1))
+    loader.close()
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_validation_in_between_changes_nothing():

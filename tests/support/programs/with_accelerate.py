@@ -14,7 +14,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 import wids
-from tests.support.programs.samples import as_tensors
+from tests.support.programs.samples import as_marked, as_tensors
 from wids.errors import InputError
 
 INDEX, RESULTS = sys.argv[1:]
@@ -90,12 +90,39 @@ def refused(accelerator):
     _, loader = make()
     divided = [accelerator.prepare(loader), prepare_data_loader(loader, dispatch_batches=True, put_on_device=True)]
     whole = wids.resumable(loader)
-    for call, given in [*((wids.resumable, each) for each in divided), (accelerate.skip_first_batches, whole)]:
+    calls = [*((wids.resumable, each) for each in divided), (accelerate.skip_first_batches, whole, 2)]
+    for call, *given in calls:
         try:
-            call(given)
+            call(*given)
         except InputError as error:
             messages.append(str(error))
     return messages
+
+
+def skipped(accelerator):
+    """What comes of a loader from which batches are skipped that its state has behind it, twice, and its states."""
+    seen = []
+    for adapt in (wids.resumable, lambda loader: wids.resumable(adopt(accelerator, loader))):
+        first, second = (adapt(make()[1]) for _ in range(2))
+        for _ in zip(range(2), first, strict=False):
+            pass
+        second.load_state_dict(first.state_dict())
+        rest = accelerator.skip_first_batches(second, 2)
+        counts = [(batch["index"].tolist(), second.state_dict()["batches"]) for batch in rest]
+        seen.append({"rest": counts, "next": [batch["index"].tolist() for batch in rest], "len": len(rest)})
+    return seen
+
+
+def gathered(accelerator, tail):
+    """(index, whether it counts) of each sample that all ranks have in an evaluation, with the README's lines."""
+    dataset = wids.ShardListDataset(INDEX, transformations=as_marked)
+    sampler = wids.DistributedChunkedSampler(dataset, shuffle=False, tail=tail)
+    loader = wids.resumable(adopt(accelerator, DataLoader(dataset, sampler=sampler, batch_size=4)))
+    found = []
+    for batch in loader:
+        indices, marks = accelerator.gather_for_metrics((batch["index"], batch["valid"]))
+        found += zip(indices.tolist(), marks.tolist(), strict=True)
+    return found
 
 
 def main():
@@ -122,6 +149,8 @@ def main():
     for name in ("resumable", "resumable, adopted"):
         answer[name], answer[name + ", resumed"] = train_resumable(name)
     answer["refused"] = refused(accelerator)
+    answer["skipped"] = skipped(accelerator)
+    answer["gathered"] = {tail: gathered(accelerator, tail) for tail in ("mask", "pad")}
 
     # What becomes of a resume without set_epoch: accelerate's own count begins at 0 and is named at each iteration.
     sampler, loader = make()
