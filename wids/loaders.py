@@ -353,10 +353,10 @@ class ResumableLoader(Counting):
     """
 
     _epoch_length: int | None = None  # of the first epoch that a trainer has read
+    _iterations: weakref.WeakSet[Any] | None = None
 
     def __init__(self, loader: DataLoader[Any], *, reads_ahead: bool = False) -> None:
         self._loader, self._reads_ahead = loader, reads_ahead
-        self._iterations: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted()
 
     def __iter__(self) -> Iterator[Any]:
@@ -367,6 +367,8 @@ class ResumableLoader(Counting):
         """An iteration in a trainer that has skipped so many batches of the epoch; None: in a loop of the user's."""
         begin = partial(self._begin_in, skipped=skipped, is_drawn_by_step=is_drawn_by_step)
         iteration = self._deliver(partial(iter, self._loader) if trainer is None else partial(begin, trainer))
+        if self._iterations is None:
+            self._iterations = weakref.WeakSet()
         self._iterations.add(iteration)
         return iteration
 
@@ -444,7 +446,7 @@ class ResumableLoader(Counting):
         return f"wids.resumable({self._loader!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterations": weakref.WeakSet()}
+        return {**self.__dict__, "_iterations": None}
 
     def __enter__(self) -> Self:
         return self
@@ -457,7 +459,7 @@ class ResumableLoader(Counting):
 
         The state stays. A later iteration starts workers anew. Not while another thread draws a batch.
         """
-        for iteration in list(self._iterations):
+        for iteration in list(self._iterations or ()):
             iteration.close()
         owner, delivery = _unwrap(self._loader), self._newest
         for source in (delivery and delivery.source(), owner._iterator):

@@ -81,7 +81,7 @@ LENGTHS = np.random.default_rng(0).integers(1, 20, 40)
 
 
 def make(kind, *, loader=DataLoader, collate_fn=None, workers=0, reads_ahead=False):
-    """A fresh loader of 40 samples: "plain", "by source", "buckets", whose epochs differ in length; "endless" or not."""
+    """A fresh loader of 40 samples: "plain", "by source", "buckets" (epochs of unlike lengths); "endless" or not."""
     data = list(range(40))
     ends = {"epochs": None} if "endless" in kind else {}
     sampler = wids.DistributedChunkedSampler(data, num_replicas=1, rank=0, chunksize=6, window=2, **ends)
@@ -276,7 +276,7 @@ def test_hugging_faces_trainer_counts_as_the_loader(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
 def test_a_checkpoint_of_hugging_faces_trainer_at_any_moment(tmp_path, monkeypatch, moment):
-    """It draws the batches of a step before that begins; a checkpoint that SIGTERM asks for within does not skip them."""
+    """It draws the batches of a step before that begins; a checkpoint in its middle, upon SIGTERM, does not skip them."""
     import transformers
     from transformers.trainer_jit_checkpoint import CheckpointManager
 

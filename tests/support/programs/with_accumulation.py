@@ -125,7 +125,7 @@ def torchtitan(resume: Path | None, directory: Path) -> Found:
 
 
 def stateful(resume: Path | None, directory: Path) -> Found:
-    """torchdata's loader, which has its own state, and no count of batches: the loop keeps it."""
+    """Torchdata's loader, which has its own state, and no count of batches: the loop keeps it."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = make_loader(StatefulDataLoader)
@@ -142,7 +142,7 @@ def stateful(resume: Path | None, directory: Path) -> Found:
 
 
 def resumable_stateful(resume: Path | None, directory: Path) -> Found:
-    """torchdata's loader that is resumable, in a loop of one's own."""
+    """Torchdata's loader that is resumable, in a loop of one's own."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return loop(resume, directory, lambda: wids.resumable(make_loader(StatefulDataLoader)))
@@ -280,11 +280,11 @@ def accelerated(resume: Path | None, directory: Path) -> Found:
     net = Net()
     model, optimizer, scheduler = accelerator.prepare(net, *make_optimizer(net))
     accelerator.register_for_checkpointing(loader)
-    steps = epoch = 0
+    steps = first = 0
     if resume is not None:
         accelerator.load_state(str(resume))
-        steps, epoch = json.loads((resume / "counters.json").read_text())
-    for epoch in range(epoch, EPOCHS):
+        steps, first = json.loads((resume / "counters.json").read_text())
+    for epoch in range(first, EPOCHS):
         loader.set_epoch(epoch)
         for batch in loader:
             with accelerator.accumulate(model):
@@ -303,12 +303,10 @@ def ray_train(resume: Path | None, directory: Path) -> Found:
     """Ray Train, in this process: a loop of one's own with the loader that it has prepared."""
     import ray.train.torch
 
-    ended = []
+    ended, prepare = [], ray.train.torch.prepare_data_loader
 
     def train():
-        ended.append(
-            loop(resume, directory, lambda: wids.resumable(ray.train.torch.prepare_data_loader(make_loader())))
-        )
+        ended.append(loop(resume, directory, lambda: wids.resumable(prepare(make_loader()))))
 
     local = ray.train.ScalingConfig(num_workers=0)
     kept = ray.train.RunConfig(storage_path=str(directory))
@@ -318,8 +316,10 @@ def ray_train(resume: Path | None, directory: Path) -> Found:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (loop, torchtitan, stateful, resumable_stateful, fabric, accelerated, ray_train)
-    + (lightning_trainer, lightning_module, hugging_face)
+    for program in (
+        *(loop, torchtitan, stateful, resumable_stateful, fabric, accelerated, ray_train),
+        *(lightning_trainer, lightning_module, hugging_face),
+    )
 }
 
 
