@@ -276,7 +276,7 @@ def test_hugging_faces_trainer_counts_as_the_loader(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
 def test_a_checkpoint_of_hugging_faces_trainer_at_any_moment(tmp_path, monkeypatch, moment):
-    """It draws the batches of a step before that begins; a checkpoint in its middle, upon SIGTERM, does not skip them."""
+    """It draws a step's batches before that begins; a checkpoint in its middle, upon SIGTERM, does not skip them."""
     import transformers
     from transformers.trainer_jit_checkpoint import CheckpointManager
 
