@@ -310,7 +310,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         found = self._collection.counted(found)
         self._collection.adopt(found)
         self._take(self._collection)
-        self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
+        self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir, fields=self.fields)
         self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)

@@ -199,9 +199,24 @@ def test_bad_sql(index):
     """DuckDB's sentence, the SQL, the columns."""
     run_ok("columns", "create", index)
     words = complaint(1, "query", index, "select wdth from samples")
-    assert 'Referenced column "wdth" not found' in words
+    assert "there is no column 'wdth'" in words
     assert "in: select wdth from samples; the columns of samples are index, shard, row, key, bytes, bin_bytes" in words
     assert "this is DROP" in complaint(1, "query", index, "drop view samples")
+
+
+def test_columns_that_are_not_there(index):
+    """Are named by all commands that take the name of one."""
+    run_ok("columns", "create", index, "--field", ".cls=label")
+    told = "there is no column 'lable' (did you mean 'label'?); the columns are index, shard, row, key, bytes, label"
+    schedule = ("--step", "0")
+    for args in (
+        ("at", index, *schedule, "--lengths", "lable", "--max-tokens", "9"),
+        ("at", index, *schedule, "--buckets", "lable", "--batch-size", "2"),
+        ("at", index, *schedule, "--weights", "lable"),
+        ("when", index, "0", "--world-size", "2", "--weights", "lable"),
+        ("simulate", index, "--world-size", "2", "--lengths", "lable", "--max-tokens", "9"),
+    ):
+        assert told in complaint(1, *args)
 
 
 def test_a_condition_is_no_query(index):

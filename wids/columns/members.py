@@ -2,22 +2,27 @@
 
 Rules: columns have the names of the file beside an index (``jpg_bytes``, ``bytes``, ``key``, ``shard``, ``row``), or
 ``has_`` and the name of a field. That is its extension, with ``_`` for characters that SQL would need quotes for
-(``has_seg_png`` for ``.seg.png``). Only requested columns are made. No member is read, and no shard downloaded: a table
-comes from a shard on this machine, or is published.
+(``has_seg_png`` for ``.seg.png``), or the dataset's own name for some extensions (``fields={"image": "jpg;png"}``).
+Only requested columns are made. No member is read, and no shard downloaded: a table comes from a shard on this machine,
+or is published.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from wids.columns.extract import key_array, sample_bytes, size_columns
 from wids.columns.packages import import_arrow
 from wids.columns.spec import OWN_COLUMNS, fold, size_names, stem_of
 from wids.errors import ColumnsError, InputError, shorten
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,29 +50,79 @@ def describe_fields(extensions: Iterable[str]) -> str:
     return f"the fields of the samples are {', '.join(words)}" + ", ..." * (len(found) > _NAMED)
 
 
-def presence(extensions: Iterable[str], wanted: frozenset[str]) -> dict[str, str]:
-    """The columns ``has_FIELD`` among the wanted ones: name -> extension.
+class MemberNames(msgspec.Struct, frozen=True, kw_only=True):
+    """The names in SQL for which member tables may have a column, in lower case.
+
+    Attributes:
+        names: all of them.
+        own: those that can be nothing else than columns of the samples.
+        fields: the dataset's names of fields: name -> their alternatives, as extensions.
+    """
+
+    names: frozenset[str]
+    own: frozenset[str] = frozenset()
+    fields: Mapping[str, tuple[str, ...]] = {}
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The columns ``has_NAME`` of the dataset's fields: name -> folded extensions.
+
+        Raises:
+            InputError: two fields have one name.
+        """
+        found: dict[str, str] = {}
+        groups: dict[str, tuple[str, ...]] = {}
+        for field, extensions in self.fields.items():
+            name = f"{HAS}{stem_of(field).casefold()}"
+            if name in self.names:
+                _check_new(found, name, field)
+                groups[name] = tuple(map(fold, extensions))
+        return groups
+
+
+def _check_new(found: dict[str, str], name: str, of: str) -> None:
+    """Check that a name is that of one field; note it.
+
+    Raises:
+        InputError: it is that of two.
+    """
+    if found.setdefault(name, of) != of:
+        raise InputError(
+            f"{shorten(found[name])} and {shorten(of)} would both be {shorten(name)}; ask for their sizes, "
+            "which `wids columns create` lists"
+        )
+
+
+def presence(extensions: Iterable[str], asked: MemberNames) -> dict[str, list[str]]:
+    """The columns ``has_FIELD`` that are asked for: name -> the extensions of which a sample has one, if it is true.
+
+    A field of the dataset is all its alternatives. A field that no sample has is false for all, with a warning.
 
     Raises:
         InputError: two fields have one name.
     """
-    found: dict[str, str] = {}
-    for extension in sorted(set(extensions)):
+    there = sorted(set(extensions))
+    groups = asked.groups()
+    found = {name: [each for each in there if fold(each) in group] for name, group in groups.items()}
+    names: dict[str, str] = {}
+    for extension in there:
         name = f"{HAS}{stem_of(extension).casefold()}"
-        if name in wanted and found.setdefault(name, extension) != extension:
-            raise InputError(
-                f"{shorten(found[name])} and {shorten(extension)} would both be {shorten(name)}; ask for their sizes, "
-                "which `wids columns create` lists"
-            )
+        if name in asked.names - groups.keys():
+            _check_new(names, name, extension)
+            found[name] = [extension]
+    absent = sorted(name for name in asked.own if name.startswith(HAS) and not found.get(name))
+    if absent:
+        found.update((name, []) for name in absent)
+        words = "no sample has a field for %s: false for all; %s"
+        logger.warning(words, ", ".join(map(shorten, absent)), describe_fields(there))
     return found
 
 
-def read_columns(collection: ShardCollection, wanted: frozenset[str]) -> tuple[Any, list[str]]:
+def read_columns(collection: ShardCollection, asked: MemberNames) -> tuple[Any, list[str]]:
     """Columns with a row for each sample of the whole index; rows of shards outside a view are undefined.
 
     Args:
         collection: of the samples.
-        wanted: names, in lower case; names without a field are left out.
+        asked: their names; names without a field are left out, or false.
 
     Returns:
         An Arrow table, and the extensions of all members of the inspected shards.
@@ -79,7 +134,8 @@ def read_columns(collection: ShardCollection, wanted: frozenset[str]) -> tuple[A
     pa = import_arrow()
     counts = np.asarray(collection.shards.nsamples, np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    found = _MemberColumns(int(starts[-1]), wanted)
+    wanted = asked.names
+    found = _MemberColumns(int(starts[-1]), asked)
     numbers = [k for k, count in enumerate(collection.lengths) if count] if wanted - {"shard", "row"} else []
     rows = np.arange(found.total) - np.repeat(starts[:-1], counts)
     keys = {}
@@ -117,15 +173,16 @@ class _MemberColumns:
 
     Args:
         total: samples.
-        wanted: names.
+        asked: names.
 
     Attributes:
         extensions: of all members, in lower case.
     """
 
-    def __init__(self, total: int, wanted: frozenset[str]) -> None:
+    def __init__(self, total: int, asked: MemberNames) -> None:
         self.total, self.extensions = total, set[str]()
-        self._wanted = wanted
+        self._asked, self._wanted = asked, asked.names
+        wanted, self._grouped = asked.names, {each for group in asked.groups().values() for each in group}
         sized = [match[1] for match in map(_SIZE.fullmatch, wanted) if match]
         self._stems = {*sized, *(name.removeprefix(HAS) for name in wanted if name.startswith(HAS))}
         self._bytes = np.zeros(total if "bytes" in wanted else 0, np.int64)
@@ -139,7 +196,7 @@ class _MemberColumns:
         self.extensions |= folded
         if "bytes" in self._wanted:
             self._bytes[here] = sample_bytes(table)[rows]
-        chosen = [each for each in folded if stem_of(each).casefold() in self._stems]
+        chosen = [each for each in folded if each in self._grouped or stem_of(each).casefold() in self._stems]
         for extension, sizes, count in size_columns(table, chosen):
             self._sizes[extension][here] = sizes[rows]
             self._has[extension][here] = count[rows] > 0
@@ -152,8 +209,9 @@ class _MemberColumns:
         """
         pa = import_arrow()
         found = {"bytes": pa.array(self._bytes)} if "bytes" in self._wanted else {}
-        for name, extension in presence(self.extensions, self._wanted).items():
-            found[name] = pa.array(self._has[extension])
+        for name, extensions in presence(self.extensions, self._asked).items():
+            has = (self._has[extension] for extension in extensions)
+            found[name] = pa.array(functools.reduce(np.logical_or, has, np.zeros(self.total, np.bool_)))
         for extension, name in size_names(self.extensions, OWN_COLUMNS).items():
             if name.casefold() in self._wanted:
                 found[name] = pa.array(self._sizes[extension], mask=~self._has[extension])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -20,9 +20,10 @@ from wids.columns.file import check_contents, check_of_index, fetch_table, open_
 from wids.columns.kinds import writable
 from wids.columns.packages import import_arrow
 from wids.columns.parts import check_versions
-from wids.columns.spec import check_names
+from wids.columns.spec import check_names, unknown_column
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
 from wids.index.fingerprint import fingerprint
+from wids.tables.fields import Alternatives
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir, session: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of the columns that are added to samples.
+        fields: the dataset's names of fields: name -> their alternatives, as extensions.
         checked: digests of the states of own tables that were compared with the shards (see
             `wids.columns.parts.check_versions`), and need no second check. All values made from one share it.
     """
@@ -60,6 +62,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     session: Session = PLAIN
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
+    fields: Mapping[str, tuple[str, ...]] = {}
     checked: set[str] = msgspec.field(default_factory=set)
 
     def unshown(self) -> SampleColumns:
@@ -184,23 +187,25 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             QueryError: the SQL is invalid, or has an unknown name. ColumnsError: no columns exist, or not these.
         """
         path = self.own_path(collection)
-        names, there, wanted = frozenset[str](), set[str](), frozenset[str]()
+        names, there, wanted, own = frozenset[str](), set[str](), frozenset[str](), frozenset[str]()
         if path is None or members.HAS in str(text).casefold():
-            names = sql.names_in(text, is_query=is_query)
+            names, own = sql.names_in(text, is_query=is_query)
             there = {name.casefold() for name in self._names(path)}
             wanted = members.of_members(names - there)
         table = self._table(collection, path, has_more=bool(wanted))
         if not wanted:
             return work(table)
+        asked = members.MemberNames(names=wanted, own=own & wanted, fields=self.fields)
         sizes = {} if path is None else _sizes_of(path)
         if sizes:
-            found = members.presence(sizes, wanted)
-            table = msgspec.structs.replace(table, present={name: sizes[of] for name, of in found.items()})
+            found = members.presence(sizes, asked)
+            present = {name: [sizes[extension] for extension in of] for name, of in found.items()}
+            table = msgspec.structs.replace(table, present=present)
             extensions = list(sizes)
         else:
             if not (is_query or names <= wanted | there):
                 self._check_without(table, text, wanted)
-            more, extensions = members.read_columns(collection, wanted)
+            more, extensions = members.read_columns(collection, asked)
             table = msgspec.structs.replace(table, joined=[*table.joined, more]) if more.num_columns else table
         try:
             return work(table)
@@ -261,6 +266,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def read(self, collection: ShardCollection, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See `wids.columns.face.WithColumns.read_column`."""
+        there = self.names(collection)
+        if there != ["index"] and not _is_column(name, there):
+            raise unknown_column(name, there)
         quoted = name.replace('"', '""')
         found = self.query(collection, f'select "{quoted}" from samples order by "index"')  # noqa: S608
         values = found.column(0)
@@ -325,8 +333,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.shown, *((name, table) for name in names))
 
 
-def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
-    """The columns of a dataset that was made of ``shards``; no file is opened yet.
+def beside(
+    shards: Any, collection: ShardCollection, *, cache_dir: str | None, fields: Sequence[str] | None = None
+) -> SampleColumns:
+    """The columns of a dataset that was made of ``shards`` and has these ``fields``; no file is opened yet.
 
     A view has the columns of its index, or its own if it lists its shards itself. A dataset that groups samples in
     another way than ``wids columns create`` has none.
@@ -338,7 +348,13 @@ def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -
         name = os.fspath(shards)
         if isinstance(name, str) and not lists_shards(name):
             place = place_beside(name)
-    return SampleColumns(place=place, cache_dir=cache_dir, session=collection.provider.session.with_hooks(()))
+    named = fields if isinstance(fields, Alternatives) and fields.names is not None else Alternatives((), ())
+    return SampleColumns(
+        place=place,
+        cache_dir=cache_dir,
+        session=collection.provider.session.with_hooks(()),
+        fields=dict(zip(named.names or (), named.groups, strict=True)),
+    )
 
 
 def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
@@ -347,8 +363,15 @@ def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
     wanted = [fields] if isinstance(fields, str) else join.parse_names("fields", fields)
     for name in wanted:
         if name not in names:
-            raise InputError(f"fields: there is no column {name!r}; there are {', '.join(names)}")
+            raise unknown_column(name, names, "fields")
     return list(dict.fromkeys(wanted))
+
+
+def _is_column(name: Any, names: Sequence[str]) -> bool:
+    """Whether a name, in any case, is one of these, or may be that of a column from member tables."""
+    if not isinstance(name, str):
+        return False
+    return name.casefold() in map(str.casefold, names) or bool(members.of_members([name.casefold()]))
 
 
 def _check_fields(names: Sequence[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from wids.columns.kinds import writable
-from wids.errors import InputError, shown
+from wids.errors import InputError, shorten, shown
 from wids.jobs.arguments import check_struct, check_value, texts_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ MAX_SIZES = 256
 # Changed when the same rules give other columns: shards are then read again.
 _VERSION = 3
 _NOT_WORD = re.compile(r"\W+")
+# So many columns are named in a message.
+_NAMED = 100
 # What stands in no extension: another form of the rule was meant.
 _STRANGE = re.compile(r"[:,=*|\s]")
 
@@ -190,6 +193,27 @@ def check_names(names: Sequence[str], parameter: str | None = None) -> None:
             "always there); give one of them another name",
             parameter=parameter,
         )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Words that name the column with the most similar name, if there is one."""
+    there = {each.casefold(): each for each in names}
+    near = difflib.get_close_matches(name.casefold(), there, n=1, cutoff=0.7)
+    return f" (did you mean {there[near[0]]!r}?)" if near else ""
+
+
+def unknown_column(name: Any, names: Sequence[str], parameter: str | None = None) -> InputError:
+    """The error of a name that no column has.
+
+    Args:
+        name: as it was given.
+        names: of the columns.
+        parameter: the argument that named it.
+    """
+    near = nearest(name, names) if isinstance(name, str) else ""
+    there = ", ".join(map(shorten, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+    start = f"{parameter}: " if parameter else ""
+    return InputError(f"{start}there is no column {shown(name)}{near}; the columns are {there}", parameter=parameter)
 
 
 def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str]:

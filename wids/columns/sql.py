@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -28,6 +29,7 @@ import numpy as np
 
 from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
+from wids.columns.spec import nearest
 from wids.errors import QueryError
 from wids.files import tempdirs
 
@@ -49,6 +51,8 @@ _MAX_NAMES, _MAX_LETTERS = 100, 2000
 _JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
 _SOME = 5
+# DuckDB's words for a column that is not there.
+_NO_COLUMN = re.compile(r'Referenced column "(.*?)" not found|does not have a column named "(.*?)"')
 # How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
 _SIGNAL_SECONDS = 0.5
@@ -59,6 +63,8 @@ _PLAIN_PARTS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "BASE
 _MODIFIERS = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "DISTINCT_MODIFIER"})
 _ORDERS = frozenset({"ASCENDING", "DESCENDING", "ORDER_DEFAULT"})
 _PLAIN = _PLAIN_PARTS | _MODIFIERS | _ORDERS
+# Where a statement gives names.
+_ALIASES = ("alias", "aliases", "column_name_alias")
 _WHOLE_ROWS = frozenset({"STAR", "POSITIONAL_REFERENCE"})
 
 
@@ -85,14 +91,14 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
         samples: number of rows, before a choice.
         path: of the Parquet file with the index's own columns; None: only ``index`` exists.
         joined: Arrow tables of as many rows; their columns follow.
-        present: more columns, each true where another column is not null: name -> name of the other.
+        present: more columns, each true where one of some columns is not null: name -> names of these.
         chosen: the rows of a view: int64, ascending; None: all. SQL counts them from 0.
     """
 
     samples: int
     path: str | None = None
     joined: Sequence[Any] = ()
-    present: Mapping[str, str] = {}
+    present: Mapping[str, Sequence[str]] = {}
     chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     @property
@@ -216,8 +222,20 @@ def names_of(table: SampleTable) -> list[str]:
     return _ask(table, _DESCRIBE, _describe)
 
 
-def names_in(text: str, *, is_query: bool = False) -> frozenset[str]:
-    """The names in a predicate, in lower case: of columns, and of fields in them.
+class SqlNames(NamedTuple):
+    """The names in SQL, in lower case.
+
+    Attributes:
+        names: of columns, and of fields in them. own: those of them that are columns of ``samples``, and nothing that
+            the statement itself calls so.
+    """
+
+    names: frozenset[str]
+    own: frozenset[str]
+
+
+def names_in(text: str, *, is_query: bool = False) -> SqlNames:
+    """The names in a predicate.
 
     Args:
         text: the predicate.
@@ -228,25 +246,27 @@ def names_in(text: str, *, is_query: bool = False) -> frozenset[str]:
     """
     _check_text(text, "SQL: write a SELECT statement as text" if is_query else "a predicate: write one as text")
 
-    def find(connection: Any) -> frozenset[str]:
+    def find(connection: Any) -> SqlNames:
         if not is_query:
             _check_predicate(connection, text)
-        return frozenset(
-            name.casefold() for name in _find_names(_parse(connection, text if is_query else _FIND + text))
-        )
+        parts = [part for part in _parts_of(_parse(connection, text if is_query else _FIND + text)) if _is_dict(part)]
+        refs = [
+            [name.casefold() for name in part["column_names"]] for part in parts if part.get("class") == "COLUMN_REF"
+        ]
+        own = {ref[-1] for ref in refs if len(ref) == 1 or ref[:-1] == ["samples"]}
+        aliases = {each.casefold() for part in parts for key in _ALIASES for each in _texts_of(part.get(key))}
+        return SqlNames(frozenset(name for ref in refs for name in ref), frozenset(own - aliases))
 
     return _ask(SampleTable(samples=0), text, find)
 
 
-def _find_names(tree: Any) -> Iterator[str]:
-    if isinstance(tree, dict):
-        if tree.get("class") == "COLUMN_REF":
-            yield from tree["column_names"]
-        for value in tree.values():
-            yield from _find_names(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _find_names(value)
+def _is_dict(part: Any) -> bool:
+    return isinstance(part, dict)
+
+
+def _texts_of(value: Any) -> list[str]:
+    """The texts in a value of a parsed statement: one, or a list of some."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 def _columns_read(connection: Any, statement: str, names: Sequence[str]) -> Collection[str]:
@@ -388,17 +408,32 @@ def _ask(
                 _make_view(connection, table, scratch)
                 names.extend(_describe(connection))
                 if statement and table.path is not None:
-                    read = {table.present.get(name, name) for name in _columns_read(connection, statement, names)}
-                    check_values(table.path, read, is_stopped.is_set)
+                    read = _columns_read(connection, statement, names)
+                    check_values(
+                        table.path,
+                        {each for name in read for each in table.present.get(name, [name])},
+                        is_stopped.is_set,
+                    )
                 return work(connection)
 
         try:
             return _run_apart(ask, stop)
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
-            story = " ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS]
+            story = _explain(" ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS], sql, names)
             asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             raise QueryError(f"{story}; in: {asked}; the columns of samples are {there}", found=sql) from error
+
+
+def _explain(story: str, sql: str, names: Sequence[str]) -> str:
+    """DuckDB's words, or those of wids for a column that is not there."""
+    found = _NO_COLUMN.search(story)
+    if found is None:
+        return story
+    name = found[1] or found[2]
+    near = nearest(name, names)
+    quoted = f"; a text has single quotes: '{name}'" if f'"{name}"' in sql and not near else ""
+    return f"there is no column {name!r}{near}{quoted}"
 
 
 def _settings(memory_bytes: int, scratch: str) -> dict[str, Any]:
@@ -476,7 +511,10 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
     for k, joined in enumerate(table.joined):
         connection.register(f"joined_{k}", joined)
         parts.append(f"joined_{k}")
-    more = "".join(f", {_quoted(column)} IS NOT NULL AS {_quoted(name)}" for name, column in table.present.items())
+    more = "".join(
+        f", ({' OR '.join(f'{_quoted(column)} IS NOT NULL' for column in columns) or 'false'}) AS {_quoted(name)}"
+        for name, columns in table.present.items()
+    )
     whole = f"SELECT *{more} FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
     if table.chosen is not None:  # not joined by index: three times as slow
         kind = np.int32 if table.samples < 1 << 31 else np.int64

@@ -72,14 +72,85 @@ def test_queries(dataset):
     ]
 
 
-def test_names_that_no_field_has(dataset):
-    """Are an error that says which fields there are, and not false of all samples."""
-    words = r'"has_text" not found.*the fields of the samples are \.bin \(has_bin\), \.cls.* \.txt \(has_txt\)'
-    for ask in (lambda: dataset.where("not has_text"), lambda: dataset.query("select has_text from samples")):
+def test_fields_that_no_sample_has(dataset, caplog):
+    """Are false for all samples, so that one predicate fits many data sets; one warning says which fields there are."""
+    assert dataset.find_rows("has_jpg or has_txt or has_png").tolist() == dataset.find_rows("has_txt").tolist()
+    words = (
+        "no sample has a field for has_jpg, has_png: false for all; the fields of the samples are .bin (has_bin), "
+        ".cls (has_cls), .json (has_json), .txt (has_txt)"
+    )
+    assert caplog.messages == [words]
+    caplog.clear()
+    assert len(dataset.where("not has_Text and has_cls")) == len(ROWS)
+    assert dataset.read_column("has_text").tolist() == [False] * len(ROWS)
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "no sample has a field for has_text: false for all"
+    ] * 2
+
+
+def test_names_that_are_no_fields(dataset, caplog):
+    """Sizes of fields that no sample has are an error; names that a query gives itself are let alone."""
+    words = r"no column 'text_bytes'.*the fields of the samples are \.bin \(has_bin\), "
+    for ask in (
+        lambda: dataset.where("has_cls and text_bytes > 3"),
+        lambda: dataset.query("select text_bytes, has_cls from samples"),
+    ):
         with pytest.raises(QueryError, match=words):
             ask()
     with pytest.raises(QueryError, match="syntax error"):
         dataset.where("has_txt and (")
+    caplog.clear()
+    for sql in (
+        "with t as (select has_txt as has_words from samples) select has_words from t where has_words",
+        "with t(has_words) as (select has_txt from samples) select t.has_words from t where t.has_words",
+        "select has_words from (select has_txt from samples) as t(has_words) where has_words",
+        "select has_txt as has_words from samples where has_words",
+    ):
+        assert dataset.query(sql).num_rows == 22, sql
+    assert not caplog.messages
+
+
+def test_fields_by_the_names_of_the_dataset(dataset, caplog):
+    """``fields={"words": "text;txt"}``: has_words is true where a sample has one of these; views know it, too."""
+    named = {"words": "caption;txt", "meta": ".JSON", "image": "jpg;png", ".bin": "bin"}
+    named = wids.ShardListDataset(dataset._collection.place, transformations=[], fields=named)
+    expected = dataset.find_rows("has_txt or has_json").tolist()
+    assert named.find_rows("has_words or has_meta").tolist() == expected
+    assert named.find_rows("has_bin and has_txt").tolist() == dataset.find_rows("has_txt").tolist()
+    assert (
+        named.select(range(9)).find_rows("has_meta").tolist() == dataset.select(range(9)).find_rows("has_json").tolist()
+    )
+    assert not caplog.messages
+    assert named.find_rows("has_image or has_words").tolist() == dataset.find_rows("has_txt").tolist()
+    assert caplog.messages[0].startswith(
+        "no sample has a field for has_image: false for all; the fields of the samples"
+    )
+    twice = wids.ShardListDataset(dataset._collection.place, fields={"a.b": "txt", "a_b": "cls"})
+    with pytest.raises(InputError, match=r"a\.b and a_b would both be has_a_b"):
+        twice.where("has_a_b")
+
+
+def test_columns_that_are_not_there(dataset):
+    """Are named, with the one that was meant and all that there are, wherever a program names one."""
+    table = pa.table({"index": list(range(len(ROWS))), "length": list(range(len(ROWS)))})
+    dataset = dataset.with_table(table, on="index")
+    told = r"there is no column 'lenght' \(did you mean 'length'\?\); (in: .*; )?the columns (of samples )?are index, "
+    sampler = wids.ChunkedSampler(dataset)
+    for ask in (
+        lambda: dataset.read_column("lenght"),
+        lambda: dataset.find_rows("lenght > 3"),
+        lambda: dataset.query("select lenght from samples"),
+        lambda: dataset.query("select samples.lenght from samples"),
+        lambda: wids.ChunkedSampler(dataset, weights="lenght"),
+        lambda: wids.BucketBatchSampler(sampler, lengths="lenght", max_tokens=30),
+        lambda: wids.BucketBatchSampler(sampler, buckets="lenght", batch_size=3),
+    ):
+        with pytest.raises((InputError, QueryError), match=told):
+            ask()
+    with pytest.raises(InputError, match=r"there is no column 3; the columns are index"):
+        dataset.read_column(3)
+    with pytest.raises(QueryError, match="there is no column 'red'; a text has single quotes: 'red'"):
+        dataset.where('key = "red"')
 
 
 def test_with_tables_of_the_users(dataset):
@@ -140,8 +211,7 @@ def test_samples_that_are_grouped_otherwise(tmp_path):
     rows = [{"url": "s.tar", "nsamples": 5}]
     dataset = wids.ShardListDataset(write_json(index, {"wids_version": 1, "shardlist": rows}), key_rule="last-dot")
     assert [dataset.keys[int(i)] for i in dataset.find_rows("has_jpg")] == ["a.left-eye", "b.left-eye"]
-    with pytest.raises(QueryError, match="has_seg_png"):
-        dataset.where("has_seg_png")
+    assert not len(dataset.where("has_seg_png"))
 
 
 def test_more_fields_than_a_file_has_sizes_of(tmp_path):

@@ -46,7 +46,7 @@ def keep_matching(
         QueryError: a predicate is invalid, or has an unknown name.
         WidsError: a sample cannot be inspected, and is not to be skipped; or no sample matches.
     """
-    named = frozenset[str]().union(*map(sql.names_in, predicates))
+    named = frozenset[str]().union(*(sql.names_in(predicate).names for predicate in predicates))
     count, own = len(listing.items), listing.columns() if listing.columns else None
     own_names = () if own is None else sql.names_of(own)
     looked = _Looked(named, own_names)
