@@ -99,7 +99,11 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     read_bytes: int = 0
 
     def warn(self, words: str) -> None:
-        """Log a warning, and keep it: a command shows no log lines in its bar."""
+        """Log a warning, and keep it: a command shows no log lines in its bar.
+
+        Args:
+            words: of the warning.
+        """
         self.warnings.append(words)
         logger.warning("%s", words)
 

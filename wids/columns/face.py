@@ -78,7 +78,8 @@ class WithColumns:
             name: of the column.
 
         Raises:
-            InputError: there is no such column; the message lists all. QueryError, ColumnsError, DependencyError: see `query`.
+            InputError: there is no such column; the message lists all. QueryError, ColumnsError, DependencyError: see
+                `query`.
         """
         return self._columns.read(self._collection, name)
 
