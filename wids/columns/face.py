@@ -36,8 +36,8 @@ class WithColumns:
         the columns of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least
         ``index`` (int64). If the statement names ``has_jpg`` (bool), or without the file ``jpg_bytes``, ``bytes``,
         ``key``, ``shard`` or ``row``, their values come from member tables (`wids.columns.members`); no shard is
-        downloaded. ``has_jpg`` of a field that no sample has is false for all, with a warning. The SQL is DuckDB's. It can read no other file, no network and no variable of the program, and
-        writes nothing.
+        downloaded. ``has_jpg`` of a field that no sample has is false for all, with a warning. The SQL is DuckDB's. It
+        can read no other file, no network and no variable of the program, and writes nothing.
 
         Args:
             sql: the statement.
