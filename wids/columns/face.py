@@ -109,7 +109,10 @@ class WithColumns:
         transformations. Joined columns are stored in a temporary file ($TMPDIR) of this process; its workers map it.
 
         Args:
-            table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
+            table: path or URL of a Parquet file or of JSON lines (``.jsonl``, ``.jsonl.gz``), or of a folder or pattern
+                of such parts; a ``pyarrow.Table``, a pandas ``DataFrame``, or whatever has ``__arrow_c_stream__`` (a
+                frame of polars, a relation of DuckDB, a ``RecordBatchReader``); or a dict of arrays, where one of
+                shape (n, d) is a column of vectors.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
                 (integers) is their ``__index__``; in a view, it counts the view's samples, as in `query`.
             columns: which of its columns; default: all but ``key`` and ``index``.

@@ -309,14 +309,17 @@ def check_contents(table: TableFile, shards: ShardList) -> None:
         raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path)
 
 
-def fetch_table(place: str, *, cache_dir: str | None, session: Session, samples: int | None = None) -> str:
-    """The local path of a Parquet file; a remote one is downloaded into the cache directory, once for each version.
+def fetch_table(
+    place: str, *, cache_dir: str | None, session: Session, samples: int | None = None, is_parquet: bool = True
+) -> str:
+    """The local path of a table; a remote one is downloaded into the cache directory, once for each version.
 
     Args:
         place: its URL or path.
         cache_dir: see `wids.ShardListDataset`.
         session: opens URLs.
         samples: number of rows of a remote one, which limits its length; None: the free disk space is the limit.
+        is_parquet: it has to be Parquet.
 
     Raises:
         ColumnsError: it does not exist. FetchError, CacheError: it cannot be downloaded, or stored.
@@ -332,6 +335,8 @@ def fetch_table(place: str, *, cache_dir: str | None, session: Session, samples:
 
     def download(path: str, _: int) -> None:
         def check() -> None:
+            if not is_parquet:
+                return
             try:
                 import_parquet().ParquetFile(path).close()
             except (import_arrow().ArrowException, OSError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,11 +16,13 @@ import msgspec
 import numpy as np
 
 from wids.columns import mapped
+from wids.columns.given import open_given
 from wids.columns.packages import import_arrow, import_parquet
-from wids.columns.spec import check_names
+from wids.columns.spec import check_names, nearest
 from wids.columns.sql import SampleTable, run_join
 from wids.errors import ColumnsError, InputError, shown
 from wids.events import logger
+from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +36,19 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A table, and how it is joined.
 
     Attributes:
-        table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
+        table: see `wids.columns.given`.
         on: ``"key"`` or ``"index"``: a column of the table, matched with the samples' key or index (a view: its own).
         columns: which columns of it; None: all but key and index.
         missing: for samples without a row in the table: null, or an error.
+        cache_dir, session: for remote files.
     """
 
     table: Any
     on: On
     columns: Sequence[str] | None
     missing: Missing
+    cache_dir: str | None = None
+    session: Session = PLAIN
 
 
 def join_table(
@@ -137,10 +141,8 @@ class _JoinedTable:
     """
 
     def __init__(self, request: JoinRequest) -> None:
-        self._source = source = _open(request.table)
-        is_file = hasattr(source, "schema_arrow")
-        there = source.schema_arrow.names if is_file else source.column_names
-        self.nrows: int = source.metadata.num_rows if is_file else source.num_rows
+        self._source = source = open_given(request.table, cache_dir=request.cache_dir, session=request.session)
+        there, self.nrows = source.names, source.nrows
         if request.columns is None:
             self.names = [name for name in there if name not in ("key", "index")]
         else:
@@ -148,15 +150,15 @@ class _JoinedTable:
         for name in (request.on, *self.names):
             if there.count(name) != 1:
                 found = "no column" if name not in there else "several columns"
-                raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
+                near = nearest(name, there) if name not in there else ""
+                raise InputError(f"the table has {found} {name!r}{near}; it has {', '.join(there)}")
         if not self.names:
             raise InputError(f"no column is to be joined; the table has {', '.join(there)}")
         check_names(self.names)
 
     def close(self) -> None:
         """Close the file, if it is one."""
-        if hasattr(self._source, "schema_arrow"):
-            self._source.close()
+        self._source.close()
 
     def read(self, names: Sequence[str]) -> Any:
         """An Arrow table of some columns.
@@ -166,10 +168,7 @@ class _JoinedTable:
         """
         pa = import_arrow()
         try:
-            table = self._source
-            if hasattr(table, "schema_arrow"):
-                table = table.read(columns=list(names))
-            table = table.select(list(names))
+            table = self._source.read(list(names)).select(list(names))
         except (OSError, pa.ArrowException) as error:
             raise ColumnsError(f"the table is damaged, or no Parquet that can be read ({error})") from error
         try:
@@ -177,23 +176,6 @@ class _JoinedTable:
         except pa.ArrowException as error:  # texts that are no UTF-8, say
             raise ColumnsError(f"the table has values that are none of its types ({error})") from error
         return table
-
-
-def _open(table: Any) -> Any:
-    """An open Parquet file, or an Arrow table."""
-    pa = import_arrow()
-    if isinstance(table, pa.Table):
-        return table
-    try:
-        if isinstance(table, (str, os.PathLike)):
-            return import_parquet().ParquetFile(os.fspath(table), page_checksum_verification=True)
-        return pa.Table.from_pandas(table, preserve_index=False)
-    except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
-        if isinstance(table, (str, os.PathLike)):
-            raise ColumnsError(f"{table}: is no Parquet that can be read ({error})", path=os.fspath(table)) from error
-        raise InputError(
-            f"table is a {type(table).__name__} ({error}); give a Parquet file, a pyarrow.Table or a DataFrame"
-        ) from error
 
 
 def _find_rows(

@@ -26,7 +26,16 @@ def import_parquet() -> Any:
     Raises:
         DependencyError: pyarrow is not installed.
     """
-    return _import("pyarrow.parquet", "columns take")
+    return import_part("pyarrow.parquet")
+
+
+def import_part(name: str) -> Any:
+    """A module of pyarrow, such as ``pyarrow.dataset``.
+
+    Raises:
+        DependencyError: pyarrow is not installed.
+    """
+    return _import(name, "columns take")
 
 
 def import_duckdb() -> Any:

@@ -287,10 +287,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = self.own_path(collection)
         source = sql.SampleTable(samples=collection.whole_length, path=path, chosen=collection.whole_indices())
-        if isinstance(request.table, (str, os.PathLike)):
-            place = os.fspath(request.table)
-            local = fetch_table(place, cache_dir=self.cache_dir, session=self.session)
-            request = msgspec.structs.replace(request, table=local)
+        request = msgspec.structs.replace(request, cache_dir=self.cache_dir, session=self.session)
         keys = None if path is not None else _keys_of(collection)
         table = self._check_whole(join.join_table(request, source, keys), collection)
         check_names([*self.names(collection), *table.names])

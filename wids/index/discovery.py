@@ -321,12 +321,13 @@ def _remote_names(pattern: str, session: Session) -> list[str] | None:
 
 
 def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> list[str]:
-    """The files below a remote prefix whose last parts are wanted, in natural order.
+    """The files below a remote prefix, or of a pattern, whose last parts are wanted, in natural order.
 
     Raises:
         FetchError: it cannot be listed.
     """
-    found = [name for name in _list(url, "prefix", session) if is_wanted(Place(name).name)]
+    kind = "prefix" if _GLOB.isdisjoint(url) else "pattern"
+    found = [name for name in _list(url, kind, session) if is_wanted(Place(name).name)]
     return sorted(found, key=urls.natural_key)
 
 

@@ -3,17 +3,21 @@
 import copy
 import datetime as dt
 import gc
+import gzip
+import json
 import os
 import pickle
 import random
 import shutil
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 import wids
@@ -59,12 +63,47 @@ def scores_of(numbers):
     )
 
 
+class Stream:
+    """What polars, DuckDB and others have: rows as a stream of Arrow batches."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def write_lines(table, path):
+    """The rows of a table as lines of JSON."""
+    open_ = gzip.open if str(path).endswith(".gz") else open
+    with open_(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+    return path
+
+
+def write_parts(table, directory, count=3):
+    """The rows of a table in several Parquet files of a folder, beside what other tools leave there."""
+    os.makedirs(directory / "more", exist_ok=True)
+    rows = -(-len(table) // count)
+    for k in range(count):
+        name = f"part-{k}.parquet" if k else "more/part-0.parquet"
+        pq.write_table(table.slice(k * rows, rows), directory / name)
+    (directory / "_SUCCESS").write_bytes(b"")
+    (directory / ".part.parquet").write_bytes(b"hidden")
+    return directory
+
+
 def forms(table, tmp_path):
-    """The same table as an object, a frame, in several pieces, with a dictionary, and as files."""
+    """The same table as an object, a frame, in several pieces, with a dictionary, as a stream, and as files."""
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=3)
     coded = table.set_column(1, "key", table["key"].dictionary_encode())
     yield from (table, table.to_pandas(), pa.concat_tables([table.slice(0, 5), table.slice(5)]), coded)
     yield from (str(tmp_path / "t.parquet"), tmp_path / "t.parquet")
+    yield from (Stream(table), table.combine_chunks().to_batches()[0], table.to_reader(max_chunksize=4))
+    yield from (table.to_pydict(), {name: np.array(values) for name, values in table.to_pydict().items()})
+    yield from (write_lines(table, tmp_path / "t.jsonl"), str(write_lines(table, tmp_path / "t.ndjson.gz")))
+    parts = write_parts(table, tmp_path / "parts")
+    yield from (parts, f"{parts}/", f"{parts}/**/*.parquet")
 
 
 @pytest.mark.parametrize("on", ["key", "index"])
@@ -87,6 +126,54 @@ def test_joined_columns(dataset, tmp_path, on, monkeypatch):
         assert [sample["name"] for sample in joined.__getitems__(order)] == [expected[g] for g in order]
         assert "score" not in joined[0]
         assert "name" not in dataset[0]
+
+
+def test_parts_in_folders_with_values(dataset, tmp_path):
+    """A folder ``label=3`` is a column; parts may have other types of one kind, and have to have the same columns."""
+    for k in range(3):
+        rows = pa.table(
+            {"index": pa.array([k, 10 + k], [pa.int64(), pa.int32()][k % 2]), "score": [k, 0.5 if k else None]}
+        )
+        os.makedirs(tmp_path / "p" / f"fold={k}")
+        pq.write_table(rows, tmp_path / "p" / f"fold={k}" / "0.parquet")
+    joined = dataset.with_table(tmp_path / "p", on="index", fields=True)
+    found = [(joined[i]["score"], joined[i]["fold"]) for i in (0, 1, 2, 10, 11, 12, 13)]
+    assert found == [(0, 0), (1, 1), (2, 2), (None, 0), (0.5, 1), (0.5, 2), (None, None)]
+    pq.write_table(pa.table({"index": [5], "scores": [1.0]}), tmp_path / "p" / "fold=2" / "1.parquet")
+    with pytest.raises(InputError, match=r"1\.parquet: differs from .*0\.parquet in the column 'score'"):
+        dataset.with_table(tmp_path / "p", on="index")
+
+
+def test_remote_tables(dataset, tmp_path):
+    """Lines of JSON, and parts in a folder of a server that lists it, or of a store, are downloaded."""
+    scores = scores_of(range(TOTAL))
+    write_lines(scores, tmp_path / "www.jsonl")
+    write_parts(scores, tmp_path / "www", 2)
+    pq.write_table(scores, tmp_path / "www" / "whole.pq")
+    expected = [f"n{g}" for g in range(TOTAL)]
+    with testing.Server(tmp_path) as server:
+        joined = dataset.with_table(f"{server.url}/www.jsonl", on="key", fields=True)
+        assert [sample["name"] for sample in joined] == expected
+    store = fsspec.filesystem("memory")
+    for k, name in enumerate(("a.parquet", "b.parquet")):
+        pq.write_table(scores.slice(k * 20, 20 + k * 40), tmp_path / name)
+        store.pipe_file(f"/tables/{name}", (tmp_path / name).read_bytes())
+    for place in ("memory://tables/", "memory://tables/*.parquet"):
+        joined = dataset.with_table(place, on="key", fields=True)
+        assert [sample["name"] for sample in joined] == expected
+    store.pipe_file("/tables/fold=1/c.parquet", b"")
+    with pytest.raises(InputError, match="has partitions"):
+        dataset.with_table("memory://tables/", on="key")
+
+
+def test_arrays_of_a_dict(dataset):
+    """Those of several dimensions are vectors, and tensors are arrays."""
+    vectors = np.arange(TOTAL * 3, dtype=np.float32).reshape(TOTAL, 3)
+    joined = dataset.with_table(
+        {"index": torch.arange(TOTAL), "v": vectors, "w": torch.from_numpy(vectors)}, on="index"
+    )
+    asked = joined.query("select v, w from samples where index = 7").to_pylist()
+    assert asked == [{"v": vectors[7].tolist(), "w": vectors[7].tolist()}]
 
 
 def test_all_columns_and_several_tables(dataset):
@@ -222,10 +309,10 @@ def test_bad_tables(dataset, columns, options, kind, words):
         dataset.with_table(pa.table(columns), **options)
 
 
-@pytest.mark.parametrize("thing", [None, 3, [1], {"key": ["a"]}])
+@pytest.mark.parametrize("thing", [None, 3, [1], {"key": ["a"], "a": [1, 2]}])
 def test_what_is_no_table(dataset, thing):
-    """Lists and numbers are none."""
-    with pytest.raises(InputError, match=r"give a Parquet file, a pyarrow\.Table or a DataFrame"):
+    """Lists and numbers are none, and neither are arrays of different lengths."""
+    with pytest.raises(InputError, match=r"give a Parquet file, a folder .*, a pyarrow\.Table or a DataFrame"):
         dataset.with_table(thing, on="key")
 
 
@@ -308,8 +395,19 @@ def test_what_is_no_file(dataset, index, tmp_path, make):
 
 
 def test_files_that_are_no_tables(dataset, tmp_path):
-    """Missing, empty, cut, or with bytes of something else in it."""
+    """Missing, empty, cut, or with bytes of something else in it; folders and patterns without a file, or with such."""
     path = tmp_path / "t.parquet"
+    for place in (tmp_path / "empty", f"{tmp_path}/*.parquet", "memory://nothing/*.parquet"):
+        os.makedirs(tmp_path / "empty", exist_ok=True)
+        with pytest.raises(ColumnsError, match="there are no Parquet files"):
+            dataset.with_table(place, on="key")
+    (tmp_path / "t.jsonl").write_text('{"key": "a"}\n{"key": \n')
+    with pytest.raises(ColumnsError, match=r"t\.jsonl: is no file of JSON lines that can be read"):
+        dataset.with_table(tmp_path / "t.jsonl", on="key")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "0.parquet").write_bytes(b"PAR1 PAR1")
+    with pytest.raises(ColumnsError, match="bad: is no Parquet that can be read"):
+        dataset.with_table(tmp_path / "bad", on="key")
     with pytest.raises(ColumnsError, match=r"there is no such file$"):
         dataset.with_table(path, on="key")
     pq.write_table(scores_of(range(TOTAL)), path)
