@@ -138,6 +138,31 @@ def strangers_are_entries(process):
     process.patch("wids.cache.directory", "CacheDirectory.inventory", with_strangers)
 
 
+def finalizer_sets_an_event(process):
+    """The thread that fetches ahead waits for an event, which the end of an abandoned iteration sets."""
+    threading = process["wids.cache.prefetch"].threading
+
+    def woken(prefetcher):
+        return vars(prefetcher).setdefault("woken", threading.Event())
+
+    def waiting(before):
+        def wait(self, seconds):
+            woken(self).wait(seconds)
+            woken(self).clear()
+
+        return wait
+
+    def ending(before):
+        def end(self, *, is_finished):
+            before(self, is_finished=is_finished)
+            woken(self).set()
+
+        return end
+
+    process.patch("wids.cache.prefetch", "Prefetcher._wait", waiting)
+    process.patch("wids.cache.prefetch", "Prefetcher.end", ending)
+
+
 # Each with a part of what is then said, and by how many schedules at most.
 FAULTS = [
     (lease_released_early, "is being read, and was evicted", 1000),
@@ -150,6 +175,7 @@ FAULTS = [
     (name_not_locked, "is downloaded by", 1000),
     (requests_not_heard, "nothing went wrong, and yet: CacheFull", 1000),
     (strangers_are_entries, "the user's file", 1000),
+    (finalizer_sets_an_event, "these have not ended", 1000),
 ]
 
 

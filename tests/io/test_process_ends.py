@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.launch import PROGRAMS, environment
+from tests.support.launch import LIMIT_SECONDS, PROGRAMS, environment
 from tests.support.shards import write_json, write_shards
 
 
@@ -21,7 +21,7 @@ def test_what_is_left_open_is_not_told_of(tmp_path, end, code, last):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_SECONDS,  # it imports torch and pandas, perhaps on a busy machine
     )
     told = done.stderr.splitlines()
     assert (done.returncode, told[-1] if told else "") == (code, last), done.stderr

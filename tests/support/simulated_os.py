@@ -1187,10 +1187,11 @@ class _Lock:
 
 
 class _Event:
-    """As `threading.Event`."""
+    """As `threading.Event`, with the lock that it has: what comes in the middle of a wait may not set it."""
 
     def __init__(self, process):
         self._process, self._is_set, self._waiting = process, False, []
+        self._lock = _Lock(process)
 
     def is_set(self):
         """See `threading.Event.is_set`."""
@@ -1198,9 +1199,10 @@ class _Event:
 
     def set(self):
         """See `threading.Event.set`."""
-        if self._process.is_alive:
-            self._is_set = True
-            self._process.machine.wake(self._waiting)
+        with self._lock:
+            if self._process.is_alive:
+                self._is_set = True
+                self._process.machine.wake(self._waiting)
 
     def clear(self):
         """See `threading.Event.clear`."""
@@ -1208,7 +1210,8 @@ class _Event:
 
     def wait(self, timeout=None):
         """See `threading.Event.wait`."""
-        self._process.step("wait")
+        with self._lock:
+            self._process.step("wait")
         if not self._is_set:
             self._process.machine.block(self._waiting, timeout)
         return self._is_set
@@ -1268,7 +1271,8 @@ class _Queue:
     def put(self, item):
         """See `queue.SimpleQueue.put`."""
         self._items.append(item)
-        self._process.machine.wake(self._waiting)
+        if self._process.is_alive:
+            self._process.machine.wake(self._waiting)
 
     def get(self, block=True, timeout=None):
         """See `queue.SimpleQueue.get`."""

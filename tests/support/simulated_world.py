@@ -2,10 +2,10 @@
 
 Some simulated processes read samples through one small cache directory, at random or with downloads ahead; a cleaner
 bounds it, an owner replaces shards at the server, processes are killed at any call or stopped for seconds, the power is
-cut, and calls and requests fail. What holds: the bytes of the directory are within the limit at each call; each sample
-is that of one version of its shard; no shard is evicted while it is read, or downloaded by two at once; everybody ends,
-with samples or a typed error, and without an error where nothing went wrong; the user's own files stay; and a new
-process then finds the shards, and leaves nothing behind.
+cut, and calls and requests fail. What was abandoned is freed in the middle of any call. What holds: the bytes of the
+directory are within the limit at each call; each sample is that of one version of its shard; no shard is evicted while
+it is read, or downloaded by two at once; everybody ends, with samples or a typed error, and without an error where
+nothing went wrong; the user's own files stay; and a new process then finds the shards, and leaves nothing behind.
 
     python -m tests.support.simulated_world --seeds 0..100000      in as many processes as there are processors
     python -m tests.support.simulated_world --seeds 4711 --trace   one, and each call that was made in it
@@ -319,6 +319,7 @@ class World:
             trace=trace,
         )
         self.samples = self.errors = 0
+        self._abandoned = []  # by which process, and what
         self._numbers = itertools.count()
         # --- what this schedule is about
         self.is_calm = choose.random() < 0.25
@@ -456,10 +457,11 @@ class World:
 
         def act():
             self.machine.sleep(begins)
-            dataset, readers = Dataset(self, process, capacity), []
+            readers = []
             if is_ahead:
-                self.read_ahead(process, dataset, random.Random(seed))
+                self.read_ahead(process, Dataset(self, process, capacity), random.Random(seed))
             else:
+                dataset = Dataset(self, process, capacity)
                 for number in range(nthreads):
                     own = random.Random(f"{seed} {number}")
                     each = functools.partial(self.read_at_random, process, dataset, own, count)
@@ -493,13 +495,34 @@ class World:
             for row in choose.sample(range(ROWS), ROWS)
         ]
         most, pause = choose.choice((2, 5, 100)), choose.choice((0.0, 0.002, 0.02))
-        with process["wids.collection.ahead"].Ahead(dataset, order) as indices:
-            for index in itertools.islice(indices, most):
-                for _ in range(3):
-                    if self.has_read(process, dataset, self.shards[index // ROWS], [index % ROWS]):
-                        break
-                self.machine.sleep(pause)
-        dataset.pool.clear()
+        indices = process["wids.collection.ahead"].Ahead(dataset, order)
+        for index in itertools.islice(indices, most):
+            for _ in range(3):
+                if self.has_read(process, dataset, self.shards[index // ROWS], [index % ROWS]):
+                    break
+            self.machine.sleep(pause)
+        if choose.random() < 0.5:
+            indices.close()
+            dataset.pool.clear()
+        else:
+            self.abandon(process, indices, dataset)
+            del indices, dataset
+            self.machine.sleep(0.2)
+
+    def abandon(self, process, *things):
+        """Have things freed as by the collector, in a thread of the process: at some call, or in its next wait."""
+        self._abandoned.append((process, things))
+        collect = functools.partial(self._collect, process)
+        self.machine.faults[self.choose.choice(("wait", "get", "join"))] = collect
+        self.machine.plan(self.machine.calls + 1 + int(self.choose.expovariate(1 / 20)), collect)
+
+    def _collect(self, process):
+        current = self.machine.current.process
+        if current is not process and process.is_alive:  # the collector runs in each process by itself
+            self.machine.plan(self.machine.calls + 1, functools.partial(self._collect, process))
+            return
+        self.machine.note("COLLECTED", process.name)
+        self._abandoned = [each for each in self._abandoned if each[0] is not process]
 
     def has_read(self, process, dataset, letter, rows):
         """Read some samples of a shard, which stays open meanwhile; whether there was no error."""
