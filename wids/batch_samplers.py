@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from wids import __version__
-from wids.errors import InputError, StateError, shown
+from wids.errors import InputError, StateError, a_kind, shown
 from wids.events import logger
 from wids.files.held import holding, release
 from wids.order import cursor
@@ -104,9 +104,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         release(self)
         given: Any = sampler
         if not isinstance(given, ChunkedSampler) or type(given).__iter__ is not ChunkedSampler.__iter__:
-            raise TypeError(
-                f"the sampler is a {type(given).__name__}; give a ChunkedSampler or a DistributedChunkedSampler"
-            )
+            raise TypeError(f"the sampler is {a_kind(given)}; give a ChunkedSampler or a DistributedChunkedSampler")
         self.sampler, self.batch_size = sampler, batch_size
         self._block = None if block is None else parse_int("block", block, minimum=1)
         self._rule = make_rule(
@@ -404,7 +402,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         if batches not in ("mixed", "by-source"):
             raise ValueError(f"batches is {batches!r}; it must be 'mixed' or 'by-source'")
         if mixed_parts(mixture) is None:
-            raise ValueError(f"a {type(mixture).__name__} is no mixture; wids.mix makes one")
+            raise ValueError(f"{a_kind(mixture)} is no mixture; wids.mix makes one")
         self.batch_size = parse_int("batch_size", batch_size, minimum=1)
         run = self.batch_size if batches == "by-source" else 1
         self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)

@@ -617,10 +617,14 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         try:
             for transform in self._transformations:
                 sample = transform(sample)
+            if sample is None:
+                arguments.warn_of_none(transform)
         except StopIteration as error:
             raise note_sample(RuntimeError(STOPPED), given) from error
         except Exception as error:
             note_sample(error, given)
+            if sample is None:
+                arguments.warn_of_none(transform, is_before=True)
             raise
         return sample  # type: ignore[no-any-return]
 

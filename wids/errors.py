@@ -128,6 +128,14 @@ def shown(value: Any) -> str:
     return repr(value[:_MAX_SHOWN]) + (f"... ({rest:,} more)" if rest > 0 else "")
 
 
+def a_kind(value: Any) -> str:
+    """The type of a value, as messages name it: ``"an int"``, ``"a Subset"``, ``"None"``."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' or name in ('ndarray', 'NoneType') else 'a'} {name}"
+
+
 def shorten(text: str, *, most: int = _MAX_SHOWN) -> str:
     """A text of which no more than ``most`` letters stand in a message."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more)"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from wids.errors import InputError, StateError
+from wids.errors import InputError, StateError, a_kind
 from wids.order import cursor
 from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
 from wids.order.validation import check_flag, suggest_names
@@ -606,10 +606,10 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
         InputError: they cannot be; see `resumable`.
     """
     if not isinstance(loader, DataLoader) and not hasattr(loader, _FABRICS_EPOCH):
-        raise InputError(f"the loader is a {type(loader).__name__}; it must be a torch.utils.data.DataLoader")
+        raise InputError(f"the loader is {a_kind(loader)}; it must be a torch.utils.data.DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
-            f"the loader reads a {type(loader.dataset).__name__}, whose order no sampler knows; give the DataLoader a "
+            f"the loader reads {a_kind(loader.dataset)}, whose order no sampler knows; give the DataLoader a "
             "wids.ShardListDataset (or another with len() and [i]) and sampler=wids.DistributedChunkedSampler(dataset)"
         )
     if not getattr(loader, "in_order", True):
@@ -633,7 +633,7 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
     is_counting = callable(state_dict) and "batches" in inspect.signature(state_dict).parameters
     if not is_counting or not callable(getattr(batch_sampler, "load_state_dict", None)):
         raise InputError(
-            f"the loader's batch_sampler is a {type(batch_sampler).__name__}, and which samples its batches have had "
+            f"the loader's batch_sampler is {a_kind(batch_sampler)}, and which samples its batches have had "
             "is not known; it needs state_dict(batches=...) and load_state_dict(state), as wids.MixtureBatchSampler "
             "has them. Or give the DataLoader sampler=wids.DistributedChunkedSampler(dataset) and batch_size="
         )

@@ -11,11 +11,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from wids.codecs.html import show_dataset
+from wids.collection.arguments import warn_of_none
 from wids.collection.shard_collection import to_int
-from wids.errors import note_sample
+from wids.errors import a_kind, note_sample
 from wids.files.lazy import Computed
 from wids.order.layout import Inside, contents, fingerprint, inside_of
 from wids.order.mask import MarkedIndex
@@ -58,6 +59,8 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
         >>> len(mixture), mixture[12]["__dataset__"]
         (18, 'books')
     """
+    if isinstance(sources, (str, bytes, Dataset)) or not isinstance(sources, Iterable):
+        raise TypeError(f"sources is {a_kind(sources)}; give datasets in a dict or a list: wids.mix([web, books])")
     pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
     datasets: dict[str, Any] = {}
     given: dict[str, Any] = {}
@@ -101,9 +104,10 @@ class Mixture(ConcatDataset[Any]):
         for name, dataset in datasets.items():
             is_none = isinstance(dataset, (str, bytes, tuple, Mapping))  # which have len() and [i], too
             if is_none or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                opened = "; ShardListDataset(...) opens an index" if isinstance(dataset, str) else ""
                 raise TypeError(
-                    f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i], or a "
-                    "pair of such and its weight"
+                    f"source {name!r} is {a_kind(dataset)}; it must be a dataset with len() and [i], or a "
+                    f"pair of such and its weight{opened}"
                 )
         if not datasets:
             raise ValueError("a mixture needs one source at least")
@@ -208,6 +212,8 @@ class Mixture(ConcatDataset[Any]):
         except Exception as error:
             note_sample(error, given)
             raise
+        if sample is None and given is not None:
+            warn_of_none(transform)
         return sample
 
 

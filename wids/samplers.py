@@ -24,7 +24,7 @@ from torch.utils.data import Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.collection.ahead import SharedBlocks, prefetch
-from wids.errors import InputError, shown
+from wids.errors import InputError, a_kind, shown
 from wids.events import logger
 from wids.files.held import holding, is_released, release
 from wids.files.lazy import Computed
@@ -230,7 +230,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
     ) -> int:
         if not isinstance(self._samples, MixtureWeights):
-            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")  # noqa: TRY004
+            raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004
         config = self._config()
         if earliest is None or usual is None:
             raise ValueError(
@@ -293,7 +293,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         """
         if not (self.tail == "mask" or self.sample_seeds) or takes_marks(self.dataset):
             return
-        lost = f"and a {type(self.dataset).__name__} is not known to pass the sampler's indices on to one unchanged."
+        lost = f"and {a_kind(self.dataset)} is not known to pass the sampler's indices on to one unchanged."
         advice = "(a dataset that passes them on can set takes_marked_indices = True)"
         if self.tail == "mask":
             raise ValueError(

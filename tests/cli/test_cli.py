@@ -53,6 +53,15 @@ def test_version():
     assert run("--version") == (0, f"wids {wids.__version__}\n", "")
 
 
+@pytest.mark.parametrize("module", ["wids", "wids.cli"])
+def test_as_a_module(module):
+    """`python -m wids` is `wids`, where no script was installed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wids {wids.__version__}\n", "")
+
+
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",)])
 def test_help_lists_the_commands(args):
     """`wids` alone, --help and -h show the same help with every command, and succeed."""

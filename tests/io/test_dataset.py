@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, Subset
 
 import wids
 from tests.support import cache_shards, tars
@@ -39,6 +39,7 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.launch import run_script
 from tests.support.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
+from wids.collection import arguments
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,
@@ -876,6 +877,101 @@ def label_of(sample):
     return sample[".cls"]
 
 
+# --- what is no list of shards, and what is no index
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda dataset: dataset,
+            "shards is a ShardListDataset, not its index: give the index, or",
+        ),
+        (lambda dataset: dataset.select([0]), r"view\.save\('part\.json'\)"),
+        (lambda dataset: wids.mix([dataset]), "shards is a Mixture, and no list of shards"),
+        (
+            lambda dataset: Subset(dataset, [0]),
+            "shards is a Subset, and no list of shards: give the index",
+        ),
+        (DataLoader, "shards is a DataLoader, and no list of shards"),
+        (wids.ChunkedSampler, "shards is a ChunkedSampler, and no list of shards"),
+        (lambda dataset: [dataset], r"shards\[0\] is a ShardListDataset; it must be"),
+        (lambda _: [5], r"shards\[0\] is an int; it must be"),
+        (lambda _: [None], r"shards\[0\] is None; it must be"),
+        (lambda _: [{"__key__": "a", ".txt": b""}], r"shards\[0\]\.url is missing; it is a sample, and no shard"),
+        (lambda _: [{"path": "a.tar"}], r"shards\[0\]\.url is missing; its keys are \['path'\]"),
+        (lambda _: {"shardlist": []}, "shards is a dict; give the index's path, or its list of shards"),
+        (lambda _: 5, "shards is 5; give an index"),
+        (lambda _: None, "shards is None; give an index"),
+        (lambda _: b"a.tar", "shards is b'a.tar'; give an index"),
+        (lambda _: (each for each in [0.5]), r"shards\[0\] is a float; it must be"),
+    ],
+)
+def test_what_is_no_list_of_shards(index, make, words):
+    """The error says what was given, and what would do; no sample is decoded for it."""
+    decoded = []
+    given = make(wids.ShardListDataset(index).add_transform(decoded.append))
+    with pytest.raises(SpecError, match=words):
+        wids.ShardListDataset(given)
+    assert decoded == []
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda dataset: dataset, r"sources is a ShardListDataset; give datasets in a dict or a list: wids\.mix\("),
+        (lambda dataset: Subset(dataset, [0]), "sources is a Subset; give datasets in"),
+        (lambda _: "train.json", "sources is a str; give datasets in"),
+        (lambda _: None, "sources is None; give datasets in"),
+        (lambda _: ["train.json"], r"source '0' is a str; .*ShardListDataset\(\.\.\.\) opens an index"),
+        (lambda dataset: [DataLoader(dataset)], "source '0' is a DataLoader; it must be a dataset"),
+    ],
+)
+def test_what_is_no_list_of_datasets(index, make, words):
+    """Likewise for a mixture."""
+    decoded = []
+    given = make(wids.ShardListDataset(index).add_transform(decoded.append))
+    with pytest.raises(TypeError, match=words):
+        wids.mix(given)
+    assert decoded == []
+
+
+def test_a_typo_in_a_path(index, monkeypatch):
+    """The nearest name is told, of an index and of a shard; nothing is said about an index that is not there."""
+    monkeypatch.chdir(Path(index).parent)
+    (Path(index).parent / "one.tar").touch()
+    name = os.path.basename(index)
+    with pytest.raises(ShardNotFoundError, match=f"does not exist; there is {name}; check"):
+        wids.ShardListDataset(name.upper())
+    with pytest.raises(ShardNotFoundError, match=r"onee\.tar; there is .*one\.tar; check the path") as caught:
+        _ = wids.ShardListDataset([("onee.tar", 1)])[0]
+    assert "check the index" not in str(caught.value)
+
+
+def forgetful(sample):
+    """A transformation whose author forgot to return the sample."""
+    sample[".txt"] = ""
+
+
+def test_a_transformation_that_returns_none(index, caplog):
+    """It is named once, where torch's collation or the next transformation fails with other words."""
+    arguments.warn_of_none.cache_clear()
+    dataset = wids.ShardListDataset(index).add_transform(forgetful)
+    assert [dataset[k] for k in range(3)] == [None] * 3
+    (said,) = caplog.messages
+    assert "the transformation forgetful returned None: it has to return the sample" in said
+    caplog.clear()
+    dataset.add_transform(label_of)
+    with pytest.raises(TypeError):
+        _ = dataset[0]
+    assert "the transformation before label_of returned None" in caplog.text
+    caplog.clear()
+    arguments.warn_of_none.cache_clear()
+    mixture = wids.mix([wids.ShardListDataset(index)]).add_transform(forgetful)
+    assert mixture[0] is None
+    assert "the transformation forgetful returned None" in caplog.text
+
+
 # --- indices that are none
 
 
@@ -886,6 +982,8 @@ def label_of(sample):
         (1.0, "1.0 is not an index: dataset indices are integers, not float"),
         (None, "integers, not NoneType"),
         ("s0-000", r"integers, not str; for a key use dataset\[dataset.keys.index\(key\)\]"),
+        (Image.new("RGB", (1, 1)), r"an Image is not an index: .*a sampler yields indices"),
+        ({"__index__": 7}, "this is a sample, whose index is 7; a sampler yields indices"),
         ([1, 2], r"integers, not list; for several samples use dataset.__getitems__"),
         (np.array([1, 2]), "integers, not ndarray"),
         (torch.tensor(1.5), "integers, not Tensor"),

@@ -50,6 +50,22 @@ def test_a_value_is_shown_on_one_line(value, text):
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5, "an int"),
+        ({}, "a dict"),
+        (None, "None"),
+        (np.zeros(1), "an ndarray"),
+        (b"", "a bytes"),
+        (Path(), "a PosixPath"),
+    ],
+)
+def test_the_kind_of_a_value_has_its_article(value, text):
+    """As it is spoken."""
+    assert errors.a_kind(value) == text
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("https://u:p@h/a.tar?X-Sig=abc: there is nothing", "https://h/a.tar: there is nothing"),

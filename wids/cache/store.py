@@ -122,7 +122,7 @@ class ShardCache:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 # The cache directory was emptied or deleted in the meantime.
-                logger.warning("%s: %s; once more", shard.url, error)
+                logger.warning("%s: %s; trying again", shard.url, error)
         return self._open(shard, path)
 
     def find(self, shard: Shard, path: str) -> CachedShard | Miss:

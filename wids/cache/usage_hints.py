@@ -41,7 +41,7 @@ class Said(msgspec.Struct):
     figures: dict[str, dict[str, float]] = {}
 
 
-_PLANS = JsonParser(Said)
+_PLANS = JsonParser(Said, is_plain=True)
 
 
 # For the plans of this process.

@@ -9,6 +9,7 @@ one place, the docstring of `wids.ShardListDataset`.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import logging
 import math
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from wids.collection import error_log as error_logs
 from wids.collection.shard_collection import lists_shards
 from wids.collection.substitutes import Substitutes
-from wids.errors import InputError, without_secrets
+from wids.errors import InputError, a_kind, without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.files.own_folder import default_cache_dir
 from wids.index.paths import absolute
@@ -160,7 +161,7 @@ def parse_index(*, base: Any, options: Any, storage_options: Any, allow_local: b
     dicts = {"options": (options, "keys of an index"), "storage_options": (storage_options, "as fsspec takes it")}
     for name, (value, words) in dicts.items():
         if value is not None and not isinstance(value, Mapping):
-            raise TypeError(f"{name} is a {type(value).__name__}; it must be a dict, {words}")
+            raise TypeError(f"{name} is {a_kind(value)}; it must be a dict, {words}")
     session = Session(storage_options, allow_pipe=allow_pipe)
     return IndexOptions(base=base, options=options, session=session, allow_local=allow_local)
 
@@ -259,6 +260,18 @@ def _parse_text(size: str, name: str) -> int:
         return parse_size(size)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+@functools.cache  # once for each in a process
+def warn_of_none(transform: Callable[[Any], Any], *, is_before: bool = False) -> None:
+    """Log that a transformation returned None; ``is_before``: the one before this one did."""
+    name = getattr(transform, "__qualname__", type(transform).__name__)
+    logger.warning(
+        "the transformation %s%s returned None: it has to return the sample, also one that it changes in place; the "
+        "default collate of torch refuses None, and dataset.exclude() leaves samples out",
+        "before " if is_before else "",
+        name,
+    )
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from wids.errors import InputError, note_sample, shown
+from wids.errors import InputError, a_kind, note_sample, shown
 from wids.files import forks
 from wids.order.permutation import GENERATORS, GLOBALS, random_words
 
@@ -136,7 +136,7 @@ def _seed_of(sample: Any) -> int:
     try:
         found = sample["__seed__"]
     except (KeyError, TypeError, IndexError):
-        what = "the sample" if isinstance(sample, dict) else f"the argument is a {type(sample).__name__}, and"
+        what = "the sample" if isinstance(sample, dict) else f"the argument is {a_kind(sample)}, and"
         raise note_sample(
             InputError(
                 f"{what} has no __seed__; wids.DistributedChunkedSampler(dataset, sample_seeds=True) gives each sample "

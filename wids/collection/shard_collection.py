@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown
+from wids.errors import ClosedReaderError, CountMismatchError, SpecError, a_kind, shorten, shown
 from wids.events import logger
 from wids.files import page_cache
 from wids.files.own_folder import default_cache_dir
@@ -150,6 +150,8 @@ def load_shards(
     elif hasattr(shards, "read"):
         data = shards.read()
     else:
+        if words := words_of_misuse(shards):
+            raise SpecError(f"shards {words}", path="shards")
         return base, _list(shards, base, options, session), session
     request = IndexRequest(
         place=shards if isinstance(shards, str) else None,
@@ -161,6 +163,18 @@ def load_shards(
     )
     found, narrowed = load_index(request, data)
     return base if base is not None else _own_base(found.header, request.place), found, narrowed
+
+
+def words_of_misuse(shards: Any) -> str:
+    """What is wrong with an argument that has samples where shards belong, by its type; ``""``: it may have shards."""
+    if hasattr(type(shards), "__wids__") and hasattr(shards, "shards"):
+        return (
+            "is a ShardListDataset, not its index: give the index, or dataset.shards; of a view, the file that "
+            "view.save('part.json') writes"
+        )
+    if any(base.__module__.startswith("torch.utils.data") for base in type(shards).__mro__):
+        return f"is {a_kind(shards)}, and no list of shards: give the index, or the shards, of its dataset"
+    return ""
 
 
 def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
@@ -694,11 +708,23 @@ def to_int(index: Any) -> int:
         return int(operator.index(index))  # index() alone would let subclasses of int through
     except TypeError:
         kind = type(index).__name__
-        hint = {
-            "str": "for a key use dataset[dataset.keys.index(key)]",
-            "slice": "for a range use dataset.select(range(lo, hi))",
-        }.get(kind, "for several samples use dataset.__getitems__(indices)")
-        raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
+        shown_index = shown(index) if isinstance(index, (str, bytes, float, list, tuple, slice)) else a_kind(index)
+        raise TypeError(
+            f"{shown_index:.50} is not an index: dataset indices are integers, not {kind}; {_advice_on(index)}"
+        ) from None
+
+
+def _advice_on(index: Any) -> str:
+    """What to do instead of taking this as an index."""
+    if isinstance(index, str):
+        return "for a key use dataset[dataset.keys.index(key)]"
+    if isinstance(index, slice):
+        return "for a range use dataset.select(range(lo, hi))"
+    if isinstance(index, Mapping) and "__index__" in index:
+        return f"this is a sample, whose index is {index['__index__']}; a sampler yields indices"
+    if isinstance(index, (list, tuple)) or (hasattr(index, "tolist") and len(getattr(index, "shape", ()))):
+        return "for several samples use dataset.__getitems__(indices)"
+    return "a sampler yields indices; a function for the values of a sample is given to add_transform"
 
 
 def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session: Session) -> ShardList:

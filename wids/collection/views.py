@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,6 +14,7 @@ from wids.collection import error_log
 from wids.collection.face import WithIndex
 from wids.errors import InputError, shorten, shown
 from wids.events import logger
+from wids.files.nearest import name_nearest
 from wids.index.fingerprint import portable_names
 from wids.index.paths import public_place
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
@@ -20,6 +22,7 @@ from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import save
 from wids.order.permutation import SPLIT, random_words
 from wids.order.validation import suggest_names
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
 
+# Indices as text.
+_SLICE = re.compile(r"-?\d+|(-?\d*(?::-?\d*){1,2})")
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
 # How a step begins that made a part of a split.
@@ -57,7 +62,7 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
     """
     where = ""
     if isinstance(what, (str, os.PathLike)):
-        path = os.fspath(what)
+        path = _local(what)
         if path.endswith(error_log.SUFFIX):
             return np.flatnonzero(_in_log(path, collection))
         what, where = read_samples(path), f"{path}: "
@@ -130,8 +135,18 @@ def read_samples(path: str) -> Any:
             return [line for text in file if (line := text.rstrip("\r\n"))]
     except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
         raise InputError(
-            f"{path}: cannot be read as a file of indices or keys ({error}); keys are given in a list, SQL to where()"
+            f"{path}: cannot be read as a file of indices or keys ({error}){_meant(path, error)}", path=path
         ) from error
+
+
+def _meant(text: str, error: Exception) -> str:
+    """What the text may have been meant as, if there is no such file; the end of a message."""
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    if found := _SLICE.fullmatch(text):
+        words = ", ".join(part or "None" for part in text.split(":"))
+        return f"; a range of samples is select({f'slice({words})' if found[1] else f'[{text}]'})"
+    return name_nearest(text) or "; keys are given in a list, SQL to where()"
 
 
 def split(
@@ -164,7 +179,19 @@ def split(
 
 
 def _of_file(samples: Any) -> str:
-    return f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+    return f" ({_local(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+
+
+def _local(samples: str | os.PathLike[str]) -> str:
+    """The path of a file of samples.
+
+    Raises:
+        InputError: it is a URL of another machine.
+    """
+    place = Place(samples)
+    if not place.is_local and not _SLICE.fullmatch(str(place)):
+        raise InputError(f"{samples}: a list of samples is read from a local file; download it first")
+    return place.path
 
 
 class WithViews(WithIndex):
@@ -277,7 +304,7 @@ class WithViews(WithIndex):
         view = copy.copy(self)
         view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
         if isinstance(samples, (str, os.PathLike)):
-            view._lists = (*self._lists, os.path.abspath(samples))  # noqa: SLF001 - of this class
+            view._lists = (*self._lists, os.path.abspath(_local(samples)))  # noqa: SLF001 - of this class
         return view
 
     def _show(self, selection: Selection, step: str) -> None:

@@ -23,7 +23,7 @@ from wids.collection.shard_collection import count_mismatch
 from wids.columns import kinds
 from wids.columns.packages import import_arrow
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
-from wids.errors import ClosedReaderError, DecodeError, WidsError, shown
+from wids.errors import ClosedReaderError, DecodeError, WidsError, a_kind, shown
 from wids.events import Fetched, RangesRead, TableRead
 from wids.files import tempdirs
 from wids.index.discovery import Found, look_local
@@ -361,7 +361,7 @@ def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extens
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"it is a {type(value).__name__}") from error
+        raise ValueError(f"it is {a_kind(value)}") from error
     return value
 
 

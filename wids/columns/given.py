@@ -17,7 +17,7 @@ import numpy as np
 
 from wids.columns.file import fetch_table
 from wids.columns.packages import import_arrow, import_parquet, import_part
-from wids.errors import ColumnsError, InputError, MissingTableError, shown
+from wids.errors import ColumnsError, InputError, MissingTableError, a_kind, shown
 from wids.index.discovery import list_names
 from wids.transport import urls
 from wids.transport.place import Place
@@ -200,7 +200,7 @@ def _to_arrow(table: Any) -> Any:
             return pa.table(table)
         return pa.Table.from_pandas(table, preserve_index=False)
     except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
-        raise InputError(f"table is a {type(table).__name__} ({error}); give {_FORMS}") from error
+        raise InputError(f"table is {a_kind(table)} ({error}); give {_FORMS}") from error
 
 
 def _to_array(values: Any) -> Any:

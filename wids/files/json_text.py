@@ -36,13 +36,21 @@ class JsonParser(Generic[T]):
         kind: the type, for msgspec; ``object``: any. Of keys that an object has twice, the last holds.
         max_bytes: the longest text.
         is_finite: False: NaN and infinity are numbers, too, as Python's ``json`` writes them.
+        is_plain: no byte order mark, UTF-16, half a surrogate pair or integer of more than 64 bits.
         is_shallow: False: the caller limits how deeply the values are nested, and names the place of one.
     """
 
     def __init__(
-        self, kind: type[T], *, max_bytes: int = MAX_BYTES, is_finite: bool = True, is_shallow: bool = True
+        self,
+        kind: type[T],
+        *,
+        max_bytes: int = MAX_BYTES,
+        is_finite: bool = True,
+        is_plain: bool = False,
+        is_shallow: bool = True,
     ) -> None:
         self._kind, self._max_bytes, self._is_finite, self._is_shallow = kind, max_bytes, is_finite, is_shallow
+        self._is_plain = is_plain
         self._decode: Callable[[Any], T] = msgspec.json.Decoder(kind).decode
 
     def parse(self, text: bytes | memoryview | str) -> T:
@@ -54,7 +62,9 @@ class JsonParser(Generic[T]):
         self._check_length(text)
         try:
             value = self._decode(text)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            if self._is_plain:
+                raise JsonError(_words(error)) from error
             # What msgspec refuses and JSON has: a byte order mark, UTF-16, half a surrogate pair, long integers.
             value = self._convert(self.parse_pairs(text, dict))
         if self._is_shallow:

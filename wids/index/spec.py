@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from wids.errors import JsonError, NotAllowedError, SpecError, shown
+from wids.errors import JsonError, NotAllowedError, SpecError, a_kind, shown
 from wids.events import logger
 from wids.files.json_text import JsonParser
 from wids.index import checks
@@ -128,12 +128,15 @@ def list_shards(
             continue
         if isinstance(item, Mapping):
             raw = dict(item)
+            if "url" not in raw:
+                what = "it is a sample, and no shard" if "__key__" in raw else f"its keys are {shown(list(raw))}"
+                checks.fail(None, f"{path}.url", f"is missing; {what}")
         elif isinstance(item, Sequence) and len(item) == 2 and not isinstance(item, bytes):
             raw = {"url": item[0], "nsamples": item[1]}
         else:
-            what = type(item).__name__ + (f" of {len(item)}" if isinstance(item, Sequence) else "")
+            what = a_kind(item) + (f" of {len(item)}" if isinstance(item, Sequence) else "")
             checks.fail(
-                None, path, f"is a {what}; it must be a dict with url and nsamples, a (url, nsamples) pair, or a path"
+                None, path, f"is {what}; it must be a dict with url and nsamples, a (url, nsamples) pair, or a path"
             )
         for key in KNOWN_KEYS & raw.keys():
             raw[key] = _plain(raw[key])

@@ -21,6 +21,7 @@ from typing import (
 
 import msgspec
 
+from wids.collection.shard_collection import words_of_misuse
 from wids.errors import InputError
 from wids.jobs.progress import check_progress
 from wids.jobs.runner import RunOptions, run_options
@@ -100,6 +101,8 @@ def check_index(index: Any) -> None:
     """
     if isinstance(index, (str, os.PathLike)):
         text_of("index", index)
+    elif words := words_of_misuse(index):
+        raise InputError(f"index {words}")
     elif isinstance(index, (bytes, dict)) or not (isinstance(index, Iterable) or hasattr(index, "read")):
         raise InputError(f"index={index!r:.200}: give an index (a path, a URL or an open file) or a list of shards")
     elif isinstance(index, (list, tuple)) and not index:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import IO, Any
 
-from wids.errors import SpecError
+from wids.errors import SpecError, a_kind
 from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.transport.download import read_bytes
 from wids.transport.place import Place
@@ -59,7 +59,7 @@ def resolve_dsdesc(
 def check_shards(l: list[dict[str, Any]]) -> list[dict[str, Any]]:  # noqa: E741 - the original's parameter
     """The same list, each of whose shards has a ``url`` and ``nsamples``; else `SpecError` names the bad value."""
     if not isinstance(l, list):
-        raise SpecError(f"the shards are a {type(l).__name__}; they must be a list of dicts with url and nsamples")
+        raise SpecError(f"the shards are {a_kind(l)}; they must be a list of dicts with url and nsamples")
     list_shards(l)
     return l
 

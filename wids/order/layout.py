@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from wids.errors import InputError
+from wids.errors import InputError, a_kind
 from wids.order.validation import shard_ends
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
         return np.concatenate([read_column(part, column, of=of) for part in joined])
     if (part := part_of(dataset)) is not None:
         return read_column(part[0], column, of=of)[to_array(part[1])]
-    raise InputError(f"{of} is {column!r}, and a {type(dataset).__name__} has no columns; give an array")
+    raise InputError(f"{of} is {column!r}, and {a_kind(dataset)} has no columns; give an array")
 
 
 def digest(*parts: bytes) -> str:

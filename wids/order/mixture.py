@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.errors import StateError
+from wids.errors import StateError, a_kind
 from wids.order.epoch import Plan, Stream
 from wids.order.layout import ShardCounts, inside_of, layout, read_column
 from wids.order.mask import seeds_of
@@ -617,7 +617,7 @@ def choose_samples(
 def _describe(dataset: Any) -> str:
     if isinstance(dataset, ShardCounts):
         return "the index has no sub-datasets with weights"
-    return f"a {type(dataset).__name__} is no mixture"
+    return f"{a_kind(dataset)} is no mixture"
 
 
 def sampler_config(

@@ -19,6 +19,7 @@ from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNo
 from wids.events import logger
 from wids.files import system
 from wids.files.lazy import Lazy
+from wids.files.nearest import name_nearest
 from wids.files.open_file import OpenFile
 from wids.policy.access import Access, can_range, choose, reads_ranges
 from wids.readers.base import announce
@@ -138,7 +139,9 @@ def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
         file, facts = OpenFile.open(path)
     except FileNotFoundError as error:
         raise ShardNotFoundError(
-            f"{shard.url}: there is no file {path}; check the index's URLs and its base", url=shard.url
+            f"{shard.url}: there is no file {path}{name_nearest(path)}; check the path, or URLs and base of the index "
+            "if it comes from one",
+            url=shard.url,
         ) from error
     except OSError as error:
         raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
@@ -171,7 +174,7 @@ class InPlaceProvider:
         except (FetchDeniedError, ShardError) as error:
             if not system.is_stale(error.__cause__):
                 raise
-            logger.warning("%s; once more", error)
+            logger.warning("%s; it is opened again", error)
         return self._open_at(shard, path)
 
     def _open_at(self, shard: Shard, path: str) -> Reader:

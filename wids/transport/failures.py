@@ -31,6 +31,7 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
+from wids.files.nearest import name_nearest
 from wids.transport.place import Place
 
 # Damage that persists is a fault of the server or the index, not of the network: one more try, then an error.
@@ -198,9 +199,10 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
+        place = Place(url)
+        near = name_nearest(place.path) if place.is_local else _likely_cause(url, status)
         return ShardNotFoundError(
-            f"{url}: does not exist{_likely_cause(url, status)}; check the URL or path, and the base of the "
-            "index if it comes from one",
+            f"{url}: does not exist{near}; check the URL or path, and the base of the index if it comes from one",
             url=url,
         )
     if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:

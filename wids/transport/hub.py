@@ -41,8 +41,8 @@ from wids.errors import (
     UnreachableError,
     shown,
 )
-from wids.files import forks, json_text, system
-from wids.files.json_text import JsonParser
+from wids.files import forks, system
+from wids.files.json_text import TOLERANT, JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFile, SharedFiles
 from wids.transport import filesystems, retrying
@@ -879,6 +879,6 @@ def _digest(*words: str) -> str:
 
 def _parse_json(body: bytes, url: str) -> Any:
     try:
-        return json_text.parse(body)
+        return TOLERANT.parse(body)
     except JsonError as error:
         raise FetchError(f"{url}: the Hub's answer is not JSON ({error})", url=url) from error

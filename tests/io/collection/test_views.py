@@ -224,6 +224,32 @@ def test_exclude_takes_files(dataset, tmp_path, caplog):
     for name in ("bad.npy", "missing.txt"):
         with pytest.raises(InputError, match=name):
             dataset.exclude(tmp_path / name)
+    with open(tmp_path / "huge.npy", "wb") as file:  # which claims 256 TiB
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (1 << 45,)})
+        file.write(bytes(80))
+    with pytest.raises(InputError, match="huge"):
+        dataset.exclude(tmp_path / "huge.npy")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0:100", r"a range of samples is select\(slice\(0, 100\)\)"),
+        (":-5", r"select\(slice\(None, -5\)\)"),
+        ("::2", r"select\(slice\(None, None, 2\)\)"),
+        ("3", r"select\(\[3\]\)"),
+        ("width >= 512", r"SQL to where\(\)"),
+        ("opted_out.txt", r"; there is .*/opted-out\.txt"),
+        ("https://h/out.txt", "a list of samples is read from a local file; download it first"),
+    ],
+)
+def test_what_is_no_file_of_samples(dataset, tmp_path, monkeypatch, text, words):
+    """The error says what it may have been meant as."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opted-out.txt").write_text("s0-001")
+    for choose in (dataset.select, dataset.exclude):
+        with pytest.raises(InputError, match=words):
+            choose(str(tmp_path / text) if text.startswith("opted") else text)
 
 
 def test_split_by_key_is_not_moved_by_new_shards(tmp_path):

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
+import wids
 from tests.support.shards import write_shards
 from wids import jobs
 from wids.columns.spec import ColumnRule
@@ -242,6 +244,14 @@ REFUSED = [
     (lambda: jobs.parse_spec(jsons=""), "jsons='': give"),
     (lambda: jobs.parse_spec(texts=[3]), "texts=3: give"),
     (lambda: jobs.parse_spec(missing="baz"), "missing='baz': give 'error' or 'null'"),
+    (
+        lambda: jobs.verify(wids.ShardListDataset([("a.tar", 1)])),
+        "index is a ShardListDataset, not its index",
+    ),
+    (
+        lambda: jobs.verify(DataLoader([1])),
+        "index is a DataLoader, and no list of shards",
+    ),
     # create_tables
     (lambda: jobs.create_tables(4), "place=4: give"),
     (lambda: jobs.create_tables(INDEX, 4), "output=4: give"),

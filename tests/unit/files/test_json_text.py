@@ -97,6 +97,15 @@ def test_bytes_that_are_no_utf_8(text):
         parse(text)
 
 
+def test_plain_texts():
+    """What only Python's json reads is refused, for those who hand the texts on."""
+    plain = JsonParser(Row, is_plain=True)
+    assert plain.parse(b'{"name": "a"}') == Row("a")
+    for text in (b'{"name": "\\ud800"}', b'\xef\xbb\xbf{"name": "a"}', b"{" * 5000):
+        with pytest.raises(JsonError):
+            plain.parse(text)
+
+
 def test_numbers_that_are_none():
     """Python's json writes NaN into files of people and other programs, and it is read there."""
     assert math.isnan(TOLERANT.parse("[NaN]")[0])

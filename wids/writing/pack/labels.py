@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, SampleError, shorten, shown
+from wids.errors import InputError, SampleError, a_kind, shorten, shown
 from wids.files.json_text import TOLERANT
 from wids.tables.keys import encode_name
 from wids.transport.download import read_bytes
@@ -142,7 +142,7 @@ def parse_label(value: Any, column: str) -> str | Decimal | None:
         return None
     if isinstance(value, (int, float, Decimal)):  # a bool is 0 or 1
         return Decimal(value)
-    raise SampleError(f"column {column!r} holds a {type(value).__name__}, which is no label")
+    raise SampleError(f"column {column!r} holds {a_kind(value)}, which is no label")
 
 
 def check_alike(names: Iterable[str], where: str) -> None:

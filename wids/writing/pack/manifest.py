@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.codecs.encoders import encode_field
-from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, shorten, shown
+from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, a_kind, shorten, shown
 from wids.files.json_text import TOLERANT, unique
 from wids.index.discovery import find_shards
 from wids.transport.download import read_bytes
@@ -340,7 +340,7 @@ def _text(values: dict[str, Any], column: str, *, allows_numbers: bool = False) 
         raise SampleError(f"column {shown(column)} is empty")
     kinds = (str, int, float) if allows_numbers else (str, int)
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise SampleError(f"column {shown(column)} holds a {type(value).__name__}, and not text")
+        raise SampleError(f"column {shown(column)} holds {a_kind(value)}, and not text")
     return str(value)
 
 
