@@ -174,7 +174,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return sql.SampleTable(
             samples=collection.whole_length,
             path=path,
-            joined=[table.table for table in self.joined],
+            joined=self.joined,
             chosen=collection.whole_indices(),
         )
 

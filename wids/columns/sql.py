@@ -9,12 +9,14 @@ Rules:
 - DuckDB does not verify the checksums of pages. pyarrow reads the columns of a statement in advance, once for each
   version of the file in a process.
 - Only `within` and `REASON_TO_STOP` limit time. DuckDB works in a thread, so that Ctrl-C reaches the caller's thread,
-  which stops it.
+  which stops it. It does not hear it while it makes one value, which may take all memory: text of others is for
+  `RUNNER`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -22,7 +24,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,9 +39,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
+P = ParamSpec("P")
+# Runs the function of this module that is named, with these arguments.
+Runner: TypeAlias = "Callable[[str, tuple[Any, ...], dict[str, Any]], Any]"
 
 # Asked now and then while a query runs: why it should end, in words; "": it should not.
 REASON_TO_STOP: ContextVar[Callable[[], str]] = ContextVar("wids-sql-stop", default=str)
+# Runs all SQL of users, as `wids.columns.apart.SqlProcesses`; None: this process does.
+RUNNER: ContextVar[Runner | None] = ContextVar("wids-sql-runner", default=None)
+# That a query may write to its temporary directory; 0: most of the disk.
+SPILL_BYTES: ContextVar[int] = ContextVar("wids-sql-spill", default=0)
 
 DEFAULT_MEMORY_BYTES = 512 << 20
 _DESCRIBE = "DESCRIBE samples"
@@ -84,13 +93,27 @@ def within(seconds: float) -> Iterator[None]:
         REASON_TO_STOP.reset(before)
 
 
+def _where_asked(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that `RUNNER` runs, if there is one."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> T:
+        runner = RUNNER.get()
+        if runner is None:
+            return function(*args, **options)
+        found: T = runner(function.__name__, args, options)
+        return found
+
+    return run
+
+
 class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
     """The columns that SQL queries.
 
     Attributes:
         samples: number of rows, before a choice.
         path: of the Parquet file with the index's own columns; None: only ``index`` exists.
-        joined: Arrow tables of as many rows; their columns follow.
+        joined: Arrow tables of as many rows, or `MappedTable`s, which other processes map; their columns follow.
         present: more columns, each true where one of some columns is not null: name -> names of these.
         chosen: the rows of a view: int64, ascending; None: all. SQL counts them from 0.
     """
@@ -115,6 +138,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@_where_asked
 def find_rows(
     table: SampleTable, predicate: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -146,6 +170,7 @@ def find_rows(
     return np.unique(found) if (found[1:] <= found[:-1]).any() else found
 
 
+@_where_asked
 def count_nulls(table: SampleTable, predicate: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> int:
     """The number of samples for which a predicate is null, neither true nor false; see `find_rows`."""
 
@@ -170,6 +195,7 @@ def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.
     raise _RefusedError(f"{table.path}: its column index has numbers that no sample has; make it again")
 
 
+@_where_asked
 def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
     """The result of a SELECT over ``samples``, a ``pyarrow.Table``; its rows have no order unless the SELECT sets one.
 
@@ -217,6 +243,7 @@ def _kind_of(statement: Any) -> str:
     return name
 
 
+@_where_asked
 def names_of(table: SampleTable) -> list[str]:
     """The columns of a table, in their order."""
     return _ask(table, _DESCRIBE, _describe)
@@ -234,6 +261,7 @@ class SqlNames(NamedTuple):
     own: frozenset[str]
 
 
+@_where_asked
 def names_in(text: str, *, is_query: bool = False) -> SqlNames:
     """The names in a predicate.
 
@@ -420,9 +448,15 @@ def _ask(
             return _run_apart(ask, stop)
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
             story = _explain(" ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS], sql, names)
-            asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            raise QueryError(f"{story}; in: {asked}; the columns of samples are {there}", found=sql) from error
+            raise QueryError(
+                f"{story}; in: {shorten_sql(sql)}; the columns of samples are {there}", found=sql
+            ) from error
+
+
+def shorten_sql(text: str) -> str:
+    """SQL for a message."""
+    return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]} ..."
 
 
 def _explain(story: str, sql: str, names: Sequence[str]) -> str:
@@ -444,6 +478,7 @@ def _settings(memory_bytes: int, scratch: str) -> dict[str, Any]:
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "allow_community_extensions": False,
+        **({"max_temp_directory_size": f"{spill >> 10}KiB"} if (spill := SPILL_BYTES.get()) else {}),
     }
 
 
@@ -509,7 +544,7 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
         allowed = "'" + path.replace("'", "''") + "'"
         parts = [f"read_parquet({allowed}, hive_partitioning = false)"]
     for k, joined in enumerate(table.joined):
-        connection.register(f"joined_{k}", joined)
+        connection.register(f"joined_{k}", getattr(joined, "table", joined))
         parts.append(f"joined_{k}")
     more = "".join(
         f", ({' OR '.join(f'{_quoted(column)} IS NOT NULL' for column in columns) or 'false'}) AS {_quoted(name)}"

@@ -199,7 +199,7 @@ class Schedules:
                 if column not in there:
                     advice = f"there are {', '.join(there)}" if there else "wids columns create makes columns"
                     raise SettingsError(f"there is no column {shown(column)}; {advice}", name)
-                found = self._served.dataset.read_column(column)
+                found = self._served.rows.ask(lambda: self._served.dataset.read_column(column))
             except WidsError as error:
                 raise SettingsError(str(error), name) from error
             with self._lock:

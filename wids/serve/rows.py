@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from starlette.routing import Route
 
+from wids.columns.apart import SqlProcesses
 from wids.columns.kinds import writable
 from wids.columns.plain import rows_of, to_plain
 from wids.columns.sql import within
@@ -75,6 +76,7 @@ class ServedRows:
         self._asked: dict[Any, Future[Any]] = {}
         self._queries = threading.BoundedSemaphore(_QUERIES)
         self._pool = ThreadPoolExecutor(_THREADS, "wids-serve-tables")
+        self._processes = SqlProcesses()
 
     # --- which samples
 
@@ -105,14 +107,14 @@ class ServedRows:
         return found
 
     def ask(self, query: Callable[[], Any]) -> Any:
-        """What a query of the columns gives; two run at a time, each for a minute at most.
+        """What a query of the columns gives; two run at a time, each for a minute at most, in processes of their own.
 
         Raises:
-            QueryError: no request waits for it any more; see `wids.serve.waiting`.
+            QueryError: it took too long or too much, or no request waits for it any more; see `wids.serve.waiting`.
         """
         acquire(self._queries)
         try:
-            with within(_QUERY_SECONDS):
+            with within(_QUERY_SECONDS), self._processes.running():
                 return query()
         finally:
             self._queries.release()
@@ -245,8 +247,9 @@ class ServedRows:
         return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
 
     def close(self) -> None:
-        """Wait for no more tables."""
+        """Wait for no more tables, and end the queries."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._processes.close()
 
 
 def _facts_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, Any]:

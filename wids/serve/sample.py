@@ -208,7 +208,8 @@ class _Page:
     def _columns(self, index: int) -> dict[str, Any]:
         dataset = self._served.dataset
         try:
-            table = dataset.query(f'select * from samples where "index" = {index:d}')  # noqa: S608 - a number
+            sql = f'select * from samples where "index" = {index:d}'  # noqa: S608 - a number
+            table = self._served.rows.ask(lambda: dataset.query(sql))
         except (ColumnsError, DependencyError):
             return {"columns": []}
         row = table.to_pylist()[:1]

@@ -127,6 +127,11 @@ def test_a_frame(tmp_path, monkeypatch):
 ENDLESS = "row >= 0 and (select count(*) from range(100000000000000) t(n) where n % 7 = 3) > 0"
 
 
+def queries(server):
+    """The processes that run its queries now."""
+    return server._served.rows._processes._busy
+
+
 def begin(server, path):
     """A connection that asks, and does not read."""
     port = int(server.url.rstrip("/").rpartition(":")[2])
@@ -141,19 +146,19 @@ def test_endless_filters(tmp_path, is_same):
     with PageServer(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
         wheres = [ENDLESS if is_same else f"{ENDLESS} or {k} > {k}" for k in range(50)]
         asking = [begin(server, f"/api/rows?where={quote(where)}") for where in wheres]
-        wait_until(lambda: threads_named("wids-sql"))
+        wait_until(lambda: queries(server))
         for connection in asking:
             connection.close()
         assert '"total":' in get(server, "api/rows?where=row<9")
-        wait_until(lambda: not threads_named("wids-sql"))
+        wait_until(lambda: not queries(server))
 
 
 def test_the_end_of_a_server_with_an_endless_filter(tmp_path, caplog):
     """Its query ends with it, and is no error of the program."""
     with PageServer(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
         asking = begin(server, f"/api/rows?where={quote(ENDLESS)}")
-        wait_until(lambda: threads_named("wids-sql"))
-    wait_until(lambda: not threads_named("wids-sql"))
+        wait_until(lambda: queries(server))
+    wait_until(lambda: not queries(server))
     with asking:
         assert asking.recv(100).startswith(b"HTTP/1.1 503 ")
     assert "Traceback" not in caplog.text
