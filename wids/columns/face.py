@@ -73,6 +73,8 @@ class WithColumns:
         """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
 
         Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
+        A joined column of vectors is (n, d), with rows of NaN for missing ones of floats; of vectors of several
+        lengths, or of integers of which some are missing, it is (n,) of arrays and None.
 
         Args:
             name: of the column.
@@ -120,8 +122,8 @@ class WithColumns:
                 ``"error"``. A join by key leaves out rows of the table without a sample; a warning (for a view, a
                 line at INFO) counts them.
             fields: columns to add to the samples, under their names, before the transformations: ``True`` (all of the
-                table), or names. Values are Python values; null is None. Names that samples use themselves
-                (``__key__``, or any that begins with a dot) are not allowed.
+                table), or names. Values are Python values, lists of numbers are arrays; null is None. Names that
+                samples use themselves (``__key__``, or any that begins with a dot) are not allowed.
 
         Raises:
             ColumnsError: the table cannot be read; keys repeat, in it or among the samples; an index is out of range;

@@ -20,6 +20,7 @@ from wids.columns.given import open_given
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import check_names, nearest
 from wids.columns.sql import SampleTable, run_join
+from wids.columns.vectors import mark_half
 from wids.errors import ColumnsError, InputError, shown
 from wids.events import logger
 from wids.transport.session import PLAIN, Session
@@ -274,7 +275,7 @@ def _schema_of(table: Any) -> Any:
     fields = []
     for name, kind in zip(table.column_names, table.schema.types, strict=True):
         try:
-            fields.append((name, _plain_type(kind)))
+            fields.append(mark_half(pa.field(name, _plain_type(kind)), kind))
         except ValueError as error:
             raise InputError(f"the table's column {name!r} is of type {kind}; cast it, or leave it out") from error
     return pa.schema(fields)

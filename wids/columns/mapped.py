@@ -16,12 +16,13 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from wids.columns import vectors
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
 from wids.files import finalizers, forks, tempdirs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 BATCH_BITS = 16
 BATCH_ROWS = 1 << BATCH_BITS
@@ -44,7 +45,7 @@ class MappedTable:
 
     path: str
     table: Any
-    __slots__ = ("__weakref__", "_chunks", "names", "nrows", "path", "table")
+    __slots__ = ("__weakref__", "_kinds", "_readers", "names", "nrows", "path", "table")
 
     def __init__(self, path: str, *, is_owned: bool = False) -> None:
         self.path = path
@@ -66,7 +67,9 @@ class MappedTable:
             ) from error
         self.names: list[str] = self.table.column_names
         self.nrows: int = self.table.num_rows
-        self._chunks: dict[str, list[Any]] = {}
+        kinds = {field.name: vectors.type_of(field) for field in self.table.schema}
+        self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+        self._readers: dict[str, Callable[[int, int], Any]] = {}
 
     def __getstate__(self) -> str:
         return self.path
@@ -79,22 +82,45 @@ class MappedTable:
         return self  # it never changes, and the file goes with it
 
     def value(self, name: str, row: int) -> Any:
-        """One value (0 <= row < nrows) as a Python object; None is null.
+        """One value (0 <= row < nrows) as a Python object, a vector as an array; None is null.
 
         Raises:
             ColumnsError: Python cannot represent the value, for instance a date after the year 9999.
         """
-        chunks = self._chunks.get(name)
-        if chunks is None:
-            chunks = self._chunks[name] = self.table.column(name).chunks
-        value = chunks[row >> BATCH_BITS][row & (BATCH_ROWS - 1)]
+        read = self._readers.get(name) or self._make_reader(name)
         try:
-            return value.as_py()
+            return read(row >> BATCH_BITS, row & (BATCH_ROWS - 1))
         except (ValueError, OverflowError) as error:
+            kind = self.table.schema.field(name).type
             raise ColumnsError(
-                f"the column {name!r} has a value in row {row}, of type {value.type}, that Python has not ({error}); "
+                f"the column {name!r} has a value in row {row}, of type {kind}, that Python has not ({error}); "
                 "leave it out of the fields"
             ) from error
+
+    def _make_reader(self, name: str) -> Callable[[int, int], Any]:
+        """A function of the number of a batch and a row in it."""
+        column, kind = self.table.column(name), self._kinds.get(name)
+        chunks = column.chunks
+        read = self._readers[name] = (
+            (lambda number, row: chunks[number][row].as_py())
+            if kind is None
+            else vectors.VectorReader(column, kind).value
+        )
+        return read
+
+    def read_vectors(self, name: str, rows: Any) -> Any:
+        """A column of vectors as one array; see `wids.columns.vectors.stack`.
+
+        Args:
+            name: of the column, in any case; another one, or one of no vectors, gives None.
+            rows: which rows, int64; None: all.
+        """
+        own = next((each for each in self._kinds if each.casefold() == name.casefold()), None)
+        if own is None:
+            return None
+        column = self.table.column(own)
+        found = column if rows is None else column.take(import_arrow().array(rows))
+        return vectors.stack(found, self._kinds[own])
 
 
 def write_mapped(schema: Any, batches: Iterable[Any]) -> MappedTable:

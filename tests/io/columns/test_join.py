@@ -182,7 +182,7 @@ def test_all_columns_and_several_tables(dataset):
     second = first.with_table(pd.DataFrame({"key": ["k0001"], "emb": [[1.0, 2.0]]}), on="key", fields="emb")
     third = second.with_columns(["caption", "label"])
     sample = third[1]
-    assert (sample["score"], sample["name"], sample["emb"]) == (0.25, "n1", [1.0, 2.0])
+    assert (sample["score"], sample["name"], sample["emb"].tolist()) == (0.25, "n1", [1.0, 2.0])
     assert (sample["caption"], sample["label"], sample[".cls"]) == ("text of 1", 1, 1)
     assert (second[2]["emb"], "emb" in first[2], "caption" in second[2]) == (None, False, False)
     assert third.find_rows("label = 1 and score < 5 and emb is null").tolist() == [6, 11, 16]
@@ -339,12 +339,96 @@ TYPES = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_types(dataset, tmp_path, name):
-    """Values are Python's in samples; SQL has them too, and other columns beside them."""
+    """Values are Python's in samples, and vectors arrays; SQL has them too, and other columns beside them."""
     values, expected = TYPES[name]
     joined = dataset.with_table(pa.table({"index": [1, 2], name: values}), on="index", fields=True)
-    assert (joined[1][name], joined[0][name]) == (expected, None)
+    found = joined[1][name]
+    assert (found.reshape(-1).tolist() if isinstance(found, np.ndarray) else found) == expected
+    assert joined[0][name] is None
     assert joined.find_rows("label = 1").tolist() == [row["index"] for row in ROWS if row["label"] == 1]
     assert joined.query(f'select "{name}" v from samples where index = 1')["v"].to_pylist() == [expected]
+
+
+VECTORS = np.arange(TOTAL * 6).reshape(TOTAL, 6)
+
+
+def lists_of(array, form):
+    """Vectors as an Arrow column: of fixed length, as lists, as tensors."""
+    flat, size = pa.array(array.reshape(-1)), array.shape[1]
+    if form == "fixed":
+        return pa.FixedSizeListArray.from_arrays(flat, size)
+    if form == "tensor":
+        return pa.FixedShapeTensorArray.from_numpy_ndarray(array.reshape(len(array), 2, 3))
+    return pa.ListArray.from_arrays(pa.array(np.arange(0, array.size + 1, size), pa.int32()), flat)
+
+
+@pytest.mark.parametrize(
+    ("form", "kinds"),
+    [
+        ("fixed", ("float16", "float32", "int64", "bool")),
+        ("list", ("float16", "float64", "uint8")),
+        ("tensor", ("float32", "int16")),
+        ("file", ("float16", "float32")),
+    ],
+)
+def test_vectors(dataset, tmp_path, monkeypatch, form, kinds):
+    """Are arrays of their own, of the column's type; a column of them is one array; in views and workers, too."""
+    monkeypatch.setattr(mapped, "BATCH_BITS", 3)
+    monkeypatch.setattr(mapped, "BATCH_ROWS", 8)
+    for kind in kinds:
+        array = VECTORS.astype(kind)
+        table = pa.table({"index": range(TOTAL), "v": lists_of(array, "fixed" if form == "file" else form)})
+        if form == "file":
+            pq.write_table(table, tmp_path / "v.parquet")
+            table = tmp_path / "v.parquet"
+        joined = dataset.with_table(table, on="index", fields=True)
+        expected = array.reshape(TOTAL, 2, 3) if form == "tensor" else array
+        part = range(5, 40, 3)
+        copied = pickle.loads(pickle.dumps(joined))
+        for each, rows in ((joined, range(TOTAL)), (joined.select(part), part), (copied, range(TOTAL))):
+            for found, row in zip(each, rows, strict=True):
+                assert (found["v"].dtype, found["v"].tolist()) == (array.dtype, expected[row].tolist())
+                assert found["v"].flags.writeable
+                assert found["v"].base is None or found["v"].base.size == 6
+            column = each.read_column("V")
+            assert column.dtype == array.dtype
+            np.testing.assert_array_equal(column, expected[list(rows)])
+
+
+@pytest.mark.parametrize("form", ["fixed", "list"])
+def test_vectors_that_are_missing(dataset, form):
+    """Are None in samples; in a column NaN, or None where no number says that. Lists with a null in them stay lists."""
+    there = [row for row in range(TOTAL) if row % 3]
+    halves, numbers = (lists_of(VECTORS[there].astype(kind), form) for kind in ("float16", "int32"))
+    holes = pa.array([[1.5, None]] * len(there))
+    table = pa.table({"index": there, "h": halves, "n": numbers, "holes": holes})
+    joined = dataset.with_table(table, on="index", fields=True)
+    assert [joined[0][name] for name in ("h", "n", "holes")] == [None] * 3
+    one = VECTORS[1].tolist()
+    assert (joined[1]["h"].tolist(), joined[1]["n"].tolist(), joined[1]["holes"]) == (one, one, [1.5, None])
+    column = joined.read_column("h")
+    assert (column.shape, column.dtype, np.isnan(column).all(1).tolist()) == (
+        (TOTAL, 6),
+        np.float16,
+        [row % 3 == 0 for row in range(TOTAL)],
+    )
+    np.testing.assert_array_equal(column[there], VECTORS[there])
+    column = joined.read_column("n")
+    assert (column.shape, column[0], column[1].tolist(), column[1].dtype) == ((TOTAL,), None, one, np.int32)
+    assert joined.read_column("holes")[:2].tolist() == [None, [1.5, None]]
+    assert joined.select(there).read_column("n").shape == (len(there), 6)
+
+
+def test_vectors_of_several_lengths(dataset):
+    """Boxes, tokens: an array for each sample; a column is one of objects."""
+    tokens = [list(range(row % 4)) for row in range(TOTAL)]
+    table = pa.table({"index": range(TOTAL), "t": pa.array(tokens, pa.list_(pa.int16())), "words": [["a"]] * TOTAL})
+    joined = dataset.with_table(table, on="index", fields=True)
+    assert [sample["t"].tolist() for sample in joined] == tokens
+    assert {sample["t"].dtype for sample in joined} == {np.dtype("int16")}
+    column = joined.read_column("t")
+    assert (column.dtype, [each.tolist() for each in column]) == (object, tokens)
+    assert joined[0]["words"] == ["a"]
 
 
 def test_values_that_python_has_not(dataset):
