@@ -157,8 +157,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             ``transformations`` begin with; a sample that has none of a field, or two that differ in case alone, is a
             `wids.errors.SelectionError` (see ``on_error``).
         key_rule: how a member path splits into key and extension: ``"first-dot"`` of the basename, ``"last-dot"``, or a
-            function name -> (key, extension) or None.
-        group: ``"adjacent"``: a sample's members are adjacent; ``"key"``: members anywhere in the shard are merged.
+            function name -> (key, extension) or None; None: as the index says, else ``"first-dot"``.
+        group: ``"adjacent"``: a sample's members are adjacent; ``"key"``: members anywhere in the shard are merged;
+            None: as the index says, else ``"adjacent"``.
         allow_pickle: let decoders unpickle (``.pkl``); that runs any code that the maker of the shard put there.
         max_inflate_bytes: limit of what one compressed member (.gz, .npz) may inflate to when it is decoded.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
@@ -243,8 +244,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         base: str | os.PathLike[str] | None = None,
         options: dict[str, Any] | None = None,
         fields: FieldsArgument = None,
-        key_rule: KeyRule = "first-dot",
-        group: Group = "adjacent",
+        key_rule: KeyRule | None = None,
+        group: Group | None = None,
         allow_pickle: bool = False,
         max_inflate_bytes: int = DEFAULT_INFLATE_BYTES,
         allow_pipe: bool = False,
@@ -269,7 +270,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         reading, self._ahead = arguments.parse_reading(
             cache, access=access, early_reads=early_reads, use_mmap=use_mmap, prefetch=prefetch, lru_size=lru_size
         )
-        grouping, self.fields = arguments.parse_samples(key_rule=key_rule, group=group, fields=fields)
+        self.fields = arguments.parse_samples(key_rule=key_rule, group=group, fields=fields)
         self._decoding = arguments.parse_decoding(allow_pickle=allow_pickle, max_inflate_bytes=max_inflate_bytes)
         index = arguments.parse_index(
             base=base, options=options, storage_options=storage_options, allow_local=allow_local, allow_pipe=allow_pipe
@@ -291,7 +292,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         provider = AutoProvider(
             **cache,
             **reading,
-            **grouping,
+            **found.choose_grouping(rule=key_rule, group=group),
             session=session.with_hooks(hooks),
             is_prefetching=self._tally.is_prefetching,
             checks_counts=on_count_mismatch == "error",
@@ -304,6 +305,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             hooks=hooks,
             on_count_mismatch=on_count_mismatch,
             advice=arguments.advise,
+            hints_at_merged=key_rule is None and "key_rule" not in found.header,
         )
         self._collection.expect_fields(self.fields)
         self._steps = () if found.selection is None else tuple(found.header["made_by"])

@@ -310,6 +310,21 @@ class AlikeKeys(Event, frozen=True, kw_only=True):
     count: int
 
 
+class MergedNames(Event, frozen=True, kw_only=True):
+    """Samples were counted, and two ``fields`` of one look like two samples, whose names have a dot in them."""
+
+    level: ClassVar[int] = logging.WARNING
+    advice: ClassVar[str] = (
+        "a key ends at the first dot of a name; if these are two samples, key_rule='last-dot' takes them apart (wids "
+        "index create --key-rule last-dot), and if they are one, key_rule='first-dot' says so"
+    )
+    is_told_once: ClassVar[bool] = True
+
+    url: str
+    key: str
+    fields: tuple[str, str]
+
+
 class BytesUnread(Event, frozen=True, kw_only=True):
     """A shard goes on behind its end marker, with bytes of no member that no writer pads with; ``size_bytes``: all."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_shards import pack
-from tests.support.cli import PATIENCE_SECONDS, run, run_on_terminal, spawn
+from tests.support.cli import PATIENCE_SECONDS, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import status, whole
 from tests.support.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
@@ -414,3 +414,23 @@ def test_create_uploads(stand_in, monkeypatch):
     assert (told["samples"], told["upload"]["change"], told["upload"]["path"]) == (2, "unchanged", "train.json")
     code, _, err = run_index("create", name, "--upload", "--base", "https://host/data")
     assert (code, "leave --base out" in err) == (2, True)
+
+
+def test_a_key_rule_is_kept_for_all_commands():
+    """A warning names the option; with it, the index has it, and no other command needs to be told."""
+    Path("d").mkdir()
+    Path("d/s.tar").write_bytes(pack([(f"{k}.{q:02d}.txt", b"1") for k in (20, 21) for q in (0, 25, 50)]))
+    code, out, err = run_index("create", "d", "-o", "i.json")
+    assert (code, "1 shard, 2 samples" in out) == (0, True)
+    assert "sample '20' has the fields .00.txt and .25.txt" in err
+    assert "--key-rule last-dot takes them apart" in err
+    code, out, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot")
+    assert (code, err) == (0, "")
+    assert "1 shard, 6 samples" in out
+    assert "key rule last-dot, which the index keeps" in out
+    assert "all is well" in run_ok("verify", "i.json")
+    assert "20.25" in run_ok("ls", "i.json")
+    assert "sample 4: 21.25" in run_ok("show", "i.json", "4")
+    assert "6 samples" in run_index("update", "i.json")[1]
+    code, _, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot", "--upload")
+    assert (code, "groups members in the standard way" in err) == (2, True)

@@ -1744,3 +1744,12 @@ def test_pages_that_were_saved_as_pictures(tmp_path):
     code, _, err = run_pack(tmp_path / "in", "-o", tmp_path / "x-%d.tar", "--no-shuffle")
     assert code == 0
     assert "note: 2 pictures are web pages or JSON by the first bytes, as cat/0.jpg; `wids verify --decode`" in err
+
+
+def test_names_with_dots_that_are_one_sample_are_noted(tmp_path):
+    """Pictures that a number after a dot tells apart become one sample, and the note shows two of them."""
+    put(tmp_path / "h", {"20.00.wav": "x", "20.25.wav": "y", "21.00.wav": "z"})
+    outcome = pack_sources(tmp_path / "h", PackSettings(output=f"{tmp_path}/o/x-%d.tar"), engine=RunOptions(jobs=1))
+    assert outcome.samples == 2
+    [note] = [note for note in outcome.notes if "one sample" in note]
+    assert "20.00.wav and 20.25.wav are one sample, because a key ends at the first dot of a name" in note

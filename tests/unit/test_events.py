@@ -16,6 +16,7 @@ from wids.events import (
     Evicted,
     Fetched,
     Hit,
+    MergedNames,
     NotFetchedAhead,
     Opened,
     PrefetchBegun,
@@ -50,6 +51,7 @@ ALL = [
     RepeatedKeys(url="u", count=2),
     AlikeKeys(url="u", count=2),
     BytesUnread(url="u", size_bytes=1),
+    MergedNames(url="u", key="k", fields=(".0.jpg", ".1.jpg")),
     SampleSubstituted(index=1, by=2, shard="u", row=1, key="k", field=".jpg", cause="c"),
 ]
 
@@ -92,7 +94,7 @@ def test_events_are_logged(event, caplog, monkeypatch):
         shown[name.removesuffix("_bytes")] = f"{shown.pop(name)} B"
     for name, text in shown.items():
         assert f" {name}={text}" in record.getMessage()
-    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, AlikeKeys, BytesUnread], "WARNING")
+    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, AlikeKeys, BytesUnread, MergedNames], "WARNING")
     loud |= dict.fromkeys([Fetched, NotFetchedAhead], "INFO")
     assert record.levelname == loud.get(type(event), "DEBUG")
     assert record.levelname != "WARNING" or record.getMessage().endswith(f"; {event.advice}")

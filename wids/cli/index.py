@@ -25,7 +25,7 @@ from wids.cli.format import (
     shown_path,
     shown_url,
 )
-from wids.cli.options import Json, Overwrite, RunFlags, SessionFlag
+from wids.cli.options import GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
 from wids.cli.plain_help import App
 from wids.cli.progress import job_signals
 from wids.errors import OutputExistsError
@@ -77,6 +77,8 @@ class ScanFlags:
         ),
     ] = False
     is_skipping: _SkipErrors = False
+    rule: RuleFlag = None
+    group: GroupFlag = None
     counts: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,6 +100,8 @@ class ScanFlags:
             has_tables=self.has_tables,
             is_skipping=self.is_skipping,
             is_dropping_missing=is_dropping_missing,
+            rule=self.rule,
+            group=self.group,
             counts=tuple(self.counts or ()),
             session=self.session,
         )
@@ -168,6 +172,11 @@ def create_index(
     """
     if should_upload and base:
         raise typer.BadParameter("--upload writes URLs relative to the repository; leave --base out")
+    if should_upload and {flags.rule, flags.group} - {None, "first-dot", "adjacent"}:
+        raise typer.BadParameter(
+            "--upload is for opening a data set by its name, which groups members in the standard way; publish this "
+            "index yourself, and open its URL"
+        )
     from wids.index.writing import stem_of
     from wids.jobs import index_create
 
@@ -424,6 +433,14 @@ def _warnings(outcome: IndexOutcome) -> Iterator[str]:
     for url, count in outcome.empty.items():
         files = f"; its {count_of(count, 'file')}: names without an extension, or with a dot first" if count else ""
         yield f"{shown_url(url)}: has no sample{files}"
+    if outcome.merged:
+        url, (key, one, other) = next(iter(outcome.merged.items()))
+        more = f" (and of {len(outcome.merged) - 1:,} more shards)" if len(outcome.merged) > 1 else ""
+        yield (
+            f"{shown_url(url)}{more}: sample {printable(repr(key))} has the fields {printable(one)} and "
+            f"{printable(other)}, because a key ends at the first dot of a name; if these are two samples, "
+            "--key-rule last-dot takes them apart, and if they are one, --key-rule first-dot says so"
+        )
     for url, first in outcome.repeated.items():
         yield f"{shown_url(url)}: is the same file as {shown_url(first)}, and comes once"
     if outcome.unused_counts:
@@ -453,6 +470,8 @@ def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None 
             "counts": [f"{count_of(n, 'count')} from {shown_url(source)}" for source, n in outcome.counts.items()],
             "repeated_keys": f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same "
             "shard; where the files of a sample are not adjacent, --group key makes one sample of them",
+            "rule": [f"key rule {outcome.rule}, which the index keeps"] * (outcome.rule != "first-dot"),
+            "group": [f"members grouped by {outcome.group}, which the index keeps"] * (outcome.group != "adjacent"),
             "alike_keys": f"{count_of(outcome.alike_keys, 'sample')} with the name of another one in a second Unicode "
             f"form (NFC, NFD), so that their files are apart; {ONE_FORM}",
             "left_files": f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an "

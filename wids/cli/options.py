@@ -52,6 +52,24 @@ Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Replace a file that is there, also one that no such command wrote."),
 ]
+RuleFlag = Annotated[
+    Literal["first-dot", "last-dot"] | None,
+    typer.Option(
+        "--key-rule",
+        help="The dot of a member's name where its key ends: with last-dot, v1.5.jpg is field .jpg of sample v1.5. "
+        "Default: as the index says, else first-dot.",
+        show_default=False,
+    ),
+]
+GroupFlag = Annotated[
+    Literal["adjacent", "key"] | None,
+    typer.Option(
+        "--group",
+        help="key: members with one key are one sample, wherever they are in the shard. Default: as the index says, "
+        "else adjacent.",
+        show_default=False,
+    ),
+]
 CacheDir = Annotated[
     str,
     typer.Option(

@@ -119,7 +119,7 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
 
     cache_dir = cache_directory(default_cache_dir())
     _, shards, narrowed = load_shards(index, session=flags.session, cache_dir=cache_dir)
-    provider = AutoProvider(cache_dir=cache_dir, session=narrowed)
+    provider = AutoProvider(cache_dir=cache_dir, session=narrowed, **shards.grouping)
     collection = ShardCollection(shards, provider)
     collection.count_unknown()
     columns = beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wids.cli.options import (
+    GroupFlag,
     Index,
     Json,
     Overwrite,
+    RuleFlag,
     RunFlags,
     SessionFlag,
     Shards,
@@ -33,16 +34,6 @@ if TYPE_CHECKING:
 
 # So many problems of one shard are printed one by one.
 _MAX_PRINTED = 10
-
-
-class _Rule(str, Enum):
-    FIRST = "first-dot"
-    LAST = "last-dot"
-
-
-class _Group(str, Enum):
-    ADJACENT = "adjacent"
-    KEY = "key"
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,8 @@ class VerifyFlags:
             help="Compare the keys of so many samples, in 12 bytes of memory each, and count those left.",
         ),
     ] = 10_000_000
-    rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST
-    group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT
+    rule: RuleFlag = None
+    group: GroupFlag = None
     journal: Annotated[
         str | None,
         typer.Option(
@@ -143,8 +134,8 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     settings = jobs.VerifySettings(
         is_quick=flags.is_quick,
         has_digest=not flags.without_digest,
-        rule=flags.rule.value,
-        group=flags.group.value,
+        rule=flags.rule,
+        group=flags.group,
         session=flags.session,
     )
     with job_signals(resumes=flags.journal is not None or find_journal(index, settings) is not None):

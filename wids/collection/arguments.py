@@ -26,10 +26,11 @@ from wids.errors import InputError, a_kind, without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.files.own_folder import default_cache_dir
 from wids.index.paths import absolute
+from wids.index.shardlist import grouping_keys
 from wids.order.validation import check_flag, parse_int
 from wids.readers.provider import parse_access
 from wids.tables.fields import parse_fields
-from wids.tables.table import find_groupings, parse_group, parse_rule
+from wids.tables.table import GroupOptions, check_grouping, find_groupings
 from wids.transport.place import cache_directory
 from wids.transport.session import Session
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from wids.policy.access import AccessMode
     from wids.readers.provider import AutoProvider
     from wids.tables.fields import FieldsArgument
-    from wids.tables.table import Group, KeyRule, MemberTable
+    from wids.tables.table import MemberTable
 
 MAX_ERRORS = 0.001
 
@@ -63,13 +64,6 @@ class ReadOptions(TypedDict):
     access: AccessMode
     early_reads: bool
     use_mmap: bool
-
-
-class GroupOptions(TypedDict):
-    """How members are grouped to samples: parameters of `AutoProvider`."""
-
-    rule: KeyRule
-    group: Group
 
 
 class IndexOptions(TypedDict):
@@ -127,14 +121,14 @@ def parse_reading(
     return options, _parse_prefetch(prefetch)
 
 
-def parse_samples(*, key_rule: Any, group: Any, fields: FieldsArgument) -> tuple[GroupOptions, tuple[str, ...] | None]:
-    """How members become samples, and which of them are read; see `wids.ShardListDataset`.
+def parse_samples(*, key_rule: Any, group: Any, fields: FieldsArgument) -> tuple[str, ...] | None:
+    """Which members are read, and that these are ways to make samples of them; see `wids.ShardListDataset`.
 
     Raises:
         TypeError, ValueError, InputError: one does not fit.
     """
-    parse_rule(key_rule)
-    return GroupOptions(rule=key_rule, group=parse_group(group)), parse_fields(fields)
+    check_grouping(key_rule, group)
+    return parse_fields(fields)
 
 
 def parse_decoding(*, allow_pickle: bool, max_inflate_bytes: Any) -> DecodeOptions:
@@ -323,9 +317,19 @@ def advise(collection: ShardCollection, table: MemberTable, expected: int) -> st
     if collection.on_count_mismatch == "warn":
         return ". There is none to repeat: leave the shard out (dataset.shards = [...])"
     return (
-        f"{_other_grouping(collection.provider, table, expected)}. Write the index again (wids index create); if it is "
-        "not yours to write, on_count_mismatch='warn' repeats such a shard's samples, or leaves out its last ones"
+        f"{_other_grouping(collection.provider, table, expected)}. Write the index again (wids index create"
+        f"{_flags(collection)}); if it is not yours to write, on_count_mismatch='warn' repeats such a shard's samples, "
+        "or leaves out its last ones"
     )
+
+
+def _flags(collection: ShardCollection) -> str:
+    """The options of `wids index create` by which it counts samples as this collection does."""
+    files = collection.provider.files
+    if callable(files.rule):
+        return "; it cannot keep a function as key_rule: give (url, nsamples) pairs of your own count"
+    keys = grouping_keys(GroupOptions(rule=files.rule, group=files.group))
+    return "".join(f" --{key.replace('_', '-')} {value}" for key, value in keys.items())
 
 
 def _other_grouping(provider: AutoProvider, table: MemberTable, nsamples: int) -> str:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, a_kind, shorten, shown
-from wids.events import logger
+from wids.events import MergedNames, emit, logger
 from wids.files import page_cache
 from wids.files.own_folder import default_cache_dir
 from wids.index import compiled
@@ -41,6 +41,7 @@ from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.readers.remote_counts import ShardCount
 from wids.tables.fields import Alternatives
+from wids.tables.table import find_merged
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
@@ -223,6 +224,7 @@ class ShardCollection:
         on_count_mismatch: ``"error"``: `check_count` raises; ``"warn"``: it warns, once for each shard.
         advice: makes the end of the error's message of a mismatch, from this collection, the shard's table and the
             expected count; it travels to workers with the collection.
+        hints_at_merged: emit an event where samples are counted and look like several that a dot in names made one.
 
     Attributes:
         shards: the shard list. lengths: samples of each. ends: where each shard's samples end. urls: of each.
@@ -257,10 +259,12 @@ class ShardCollection:
         hooks: Sequence[Hook] = (),
         on_count_mismatch: OnCountMismatch = "error",
         advice: Callable[[ShardCollection, MemberTable, int], str] | None = None,
+        hints_at_merged: bool = False,
     ) -> None:
         self.provider, self.on_count_mismatch = provider, on_count_mismatch
         self._advice = advice or _advice
         self._miscounted: set[str] = set()  # URLs that were warned of
+        self._hooks, self._hints_at_merged = hooks, hints_at_merged
         self._expected: Sequence[Sequence[str]] = ()
         self.pool = OpenShards(provider, capacity=capacity, find=shards.find, hooks=hooks)
         self.adopt(shards)
@@ -276,6 +280,22 @@ class ShardCollection:
         self.__dict__.update(state)
         self.urls = _unpacked(self.shards.urls)
         self._use(self.shards)
+
+    @property
+    def is_grouped_as_indexed(self) -> bool:
+        """Whether members become samples as the index says, so that tables beside it hold."""
+        files = self.provider.files
+        return {"rule": files.rule, "group": files.group} == self.shards.grouping
+
+    def as_read(self) -> ShardList:
+        """The shards, of an index that says how their members become samples here, as far as one can say it."""
+        files, shards = self.provider.files, self.shards
+        if self.is_grouped_as_indexed:
+            return shards
+        if callable(files.rule):
+            logger.warning("key_rule: a function is not kept in an index; pass it again where this one is opened")
+            return shards
+        return shards.with_header({**shards.header, "key_rule": files.rule, "group": files.group})
 
     def expect_fields(self, fields: Sequence[str] | None) -> None:
         """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?
@@ -359,10 +379,14 @@ class ShardCollection:
         counted = dict(zip(far, self.provider.count([shards[k] for k in far]), strict=True)) if far else {}
         for k in unknown:
             if k in counted:
-                yield k, counted[k]
+                found = counted[k]
             else:
                 table = self._read_table(shards, k, open_remote)
-                yield k, ShardCount(table.nsamples, table.identity.size)
+                found = ShardCount(table.nsamples, table.identity.size, find_merged(table))
+            if found.merged is not None and self._hints_at_merged:
+                self._hints_at_merged = False  # of one shard, which stands for all
+                emit(self._hooks, MergedNames(url=shards.urls[k], key=found.merged[0], fields=found.merged[1:]))
+            yield k, found
         self.pool.misses = misses
 
     def _is_counted_far(self, url: str) -> bool:

@@ -282,7 +282,7 @@ class WithViews(WithIndex):
         inputs = [(place, words) for words, place in files.items() if place is not None]
         inputs += [(path, "a list that this view is made by") for path in self._lists]
         save(
-            collection.shards,
+            collection.as_read(),
             selection,
             os.fspath(path),
             place=collection.place,

@@ -278,6 +278,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             JobError: some cannot be read.
         """
         shards, known = self._shards, self._parts.records
+        grouping = shards.grouping
         places = list(map(absolute, shards.urls))  # now, wherever the program goes meanwhile
         tasks = (
             (
@@ -286,6 +287,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
                     shard=msgspec.structs.replace(shards[k], url=place),
                     spec=self._spec,
                     known=known.get(place),
+                    **grouping,
                     session=session,
                 ),
             )

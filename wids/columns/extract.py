@@ -78,10 +78,12 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         extensions: of the members, in lower case; empty if there are more than the limit of size columns.
         doubled: samples that have a field twice, in upper and in lower case.
         first: the row of its first sample in the last written table.
+        grouping: rule and group by which its members became samples.
     """
 
     url: str
     nsamples: int
+    grouping: tuple[str, str] = ("first-dot", "adjacent")
     size: int | None = None
     mark: str | None = None
     columns: dict[str, ValueFacts] = msgspec.field(default_factory=dict)
@@ -121,11 +123,14 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
         shard: which.
         spec: the rules.
         known: the record of an earlier run; of an unchanged shard, only what it lacks is read.
+        rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
     """
 
     shard: Shard
     spec: ColumnSpec
+    rule: Any = "first-dot"
+    group: Any = "adjacent"
     known: PartFacts | None = None
     session: Session = PLAIN
 
@@ -140,7 +145,9 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     """
     shard = task.shard
     version = look_at(shard.url, task.session)
-    known, rules = task.known, task.spec.rules
+    known, rules, grouping = task.known, task.spec.rules, (task.rule, task.group)
+    if known is not None and known.grouping != grouping:
+        known = None
     is_rest = known is not None and bool(version.mark) and (version.size, version.mark) == known.version()
     if known is not None and is_rest:
         rules = tuple(rule for rule in rules if rule.digest not in known.columns)
@@ -153,6 +160,8 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
             cache_dir=directory,
             session=task.session.with_hooks([tally]),
             access=_choose_access(version.size, shard.nsamples),
+            rule=task.rule,
+            group=task.group,
         )
         samples = _Samples(provider, shard)
         stack.callback(samples.close)
@@ -171,6 +180,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
             nsamples=len(table),
             size=version.size,
             mark=version.mark,
+            grouping=grouping,
             extensions=extensions if len(extensions) <= MAX_SIZES else [],
         )
         data = _pack(table, values, facts)

@@ -162,9 +162,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             ColumnsError: no columns exist, or they are not of these samples.
         """
         if path is None and not (self.joined or has_more):
-            if not collection.provider.files.is_standard:
+            if not collection.is_grouped_as_indexed:
                 raise ColumnsError(
-                    "columns are made of samples as `wids columns create` groups them, and this dataset has a key_rule "
+                    "columns are made of samples as the index says, and this dataset has a key_rule "
                     "or group of its own; if its samples are the same, name the file: with_columns(place=...)"
                 )
             raise ColumnsError(
@@ -345,7 +345,7 @@ def beside(
     place = None
     if collection.shards.selection is not None:
         shards = collection.shards.header.get("view_of", shards)
-    if isinstance(shards, (str, os.PathLike)) and collection.provider.files.is_standard:
+    if isinstance(shards, (str, os.PathLike)) and collection.is_grouped_as_indexed:
         name = os.fspath(shards)
         if isinstance(name, str) and not lists_shards(name):
             place = place_beside(name)

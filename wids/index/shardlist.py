@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 import msgspec
 import numpy as np
 
+from wids.errors import SpecError
+from wids.events import logger
 from wids.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
+from wids.tables.keys import NAMED_RULES
+from wids.tables.table import GROUPS, GroupOptions
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from wids.files.container import Sections
     from wids.index.selection import Selection
+    from wids.tables.table import Group, KeyRule
 
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
@@ -58,6 +63,35 @@ class Row(msgspec.Struct):
     filesize: Count | None = None
     md5sum: str | None = None
     crc32: str | None = None
+
+
+# Part of a grouping -> the top-level key of an index that says it.
+GROUPING_KEYS = {"rule": "key_rule", "group": "group"}
+
+
+def parse_grouping(keys: Mapping[str, Any], place: str | None = None) -> GroupOptions:
+    """How members become samples, by keys of an index; the standard way where it has none.
+
+    Raises:
+        SpecError: it has another value.
+    """
+    rule: Any = keys.get("key_rule") or NAMED_RULES[0]
+    group: Any = keys.get("group") or GROUPS[0]
+    for key, value, known in (("key_rule", rule, NAMED_RULES), ("group", group, GROUPS)):
+        if value not in known:
+            raise SpecError(
+                f"{'' if place is None else f'{place}: '}{key} is {value!r:.200}; it must be {known[0]!r} or "
+                f"{known[1]!r} (options={{{key!r}: None}} ignores it)",
+                path=key,
+                url=place,
+            )
+    return GroupOptions(rule=rule, group=group)
+
+
+def grouping_keys(grouping: GroupOptions) -> dict[str, str]:
+    """The keys by which an index says how members become samples; of the standard way none."""
+    usual = GroupOptions(rule=NAMED_RULES[0], group=GROUPS[0])
+    return {GROUPING_KEYS[name]: value for name, value in grouping.items() if value != usual[name]}  # type: ignore[literal-required, misc]
 
 
 KNOWN_KEYS = frozenset(Row.__struct_fields__)
@@ -178,6 +212,32 @@ class ShardList:
     def with_header(self, header: dict[str, Any]) -> ShardList:
         """The same shards, of an index with other top-level keys."""
         return replace(self, header=header)
+
+    @property
+    def grouping(self) -> GroupOptions:
+        """How members become samples, as the index says: ``key_rule`` and ``group``; the standard way if it does not.
+
+        Raises:
+            SpecError: it says something else.
+        """
+        return parse_grouping(self.header)
+
+    def choose_grouping(self, *, rule: KeyRule | None, group: Group | None) -> GroupOptions:
+        """The grouping that a caller gives, else the index's; a contradiction is a warning.
+
+        Raises:
+            SpecError: see `grouping`.
+        """
+        said, given = self.grouping, {"rule": rule, "group": group}
+        for (name, value), own in zip(given.items(), said.values(), strict=True):
+            key = GROUPING_KEYS[name]
+            if value is not None and key in self.header and value != own:
+                logger.warning(
+                    "%s=%r is given, and the index says %r, by which its samples were counted", key, value, own
+                )
+        return GroupOptions(
+            rule=said["rule"] if rule is None else rule, group=said["group"] if group is None else group
+        )
 
     def select(self, selection: Selection) -> ShardList:
         """The same shards, of which a view has these samples."""

@@ -7,6 +7,8 @@ local index named them (they may get credentials) or a remote index did (they ma
 JSON form (``wids_version`` 1)::
 
     {"wids_version": 1, "name": ..., "info": ..., "base": DIRECTORY,          base, name, info: optional
+     "key_rule": "first-dot" | "last-dot",       how members become samples; the first is the default
+     "group": "adjacent" | "key",                the same
      "member_tables": URL | [URL, ...],          packs of member tables, relative to the index; optional
      "shardlist": [{"url": ..., "nsamples": N, "filesize": BYTES, "md5sum": HEX, "crc32": HEX, ...}, ...],
      "datasets": [{"source_url": URL | "shardlist": [...], "name": ..., "weight": ..., "base": ...}, ...]}
@@ -27,13 +29,23 @@ from wids.errors import JsonError, NotAllowedError, SpecError, a_kind, shown
 from wids.events import logger
 from wids.files.json_text import JsonParser
 from wids.index import checks
-from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList, ShardListBuilder
+from wids.index.shardlist import (
+    GROUPING_KEYS,
+    KNOWN_KEYS,
+    Row,
+    Shard,
+    ShardList,
+    ShardListBuilder,
+    parse_grouping,
+)
 from wids.transport import urls
 from wids.transport.place import Place
 from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from wids.tables.table import GroupOptions
 
     Load = Callable[[str], bytes]
 
@@ -86,6 +98,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
         base: what its relative URLs are relative to.
         keys: what its sub-datasets' shards have, unless something nearer says otherwise.
         packs: of member tables, in the same form.
+        grouping: the keys that say how members become samples, of the text's components around it.
         path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
         chain: the places that led here. depth: components around it.
     """
@@ -97,6 +110,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[str, ...]
     depth: int
     packs: tuple[str, ...] = ()
+    grouping: Mapping[str, str] = {}
 
 
 def list_shards(
@@ -181,7 +195,9 @@ def parse_index(
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
     checks.check_nesting(header, "", place)
     builder = ShardListBuilder()
-    _SpecParser(builder, load, allow_local=allow_local, named=named).read(raw, place, base)
+    parser = _SpecParser(builder, load, allow_local=allow_local, named=named)
+    parser.read(raw, place, base)
+    header |= parser.grouping
     if not len(builder):
         checks.fail(place, "shardlist", "lists no shards")
     shards = builder.build(header)
@@ -302,6 +318,8 @@ class _SpecParser:
         self.shards, self.load, self.allow_local, self.named = shards, load, allow_local, named
         self.sources: dict[str, bytes] = {}
         self.count = 0
+        self.grouping: dict[str, str] = {}
+        self._grouped: tuple[GroupOptions, str] | None = None
         self.misspelt: set[str] = set()
 
     def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
@@ -313,12 +331,15 @@ class _SpecParser:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
             checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
         home = Place(place or "").directory.join(_own_base(index)) if base is None else Place(base)
-        scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0)
+        grouping = {key: raw[key] for key in GROUPING_KEYS.values() if raw.get(key)}
+        scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0, grouping=grouping)
         self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
         """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
         is_guarded = self.is_guarded(scope.place)
+        if component.shardlist:
+            self.note_grouping(raw, scope)
         packs = self.find_packs(component, scope, is_guarded=is_guarded)
         scope = msgspec.structs.replace(scope, packs=packs)
         self.shards.begin_component(keys, packs)
@@ -341,6 +362,26 @@ class _SpecParser:
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
+    def note_grouping(self, raw: dict[str, Any], scope: _Scope) -> None:
+        """Note how the samples of a component's shards are grouped, which is the same for all of a dataset.
+
+        Raises:
+            SpecError: it is another way than that of a component before.
+        """
+        keys = {key: value for key in GROUPING_KEYS.values() if (value := raw.get(key)) is not None}
+        found = parse_grouping({**scope.grouping, **keys}, scope.place)
+        where = scope.path.removesuffix(".") or "the index"
+        if self._grouped is not None and found != self._grouped[0]:
+            before = " and ".join(f"{GROUPING_KEYS[name]} {value!r}" for name, value in self._grouped[0].items())
+            checks.fail(
+                scope.place,
+                f"{scope.path}{next(iter(keys), 'shardlist')}",
+                f"groups members by {' and '.join(map(repr, found.values()))}, and {self._grouped[1]} has {before}; a "
+                "dataset has one way: open both, and mix them (wids.mix)",
+            )
+        self._grouped = found, where
+        self.grouping |= {**scope.grouping, **keys}
+
     def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
         """The packs of member tables of a component: its own, else those of what it stands in."""
         home = scope.base if scope.place is None else Place(scope.place).directory
@@ -362,7 +403,12 @@ class _SpecParser:
             checks.fail(scope.place, path, "has neither source_url nor shardlist")
         keys = {**scope.keys, **_known(weight=part.weight, dataset=part.name)}
         inner = msgspec.structs.replace(
-            scope, base=scope.base.join(_own_base(part)), keys=keys, path=f"{path}.", depth=scope.depth + 1
+            scope,
+            base=scope.base.join(_own_base(part)),
+            keys=keys,
+            path=f"{path}.",
+            depth=scope.depth + 1,
+            grouping={**scope.grouping, **{key: raw[key] for key in GROUPING_KEYS.values() if raw.get(key)}},
         )
         self.take(raw, part, inner, keys)
 

@@ -21,6 +21,7 @@ from wids.files import atomic, locks, system
 from wids.index import view_file, writing
 from wids.index.fingerprint import contents, fingerprint
 from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, public_place
+from wids.index.shardlist import GROUPING_KEYS
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.transport.place import Place, relative_name
@@ -82,7 +83,8 @@ def save(
         nsamples=len(selection),
         made_by=list(made_by),
     )
-    index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view)}
+    said = {key: shards.header.get(key) for key in GROUPING_KEYS.values()}
+    index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view), **said}
     if place is None:
         entries = [shards.describe(k) for k in range(len(shards))]
         written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)

@@ -33,6 +33,7 @@ from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run_options
 from wids.readers.provider import AutoProvider, open_in_place
+from wids.tables.table import is_standard
 from wids.transport.failures import CancelledTransferError
 from wids.transport.place import cache_directory
 from wids.transport.session import PLAIN, Session
@@ -147,6 +148,8 @@ def warm(
     chosen = load_selected(index, shards, settings.session)
     settings = msgspec.structs.replace(settings, session=chosen.session)
     wanted = {shard.url: shard for _, shard in chosen.shards}
+    if not is_standard(**chosen.grouping):  # the cache's own tables have the standard one, and other counts
+        wanted = {url: msgspec.structs.replace(shard, nsamples=None) for url, shard in wanted.items()}
     try:
         return warm_cache([*wanted.values()], settings, engine=engine, excluded=excluded, progress=progress)
     except CacheError as error:

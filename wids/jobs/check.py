@@ -33,7 +33,7 @@ from wids.index.paths import absolute
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs import scan
 from wids.jobs.decode import decode_file
-from wids.jobs.problems import Finding, Problem, VerifySettings, problem_of
+from wids.jobs.problems import Finding, Problem, VerifySettings, grouping_of, problem_of
 from wids.jobs.runner import TaskContext
 from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
 from wids.tables import foreign, member_tables
@@ -107,8 +107,7 @@ def check_shard(
         wanted = scan.ScanTask(
             url=shard.url,
             checksums=tuple(checksums.promised(shard)) if settings.has_digest else (),
-            rule=settings.rule,
-            group=settings.group,
+            **grouping_of(settings),
             session=settings.session,
         )
         if Place(shard.url).is_local:
@@ -204,7 +203,7 @@ def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: Veri
     """Faults of tables beside a shard or in packs. Saved tables always have the standard grouping."""
     fd, _ = atomic.open_file(path)
     try:
-        if not tables.is_standard(settings.rule, settings.group):
+        if not tables.is_standard(**grouping_of(settings)):
             table = member_tables.scan_table(fd, shard.url, table.identity)
         if Place(shard.url).is_local:
             yield from _table_problems(path, fd, table)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, ShardNotFoundError, WidsError
+from wids.errors import InputError, JobError, ShardNotFoundError, SpecError, WidsError
 from wids.files import atomic
 from wids.index import checks, checksums, writing
 from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
-from wids.index.shardlist import Row
+from wids.index.shardlist import GROUPING_KEYS, Row, parse_grouping
 from wids.index.spec import PACKS, own_packs, parse_json
-from wids.jobs.arguments import Name, check_job, check_value, text_of, texts_of
+from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, unwritten
@@ -27,11 +27,12 @@ from wids.jobs.outcome import JobOutcome
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
+from wids.tables.table import check_grouping, is_standard
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
     from os import PathLike
 
     from wids.index.discovery import Found, Sources
@@ -53,6 +54,8 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
         has_tables: publish their member tables.
         is_skipping: leave out and list shards that cannot be read; otherwise the first one ends the job.
         is_dropping_missing: also leave out shards that do not exist any more, without listing them.
+        rule, group: how members become samples: ``"first-dot"`` or ``"last-dot"``, ``"adjacent"`` or ``"key"``; kept in
+            the index, for datasets and commands. None: as an index that is replaced or updated says, else the first.
         counts: places of sample counts, which replace reading the shards; see `wids.jobs.counts`.
         session: opens URLs.
 
@@ -68,6 +71,8 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
     has_tables: bool = False
     is_skipping: bool = False
     is_dropping_missing: bool = False
+    rule: Any = None
+    group: Any = None
     counts: tuple[str, ...] = ()
     session: Session = PLAIN
 
@@ -92,6 +97,9 @@ class IndexOutcome(JobOutcome, kw_only=True):
         empty: shard without a sample -> the number of its files.
         left_files: files of all shards that are part of no sample.
         repeated_keys: samples whose key an earlier sample of their shard has.
+        rule, group: how members become samples, as the index says.
+        merged: shard -> (key, field, field): two fields of one sample that look like two samples, whose names have a
+            dot in them; none where a key rule is given.
         alike_keys: samples whose key another one of their shard has in a second Unicode form (NFC, NFD).
 
     Example:
@@ -121,6 +129,9 @@ class IndexOutcome(JobOutcome, kw_only=True):
     left_files: int = 0
     repeated_keys: int = 0
     alike_keys: int = 0
+    rule: str = "first-dot"
+    group: str = "adjacent"
+    merged: dict[str, tuple[str, str, str]] = msgspec.field(default_factory=dict)
 
 
 def create_index(
@@ -166,6 +177,7 @@ def create_index(
     """
     check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)
+    check_index_grouping(settings)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
     base = None if base is None else text_of("base", base)
     check_value("name", name, Name | None)
@@ -176,10 +188,12 @@ def create_index(
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
+    settings, grouping = choose_grouping(settings, _grouping_before(output))
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # raises before the work
     with Indexing(output, settings, engine, progress) as indexing:
         indexing.note(named)
+        indexing.has_rule = "key_rule" in grouping
         scanned = indexing.scan(found)
         counts = ((source, "one of the files of counts") for source in indexing.outcome.counts)
         check_index_replaceable(output, inputs=counts, shards=(shard.url for shard in found), overwrite=overwrite)
@@ -190,8 +204,52 @@ def create_index(
         root = Place(home).join(base or "")
         written = (str(root.join(place).absolute) for place in places)
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
-        indexing.publish({**index, **kept, "shardlist": entries}, scanned)
+        indexing.publish({**index, **grouping, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
+
+
+def choose_grouping(settings: IndexSettings, before: Mapping[str, Any]) -> tuple[IndexSettings, dict[str, str]]:
+    """The settings with rule and group, and the keys of the index that say them.
+
+    Args:
+        settings: of the caller.
+        before: top-level keys of the index that is replaced or updated.
+
+    Raises:
+        InputError: a member table would hold another grouping than saved ones do.
+    """
+    keys = {key: getattr(settings, name) or before.get(key) for name, key in GROUPING_KEYS.items()}
+    found = parse_grouping(keys)
+    if settings.has_tables and not is_standard(**found):
+        raise InputError(
+            f"settings: rule={found['rule']!r}, group={found['group']!r}: saved member tables hold the standard "
+            "grouping alone, so that readers of this index would not use them; leave them out"
+        )
+    return msgspec.structs.replace(settings, **found), {key: value for key, value in keys.items() if value}
+
+
+def _grouping_before(output: str) -> dict[str, Any]:
+    """The keys by which the existing index says how members become samples; {}: none does."""
+    keys = _keys_before(output)
+    try:
+        parse_grouping(keys)
+    except SpecError:  # of somebody else
+        return {}
+    return keys
+
+
+def check_index_grouping(settings: IndexSettings) -> None:
+    """Check that an index can keep rule and group.
+
+    Raises:
+        InputError: one is none, or a function.
+    """
+    if callable(settings.rule):
+        raise InputError(
+            f"settings: rule={settings.rule!r:.200}: an index cannot keep a function; give 'first-dot' or 'last-dot', "
+            "or list the shards with your own counts, (url, nsamples), and pass key_rule= to the dataset"
+        )
+    check_by("settings: ", lambda: check_grouping(settings.rule, settings.group))
 
 
 def check_counts(settings: IndexSettings) -> None:
@@ -207,18 +265,23 @@ def check_counts(settings: IndexSettings) -> None:
         )
 
 
+def _keys_before(output: str) -> dict[str, Any]:
+    """The top-level keys of the existing index; {}: none that can be read."""
+    try:
+        fd, _ = atomic.open_file(output)  # does not wait for a FIFO
+        with open(fd, "rb") as file:
+            return parse_json(file.read(), output)
+    except (OSError, WidsError):
+        return {}
+
+
 def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
     """The key that names packs of member tables, if the existing index has it and shares a shard; otherwise {}.
 
     As after an update, the pack then lacks new shards, and readers ignore its tables of changed shards.
     """
     try:
-        fd, _ = atomic.open_file(output)  # does not wait for a FIFO
-        with open(fd, "rb") as file:
-            data = file.read()
-        if PACKS.encode() not in data:
-            return {}
-        index, home = parse_json(data, output), os.path.dirname(output)
+        index, home = _keys_before(output), os.path.dirname(output)
         if not own_packs(index, output, home):
             return {}
         base = index.get("base") or index.get("base_path")
@@ -235,6 +298,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
 
     Attributes:
         summed: remote shards that also need a CRC-32. listed: shards of the existing index.
+        has_rule: a key rule was given, now or before.
     """
 
     def __init__(self, output: str, settings: IndexSettings, engine: Engine, progress: Progress) -> None:
@@ -244,6 +308,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         self._done: dict[str, ShardFacts] = {}
         self._table_names: dict[str, str] = {}
         self.summed: Container[str] = ()
+        self.has_rule = False
         self.listed: Container[str] = ()
         self._known_shards = KnownShards(output, ShardFacts, writer="wids index", is_current=lambda _: True)
         self.close_at_end(self._known_shards.close)
@@ -295,6 +360,9 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.left_files = sum(each.nleft for each in scanned)
         outcome.repeated_keys = sum(each.nrepeated for each in scanned)
         outcome.alike_keys = sum(each.nalike for each in scanned)
+        outcome.rule, outcome.group = self._settings.rule, self._settings.group
+        if not self.has_rule:
+            outcome.merged = {each.url: each.merged for each in scanned if each.merged is not None}
         return scanned
 
     def _read_counts(self, found: Sequence[Found]) -> dict[str, int]:
@@ -343,7 +411,9 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
     def _known(self, shard: Found) -> ShardFacts | None:
         """Its facts from an earlier run, if they are complete."""
         known = self._known_shards.records.get(shard.url)
-        if known is None or any(getattr(known, key) is None for key in self._checksums(shard.url)):
+        if known is None or (known.rule, known.group) != (self._settings.rule, self._settings.group):
+            return None
+        if any(getattr(known, key) is None for key in self._checksums(shard.url)):
             return None
         if not self._settings.has_tables:
             return known
@@ -370,6 +440,8 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             known=None if Place(shard.url).is_local else known,
             checksums=self._checksums(shard.url),
             has_table=settings.has_tables,
+            rule=settings.rule,
+            group=settings.group,
             session=settings.session,
         )
 

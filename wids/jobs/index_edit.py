@@ -22,7 +22,14 @@ from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.arguments import check_job, text_of, texts_of
-from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_counts
+from wids.jobs.index_create import (
+    Indexing,
+    IndexOutcome,
+    IndexSettings,
+    check_counts,
+    check_index_grouping,
+    choose_grouping,
+)
 from wids.jobs.view_edit import IndexToMerge
 from wids.transport.download import read_bytes
 from wids.transport.place import Place, relative_name
@@ -129,9 +136,11 @@ def update_index(
     """
     check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)
+    check_index_grouping(settings)
     place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)
     output = check_output(place)
     index = read_index(output)
+    settings, grouping = choose_grouping(settings, index)
     home = os.path.dirname(output)
     said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
     base = said.base or said.base_path
@@ -154,6 +163,7 @@ def update_index(
     with Indexing(output, settings, engine, progress) as indexing:
         indexing.summed, indexing.listed = summed, {url for url, _ in kept}
         indexing.note(named)
+        indexing.has_rule = "key_rule" in grouping
         scanned = indexing.scan(list(found.values()))
         now = {each.url: each for each in scanned}
         entries = []
@@ -165,7 +175,8 @@ def update_index(
         fresh = [url for url in now if url not in had]
         places = writing.place_entries(fresh, home=home, base=base) if fresh else []
         entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
-        indexing.publish({**index, "shardlist": entries}, scanned)
+        rest = {key: value for key, value in index.items() if key != "shardlist"}
+        indexing.publish({**rest, **grouping, "shardlist": entries}, scanned)
     indexing.outcome.added = len(fresh)
     indexing.outcome.dropped = len(index["shardlist"]) - (len(entries) - len(fresh))
     return indexing.outcome
@@ -210,6 +221,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     if any(source.shards.selection is not None for source in sources):
         view, repeated = view_edit.merge_views(sources, output, name=name, overwrite=overwrite)
         return _merged_view(output, view, repeated_samples=repeated)
+    grouping = view_edit.common_grouping(sources)
     for source in sources:
         for url, entry in source.entries:
             view_edit.check_agree(url, entries[url], entry, source.place)
@@ -220,7 +232,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     index = writing.make_index((), name=name)
     del index["shardlist"]  # which comes last
     packs = [url for source in sources for url in source.shards.all_packs()]
-    index = {**index, **named_packs(packs, home), "shardlist": merged}
+    index = {**index, **grouping, **named_packs(packs, home), "shardlist": merged}
     return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
 
 

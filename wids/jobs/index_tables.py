@@ -177,6 +177,12 @@ def create_tables(
     index = check_output(place)
     _, shards, session = load_shards(index, session=settings.session)
     refuse_view(shards, place)
+    if not tables.is_standard(**shards.grouping):
+        raise SpecError(
+            f"{place}: groups members by {' and '.join(map(repr, shards.grouping.values()))}; saved member tables hold "
+            "the standard grouping alone, so that readers of this index would not use them",
+            url=index,
+        )
     settings = msgspec.structs.replace(settings, session=session)
     beside = os.path.splitext(index)[0] + pack_format.SUFFIX
     path = _check_pack(beside if output is None else output, shards, settings)

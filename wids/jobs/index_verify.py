@@ -21,9 +21,9 @@ from wids.jobs.decode import crash_of
 from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
-from wids.jobs.problems import Finding, Problem, VerifySettings
+from wids.jobs.problems import Finding, Problem, VerifySettings, grouping_of
 from wids.jobs.runner import run_options
-from wids.tables.table import parse_group, parse_rule
+from wids.tables.table import check_grouping
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 from wids.transport.upload import Target
@@ -184,7 +184,7 @@ def verify(
         (3, [])
     """
     check_job(settings, VerifySettings, engine, progress)
-    check_by("settings: ", lambda: (parse_rule(settings.rule), parse_group(settings.group)))
+    check_by("settings: ", lambda: check_grouping(settings.rule, settings.group))
     check_value("max_keys", max_keys, Annotated[int, msgspec.Meta(ge=0)])
     journal = None if journal is None else text_of("journal", journal)
     if decode is not None and not callable(decode):
@@ -193,7 +193,9 @@ def verify(
     if settings.is_quick and (unused := [name for name, is_given in given.items() if is_given]):
         raise InputError(f"{unused[0]} is for checks that read shards, and settings.is_quick reads none; leave one out")
     chosen = load_selected(index, shards, settings.session)
-    settings = msgspec.structs.replace(settings, session=chosen.session)
+    said = chosen.grouping
+    rule, group = settings.rule or said["rule"], settings.group or said["group"]
+    settings = msgspec.structs.replace(settings, session=chosen.session, rule=rule, group=group)
     kept: contextlib.AbstractContextManager[JobJournal[CheckedShard] | None] = contextlib.nullcontext()
     if journal is not None:
         kept = contextlib.closing(open_journal(journal, chosen.session))
@@ -312,7 +314,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         self._selection, self._chosen = None if decode is None else selection, selection
         decoder = getattr(decode, "__qualname__", type(decode).__qualname__)
         rows = "" if self._selection is None else self._selection.digest
-        self._how = repr((_FORMAT, settings.has_digest, settings.rule, settings.group, decoder, rows))
+        self._how = repr((_FORMAT, settings.has_digest, *grouping_of(settings).values(), decoder, rows))
         before = [] if journal is None else journal.before
         self._before = {each.shard.url: each for each in before if each.how == self._how}
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wids.index.selection import Selection
     from wids.index.spec import Shard
     from wids.jobs.runner import TaskContext, TaskResult
+    from wids.tables.table import GroupOptions
     from wids.transport.session import Session
 
 K = TypeVar("K")
@@ -192,12 +193,14 @@ class SelectedShards(NamedTuple):
         shards: each with its number, local ones by absolute path. numbers: their range.
         session: opens their URLs.
         selection: the samples of a view; None: all samples.
+        grouping: how the index says that members become samples.
     """
 
     shards: list[tuple[int, Shard]]
     numbers: slice
     session: Session
     selection: Selection | None
+    grouping: GroupOptions
 
 
 def load_selected(index: Shards, selected: slice, session: Session) -> SelectedShards:
@@ -216,4 +219,4 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
         for k in numbers
         if chosen is None or chosen.counts[k]
     ]
-    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen)
+    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen, listed.grouping)

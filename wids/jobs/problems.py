@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.tables.table import GroupOptions
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
@@ -84,7 +85,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_quick: check only existence and size.
         has_digest: check the checksums that the index has.
-        rule, group: how members become samples; see `wids.tables.table.build_table`.
+        rule, group: how members become samples; see `wids.tables.table.build_table`. None: as the index says.
         session: opens URLs.
 
     Example:
@@ -94,9 +95,14 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     is_quick: bool = False
     has_digest: bool = True
-    rule: Any = "first-dot"
-    group: Any = "adjacent"
+    rule: Any = None
+    group: Any = None
     session: Session = PLAIN
+
+
+def grouping_of(settings: VerifySettings) -> GroupOptions:
+    """How members become samples; the standard way where the settings do not say."""
+    return GroupOptions(rule=settings.rule or "first-dot", group=settings.group or "adjacent")
 
 
 def problem_of(error: WidsError) -> Problem:

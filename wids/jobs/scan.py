@@ -72,6 +72,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         error: in its headers; the counts are then invalid.
         requests, read_bytes: of byte ranges, for a remote shard.
         is_unchanged: known from an earlier run, and not read again.
+        rule, group: how members became samples. merged: see `wids.tables.table.find_merged`.
         is_claimed: not read: the count was written by another program, the size is of a listing (0: unknown).
     """
 
@@ -93,6 +94,9 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: Any = None
     requests: int = 0
     read_bytes: int = 0
+    rule: str = "first-dot"
+    group: str = "adjacent"
+    merged: tuple[str, str, str] | None = None
     is_unchanged: bool = False
     is_claimed: bool = False
 
@@ -150,6 +154,7 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
         CancelledTransferError: it was cancelled.
     """
     facts = read_shard(task, context)
+    facts.rule, facts.group = task.rule, task.group
     return facts if facts.is_unchanged else _publish(task, facts)
 
 
@@ -280,6 +285,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
 def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
     facts.nsamples, facts.nmembers, facts.table = len(table), table.nmembers, table
     facts.nleft, facts.nrepeated, facts.nalike = table.nleft, table.nrepeated, table.nalike
+    facts.merged = tables.find_merged(table)
     return facts
 
 

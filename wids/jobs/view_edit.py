@@ -18,6 +18,7 @@ from wids.index.fingerprint import fingerprint
 from wids.index.loading import IndexRequest, load_rows
 from wids.index.paths import absolute, public_place
 from wids.index.selection import pick
+from wids.index.shardlist import GROUPING_KEYS
 from wids.index.spec import list_shards
 from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import check_not_parent, name_parent, save, write_view
@@ -78,6 +79,25 @@ class IndexToMerge(NamedTuple):
                 yield np.asarray(chosen.rows_of(k), np.int64)
 
 
+def common_grouping(sources: Sequence[IndexToMerge]) -> dict[str, str]:
+    """The keys that say how members become samples, which are the same for all sources.
+
+    Raises:
+        SpecError: they are not.
+    """
+    first = sources[0]
+    for source in sources[1:]:
+        if (own := source.shards.grouping) != first.shards.grouping:
+            ways = [" and ".join(map(repr, found.values())) for found in (own, first.shards.grouping)]
+            raise SpecError(
+                f"{source.place}: groups members by {ways[0]}, and {first.place} by {ways[1]}; an index has one way: "
+                "open both, and mix them (wids.mix)",
+                url=source.place,
+            )
+    header = first.shards.header
+    return {key: header[key] for key in GROUPING_KEYS.values() if header.get(key)}
+
+
 def merge_views(
     sources: Sequence[IndexToMerge], output: str, *, name: str | None, overwrite: bool = False
 ) -> tuple[ShardList, int]:
@@ -104,6 +124,7 @@ def merge_views(
             check_not_parent(output, source.listed_by, source.place)
     parents = {(source.listed_by and public_place(source.listed_by), fingerprint(source.shards)) for source in sources}
     place = sources[0].listed_by if len(parents) == 1 else None
+    grouping = common_grouping(sources)
     if place is None:
         whole, indices = _list_together(sources)
         for source in sources:
@@ -112,7 +133,7 @@ def merge_views(
         whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
     chosen = np.unique(indices)
     selection = SharedSelection(*pick(chosen, whole.whole_ends()))
-    found = whole.select(selection).with_header({**whole.header, "name": name})
+    found = whole.select(selection).with_header({**whole.header, **grouping, "name": name})
     names = ", ".join(Place(source.place).name for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
     save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)

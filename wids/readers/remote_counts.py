@@ -64,10 +64,11 @@ LIMITS = CountLimits()
 
 
 class ShardCount(NamedTuple):
-    """How many samples a shard holds, and its bytes."""
+    """How many samples a shard holds, and its bytes; two fields of a sample, if `tables.find_merged` finds some."""
 
     nsamples: int
     size: int
+    merged: tuple[str, str, str] | None = None
 
 
 class RemoteCounts:
@@ -101,6 +102,7 @@ class RemoteCounts:
         key = self._key(sources)
         kept = None if key is None else self._kept
         made: list[list[int]] = []
+        merged: dict[str, tuple[str, str, str]] = {}
 
         def tell(count: int) -> None:
             logger.warning("%d of %d shards are counted", count, len(shards))
@@ -122,7 +124,7 @@ class RemoteCounts:
 
                 show(0)
                 how = {"show": show} if bar.is_shown else {"tell": tell}
-                made[:] = [_of_all(partial(self._count_one, is_over=is_over), pairs, is_over, **how)]
+                made[:] = [_of_all(partial(self._count_one, merged=merged, is_over=is_over), pairs, is_over, **how)]
             return made[0]
 
         def make(_: str, fd: int) -> None:
@@ -131,7 +133,10 @@ class RemoteCounts:
         found = None if kept is None or key is None else kept.get(key, make, partial(_take, len(shards)))
         if found is None:
             found = made[0] if made else count_now()
-        return [ShardCount(nsamples, source.size) for nsamples, source in zip(found, sources, strict=True)]
+        return [
+            ShardCount(nsamples, source.size, merged.get(source.url))
+            for nsamples, source in zip(found, sources, strict=True)
+        ]
 
     def _key(self, sources: Sequence[ShardBytes]) -> str | None:
         """A key of a list of shards in their present versions; None: their store has no versions."""
@@ -148,7 +153,9 @@ class RemoteCounts:
             raise NoRangesError(f"{shard.url}: {what}; {_ADVICE}", url=shard.url)
         return source
 
-    def _count_one(self, pair: tuple[Shard, ShardBytes], is_over: threading.Event) -> int:
+    def _count_one(
+        self, pair: tuple[Shard, ShardBytes], merged: dict[str, tuple[str, str, str]], is_over: threading.Event
+    ) -> int:
         shard, source = pair
         table = self._published.load(shard, shard_bytes=source.size) if self._is_standard else None
         if table is None:
@@ -160,6 +167,8 @@ class RemoteCounts:
                 is_cancelled=is_over.is_set,
             )
             member_tables.announce(self._session.hooks, shard.url, table)
+        if (found := tables.find_merged(table)) is not None:
+            merged[source.url] = found
         return table.nsamples
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     CustomRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
     Split: TypeAlias = Callable[[bytes], "tuple[bytes, bytes] | None"]
@@ -43,7 +43,10 @@ def _custom(rule: CustomRule) -> Split:
     return split
 
 
+# So many fields of one sample that end alike, as .left.jpg and .right.jpg do, are no fields any more.
+_MANY_ALIKE = 16
 _RULES: dict[str, Split] = {"first-dot": first_dot, "last-dot": last_dot}
+NAMED_RULES: tuple[Literal["first-dot"], Literal["last-dot"]] = ("first-dot", "last-dot")  # the standard one first
 
 
 def parse_rule(rule: KeyRule) -> Split:
@@ -60,6 +63,23 @@ def parse_rule(rule: KeyRule) -> Split:
     raise ValueError(
         f"key_rule is {rule!r}; it must be one of {sorted(_RULES)} or a function name -> (key, extension) | None"
     )
+
+
+def find_alike_fields(extensions: Iterable[str]) -> tuple[str, str] | None:
+    """Two of a sample's extensions that look like two samples, whose names have a dot in them; None: no two do.
+
+    They end alike, and a number stands before that (``.00.png``, ``.9-BAC17.wav``), or very many end alike.
+    """
+    alike: dict[tuple[bool, str], list[str]] = {}
+    for extension in extensions:
+        inner, _, end = extension[1:].rpartition(".")
+        if inner:
+            is_number = inner[0].isdigit()
+            found = alike.setdefault((is_number, end.casefold()), [])
+            found.append(extension)
+            if len(found) > (1 if is_number else _MANY_ALIKE):
+                return found[0], found[1]
+    return None
 
 
 def decode_name(raw: bytes) -> str:

@@ -11,7 +11,7 @@ import sys
 import unicodedata
 from array import array
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,15 @@ from wids.errors import DuplicateMemberError
 from wids.files.identity import Identity
 from wids.tables import widx
 from wids.tables.fields import Alternatives
-from wids.tables.keys import KeyRule, decode_name, encode_name, first_dot, last_dot, parse_rule
+from wids.tables.keys import (
+    KeyRule,
+    decode_name,
+    encode_name,
+    find_alike_fields,
+    first_dot,
+    last_dot,
+    parse_rule,
+)
 from wids.tables.tar import Members
 from wids.tables.widx import SUFFIX
 
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SUFFIX",
     "Group",
+    "GroupOptions",
     "Identity",
     "KeyRule",
     "MemberTable",
@@ -50,16 +59,38 @@ __all__ = [
 Group: TypeAlias = Literal["adjacent", "key"]
 
 
+GROUPS: tuple[Literal["adjacent"], Literal["key"]] = ("adjacent", "key")  # the standard one first
+
+
 def parse_group(group: Any) -> Group:
     """Check a ``group`` argument.
 
     Raises:
         ValueError: it is neither of the two.
     """
-    if group not in ("adjacent", "key"):
+    if group not in GROUPS:
         raise ValueError(f"group is {group!r:.200}; it must be 'adjacent' or 'key'")
     found: Group = group
     return found
+
+
+def check_grouping(rule: Any, group: Any) -> None:
+    """Check a ``key_rule`` and a ``group`` argument; None is neither.
+
+    Raises:
+        ValueError: one is none.
+    """
+    if rule is not None:
+        parse_rule(rule)
+    if group is not None:
+        parse_group(group)
+
+
+class GroupOptions(TypedDict):
+    """How members become samples; see `build_table`."""
+
+    rule: KeyRule
+    group: Group
 
 
 def is_standard(rule: KeyRule, group: Group) -> bool:
@@ -354,6 +385,17 @@ def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Gro
         counts: dict[Group, int] = {"adjacent": sum(1 for _ in itertools.groupby(keys)), "key": len(set(keys))}
         found += [(rule, group) for group, count in counts.items() if count == nsamples]
     return found
+
+
+def find_merged(table: MemberTable) -> tuple[str, str, str] | None:
+    """(key, field, field) of a sample that looks like several, see `find_alike_fields`; None: no sample does."""
+    if not find_alike_fields(table.extensions):
+        return None
+    for row in range(len(table)):
+        span = table.extension_ids[table.starts[row] : table.starts[row + 1]]
+        if len(span) > 1 and (found := find_alike_fields([table.extensions[k] for k in span])):
+            return table.key(row), found[0], found[1]
+    return None
 
 
 def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

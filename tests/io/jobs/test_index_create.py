@@ -2,18 +2,20 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import fsspec
 import pytest
 
+import wids
 from tests.support import backends
 from tests.support.cache_shards import pack
 from tests.support.cli import run
 from tests.support.range_faults import WEAK, replaced, said
 from tests.support.servers import status, whole
 from tests.support.shards import digests, serve, survey_shard, write_json, write_shard, write_shards
-from wids import ShardListDataset
+from wids import ShardListDataset, jobs
 from wids.errors import (
     CountMismatchError,
     FetchError,
@@ -30,7 +32,7 @@ from wids.index import checksums, writing
 from wids.index.discovery import look_local
 from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, create_index
-from wids.jobs.index_edit import rebase_index, update_index
+from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.journal import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
@@ -628,3 +630,197 @@ def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "dump_index", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):
         create_index([str(tmp_path / "a.tar")], str(tmp_path / "i.json"))
+
+
+# --- key rules
+
+DOTTED = pack([(f"sp0.{k}-BAC{k}.{kind}", b"%d" % k) for k in range(5) for kind in ("wav", "txt")])
+APART = pack([(f"{k}.{kind}", b"%d" % k) for kind in ("txt", "cls") for k in range(3)])
+
+
+def put(path, data):
+    """A shard of these bytes: its path."""
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.fixture
+def ruled(tmp_path):
+    """Shards whose names have dots, and an index with the rule for them: its path."""
+    put(tmp_path / "s0.tar", DOTTED)
+    put(tmp_path / "s1.tar", DOTTED)
+    told = create_index(str(tmp_path / "s*.tar"), str(tmp_path / "i.json"), settings=IndexSettings(rule="last-dot"))
+    assert (told.samples, told.rule, told.group, told.merged) == (10, "last-dot", "adjacent", {})
+    return tmp_path / "i.json"
+
+
+FIRST = jobs.VerifySettings(rule="first-dot")
+
+
+def keys_of(index, **options):
+    """The keys of a dataset."""
+    return [sample["__key__"] for sample in ShardListDataset(str(index), transformations="raw", **options)]
+
+
+WANTED = [f"sp0.{k}-BAC{k}" for k in range(5)] * 2
+
+
+def test_an_index_keeps_how_it_was_counted(ruled, tmp_path, caplog):
+    """The dataset, its pickles and views, a second run, updates and a compiled index heed the key rule."""
+    assert read(ruled)["key_rule"] == "last-dot"
+    assert "group" not in read(ruled)
+    assert keys_of(ruled) == WANTED
+    dataset = ShardListDataset(str(ruled), transformations="raw")
+    assert pickle.loads(pickle.dumps(dataset))[7]["__key__"] == WANTED[7]
+    dataset.select([3, 8]).save(tmp_path / "view.json")
+    assert keys_of(tmp_path / "view.json") == [WANTED[3], WANTED[8]]
+    convert_index(str(ruled), str(tmp_path / "i.widsx"))
+    assert keys_of(tmp_path / "i.widsx") == WANTED
+    [rest, _] = split_index(str(ruled), [str(tmp_path / "p-{}.json")], parts=lambda _: [range(1), range(1, 2)])
+    assert keys_of(rest.output) == WANTED[:5]
+    merge_indexes([str(ruled)], str(tmp_path / "m.json"))
+    assert keys_of(tmp_path / "m.json") == WANTED
+    again = create_index(str(tmp_path / "s*.tar"), str(ruled))
+    assert (again.samples, again.unchanged, again.rule) == (10, 2, "last-dot")
+    put(tmp_path / "s2.tar", DOTTED)
+    assert update_index(str(ruled), add=str(tmp_path / "s2.tar")).samples == 15
+    assert caplog.text == ""
+
+
+def test_another_rule_counts_again(ruled, tmp_path):
+    """A second run with another rule takes no count of the first, and the index says the new one."""
+    told = update_index(str(ruled), settings=IndexSettings(rule="first-dot"))
+    assert (told.samples, told.surveyed, told.unchanged, told.merged) == (2, 2, 0, {})
+    assert read(ruled)["key_rule"] == "first-dot"
+    assert len(keys_of(ruled)) == 2
+    apart = put(tmp_path / "apart.tar", APART)
+    assert create_index(apart, str(tmp_path / "a.json")).repeated_keys == 3
+    told = create_index(apart, str(tmp_path / "a.json"), settings=IndexSettings(group="key"))
+    assert (told.samples, told.repeated_keys, read(tmp_path / "a.json")["group"]) == (3, 0, "key")
+    assert keys_of(tmp_path / "a.json") == ["0", "1", "2"]
+
+
+def test_an_argument_that_contradicts_the_index(ruled, caplog):
+    """It wins, and is said; the error of the counts says how the index is written with it."""
+    dataset = ShardListDataset(str(ruled), key_rule="first-dot", transformations="raw")
+    assert "key_rule='first-dot' is given, and the index says 'last-dot'" in caplog.text
+    with pytest.raises(CountMismatchError, match="with key_rule='last-dot' it would be as many"):
+        dataset[0]
+    caplog.clear()
+    assert keys_of(ruled, key_rule="last-dot") == WANTED
+    dataset = ShardListDataset(str(ruled), group="key", transformations="raw")
+    assert [sample["__key__"] for sample in dataset] == WANTED
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key_rule": "last-dot"}, r"\(wids index create --key-rule last-dot\)"),
+        ({"group": "key", "key_rule": "last-dot"}, r"\(wids index create --key-rule last-dot --group key\)"),
+        ({}, r"\(wids index create\)"),
+        ({"key_rule": lambda name: (name, ".x")}, r"it cannot keep a function as key_rule"),
+    ],
+)
+def test_advice_about_counts_names_the_rule(tmp_path, options, words):
+    """An index that is written again as the message says has the counts of this dataset."""
+    path = put(tmp_path / "s.tar", DOTTED)
+    with pytest.raises(CountMismatchError, match=words):
+        ShardListDataset([(path, 99)], **options)[0]
+
+
+def test_jobs_heed_the_rule_of_an_index(ruled, tmp_path):
+    """Verify, columns, queries, packing and downloads; what cannot be is refused with the reason."""
+    verified = jobs.verify(str(ruled))
+    assert (verified.wrong, sum(each.nsamples for each in verified.findings)) == ([], 10)
+    [count] = {problem.kind for each in jobs.verify(str(ruled), FIRST).wrong for problem in each.problems}
+    assert count == "count"
+    jobs.create_columns(str(ruled), spec=jobs.parse_spec(texts=[".txt=t"]))
+    dataset = ShardListDataset(str(ruled))
+    assert dataset.read_column("t").tolist() == [str(k) for k in range(5)] * 2
+    how = jobs.PackSettings(output=str(tmp_path / "out/p-%d.tar"), numbers_keys=True)
+    assert jobs.pack(str(ruled), how, engine=RunOptions(jobs=1)).samples == 10
+    assert len(ShardListDataset(str(tmp_path / "out/p.json"))) == 10
+    with pytest.raises(SpecError, match="'last-dot' and 'adjacent'; saved member tables hold the standard grouping"):
+        jobs.create_tables(str(ruled))
+    with pytest.raises(InputError, match="saved member tables hold the standard grouping alone"):
+        create_index(str(tmp_path / "s0.tar"), str(ruled), settings=IndexSettings(has_tables=True))
+    with pytest.raises(InputError, match="an index cannot keep a function"):
+        create_index(str(tmp_path / "s0.tar"), str(ruled), settings=IndexSettings(rule=str.split))
+    with pytest.raises(InputError, match="last_dot"):
+        update_index(str(ruled), settings=IndexSettings(rule="last_dot"))
+
+
+def test_columns_follow_another_rule(ruled):
+    """Parts of shards that were grouped otherwise are not used again, though the shards have not changed."""
+    spec = jobs.parse_spec(texts=[".txt=t"])
+    assert jobs.create_columns(str(ruled), spec=spec).samples == 10
+    update_index(str(ruled), settings=IndexSettings(rule="first-dot"))
+    assert (told := jobs.create_columns(str(ruled), spec=spec)).samples == 2
+    assert (told.surveyed, told.unchanged) == (2, 0)
+
+
+def test_warming_heeds_the_rule(tmp_path, ranged):
+    """The counts of an index with another rule are not compared with the cache's own tables."""
+    url = ranged.add("/dotted.tar", DOTTED)
+    create_index(url, str(tmp_path / "i.json"), settings=IndexSettings(rule="last-dot"))
+    warmed = jobs.warm(str(tmp_path / "i.json"), jobs.WarmSettings(directory=str(tmp_path / "c")))
+    assert (warmed.failed, warmed.fetched) == ({}, 1)
+    assert keys_of(tmp_path / "i.json", cache_dir=tmp_path / "c") == WANTED[:5]
+    assert keys_of(tmp_path / "i.json", cache_dir=tmp_path / "d", access="range") == WANTED[:5]
+
+
+def test_indexes_of_different_rules_do_not_become_one(ruled, tmp_path):
+    """Merged, or as sub-datasets: one dataset has one way to group; a mixture of both goes."""
+    other = str(tmp_path / "other.json")
+    create_index(str(tmp_path / "s0.tar"), other)
+    with pytest.raises(SpecError, match="groups members by 'last-dot' and 'adjacent', and "):
+        merge_indexes([other, str(ruled)], str(tmp_path / "m.json"))
+    write_json(
+        tmp_path / "m.json", {"wids_version": 1, "datasets": [{"source_url": other}, {"source_url": str(ruled)}]}
+    )
+    with pytest.raises(SpecError, match="a dataset has one way: open both, and mix them"):
+        ShardListDataset(str(tmp_path / "m.json"))
+    write_json(tmp_path / "m.json", {"wids_version": 1, "datasets": [{"source_url": str(ruled)}] * 2})
+    assert keys_of(tmp_path / "m.json") == WANTED * 2
+    assert len(wids.mix([ShardListDataset(other), ShardListDataset(str(ruled))])) == 11
+
+
+def test_a_view_keeps_the_rule_of_its_dataset(tmp_path, caplog):
+    """Also where the index does not say it, and where there is none; a function cannot be kept, which is said."""
+    path = put(tmp_path / "s.tar", DOTTED)
+    ShardListDataset([path], key_rule="last-dot").select([1]).save(tmp_path / "a.json")
+    assert keys_of(tmp_path / "a.json") == WANTED[1:2]
+    ShardListDataset([path], key_rule=lambda name: (name, ".x")).select([1]).save(tmp_path / "b.json")
+    assert "a function is not kept in an index" in caplog.text
+
+
+@pytest.mark.parametrize("keys", [{"key_rule": "middle-dot"}, {"group": "imagenet"}])
+def test_rules_that_are_none(tmp_path, keys):
+    """An index with an unknown rule is not read by another one."""
+    put(tmp_path / "s.tar", DOTTED)
+    write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 1}], **keys})
+    [(name, value)] = keys.items()
+    with pytest.raises(SpecError, match=f"{name} is '{value}'; it must be"):
+        ShardListDataset(str(tmp_path / "i.json"))
+    assert len(ShardListDataset(str(tmp_path / "i.json"), options={name: None})) == 1
+
+
+@pytest.mark.parametrize("way", ["list", "index", "remote"])
+def test_names_with_dots_are_hinted_at(tmp_path, ranged, caplog, events, way):
+    """Where samples are counted, a warning shows two names that became one sample; a rule that is given ends it."""
+    place = ranged.add("/d.tar", DOTTED) if way == "remote" else put(tmp_path / "d.tar", DOTTED)
+    if way == "index":
+        told = create_index(place, str(tmp_path / "i.json"))
+        assert told.merged == {place: ("sp0", ".0-BAC0.wav", ".1-BAC1.wav")}
+        assert create_index(place, str(tmp_path / "i.json"), settings=IndexSettings(rule="first-dot")).merged == {}
+        assert create_index(place, str(tmp_path / "i.json")).merged == {}
+        return
+    assert len(ShardListDataset([place], hooks=[events], cache_dir=tmp_path / "c")) == 1
+    [event] = [event for event in events if type(event).__name__ == "MergedNames"]
+    assert (event.key, event.fields) == ("sp0", (".0-BAC0.wav", ".1-BAC1.wav"))
+    assert "key_rule='last-dot' takes them apart" in caplog.text
+    caplog.clear()
+    for rule, count in (("first-dot", 1), ("last-dot", 5)):
+        assert len(ShardListDataset([place], key_rule=rule, cache_dir=tmp_path / rule)) == count
+    assert "MergedNames" not in caplog.text

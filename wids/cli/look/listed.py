@@ -89,7 +89,7 @@ class Listed:
         self.name = index
         self._directory = directory = os.path.abspath(cache_directory(flags.cache_dir or default_cache_dir()))
         _, shards, session = load_shards(index, session=flags.session, cache_dir=directory)
-        self._provider = AutoProvider(cache_dir=directory, access="auto", session=session)
+        self._provider = AutoProvider(cache_dir=directory, access="auto", session=session, **shards.grouping)
         self._tables = PublishedTables(cache_dir=directory, session=session)
         self.collection = ShardCollection(shards, self._provider, capacity=1)
         self._fetches_left = len(shards) if flags.may_fetch else 1

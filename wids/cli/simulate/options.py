@@ -79,7 +79,7 @@ class ShardOptions:
         from wids.readers.provider import AutoProvider
 
         _, found, narrowed = load_shards(index)
-        provider = AutoProvider(cache_dir=None, session=narrowed)
+        provider = AutoProvider(cache_dir=None, session=narrowed, **found.grouping)
         collection = ShardCollection(found, provider, capacity=1)
         collection.count_unknown(has_sizes=True)
         found = collection.shards

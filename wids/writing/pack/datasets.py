@@ -122,7 +122,7 @@ def list_dataset(
         WidsError: it cannot be read.
     """
     _, shards, session = load_shards(source, session=session)
-    provider = AutoProvider(cache_dir=cache_dir, session=session)
+    provider = AutoProvider(cache_dir=cache_dir, session=session, **shards.grouping)
     collection = ShardCollection(shards, provider, capacity=min(64, default_capacity()))
     counted = 0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wids.errors import InputError, SampleError, shorten
 from wids.tables.fields import Alternatives
-from wids.tables.keys import decode_name, encode_name, first_dot
+from wids.tables.keys import decode_name, encode_name, find_alike_fields, first_dot
 from wids.writing.pack.labels import check_alike, count_classes, describe_classes, find_alike, fold_names, name_some
 from wids.writing.pack.listing import (
     IMAGES,
@@ -208,10 +208,23 @@ def list_files(
                 fields = [fields[place] for place in sorted(chosen)]
             items.append(Sample(key, tuple(fields)))
     _note_forms(listing, items, directory)
+    _note_merged(listing, items, directory)
     if not items and not listing.problems:
         raise InputError(f"{directory}: there are no files like key.ext in it to be packed", path=directory)
     listing.items = items
     return listing
+
+
+def _note_merged(listing: SourceListing, items: Sequence[Sample], directory: str) -> None:
+    """Note a sample that looks like several, because names have a dot in them (``20.00.png``, ``20.25.png``)."""
+    for item in items:
+        fields = find_alike_fields([field.extension for field in item.fields])
+        if fields:
+            listing.notes.append(
+                f"{directory}: {shorten(item.key + fields[0])} and {shorten(item.key + fields[1])} are one sample, "
+                "because a key ends at the first dot of a name; rename the files if they are two (. to _)"
+            )
+            return
 
 
 def _note_forms(listing: SourceListing, items: Sequence[Sample], directory: str) -> None:
