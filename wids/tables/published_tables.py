@@ -21,7 +21,7 @@ import msgspec
 
 from wids.errors import FetchError, JsonError, ShardNotFoundError, TableError
 from wids.events import TableRead, emit, logger
-from wids.files import forks
+from wids.files import forks, locks
 from wids.files.json_text import JsonParser
 from wids.files.shared_files import SharedFiles
 from wids.tables import member_tables
@@ -135,10 +135,14 @@ class MissingTables:
         """
         directory, shard = str(Place(url).directory), _digest(url)[:16]
         with contextlib.ExitStack() as held:
-            known = self._look(directory)
+            known, began, is_told = self._look(directory), time.perf_counter(), False
             while not (known.is_decided or known.has_none(shard) or self._may_ask(directory, held)):
                 if is_cancelled():
                     raise CancelledTransferError
+                if not is_told and time.perf_counter() - began > locks.LIMITS.report_seconds:
+                    is_told = True
+                    text = "%s: still waiting after %.0f s for another process, which asks the server for member tables"
+                    logger.warning(text, directory, time.perf_counter() - began)
                 time.sleep(_POLL_SECONDS)  # another process asks
                 known = self._look(directory)
             if self._look(directory).has_none(shard):

@@ -1,7 +1,10 @@
 """A collection of shards, without torch: what it counts of shards of which no index says how many samples they hold."""
 
+import itertools
 import os
+import threading
 
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_shards
 from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.readers.provider import AutoProvider
@@ -25,6 +28,22 @@ def test_unknown_counts_are_counted_and_noted(tmp_path):
         assert shards.nsamples == [-1, -1, 9]
         assert (len(collection), collection.locate(4), collection.pool.misses) == (14, (1, 1), 0)
         collection.close()
+
+
+def test_tables_that_are_asked_for_no_more_are_not_waited_for(tmp_path):
+    """The collector may end it: the threads of the rest end by themselves."""
+    _, shards, _ = load_shards([(f"http://127.0.0.1:1/{number}.tar", 3) for number in range(3)])
+    collection = ShardCollection(shards, AutoProvider(cache_dir=str(tmp_path / "cache")))
+    numbers, go = itertools.count(), threading.Event()
+    collection._table_at_hand = lambda k: None if next(numbers) == 0 else go.wait()
+    tables = collection.member_tables(range(3))
+    assert next(tables) == (0, None)
+    closing = threading.Thread(target=tables.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_SECONDS)
+    is_stuck = closing.is_alive()
+    go.set()
+    assert not is_stuck
 
 
 def test_remote_tars_are_packed_without_an_index(tmp_path):

@@ -11,6 +11,7 @@ import time
 import types
 from functools import partial
 
+import fsspec
 import pyarrow as pa
 import pytest
 
@@ -124,6 +125,7 @@ def test_to_free_something_waits_for_nobody(place, monkeypatch, kind):
     def free():
         thing = given.get()
         done.put("taken")
+        given.get()  # this thread alone has it
         del thing
         done.put("freed")
 
@@ -136,6 +138,7 @@ def test_to_free_something_waits_for_nobody(place, monkeypatch, kind):
             given.put(thing)
             assert done.get(timeout=PATIENCE_SECONDS) == "taken"
             del thing
+            given.put(None)
             try:
                 assert done.get(timeout=PATIENCE_SECONDS) == "freed"
             finally:
@@ -195,6 +198,37 @@ def test_what_was_left_and_fails_is_told(caplog):
     finalizers.end(done.clear, is_ending=lambda: True)
     finalizers.do_left()
     assert done == [1]
+
+
+def test_a_child_leaves_the_connections_of_its_parent(place):
+    """What it frees of them starts no thread there, and sends nothing."""
+    held = [place.answer()]
+
+    def free():
+        held.clear()
+        return [thread.name for thread in threading.enumerate()]
+
+    assert call_in_child(free) == ["MainThread"]
+    assert held[0].stat().size == os.path.getsize(place.path)
+
+
+def test_a_file_of_a_store_is_closed_with_its_source(monkeypatch):
+    """Not by a stream that was abandoned: the server of such a store is waited for."""
+    fsspec.filesystem("memory").pipe("/finalizers/a", b"x" * (stores.BLOCK_BYTES + 1))
+    source = stores.open_source("memory://finalizers/a", Session(), go_on=lambda: None)
+    opened, closed = [], []
+    real = source._filesystem.open
+    monkeypatch.setattr(source._filesystem, "open", lambda *args: opened.append(real(*args)) or opened[-1])
+    monkeypatch.setattr(type(real("/finalizers/a")), "close", closed.append)
+    stream = source.stream()
+    next(stream)
+    del stream
+    assert closed == []
+    source.close()
+    assert closed == opened
+    assert sum(map(len, source.stream())) == stores.BLOCK_BYTES + 1
+    assert closed == opened
+    assert len(opened) == 2
 
 
 def _abandon(home):

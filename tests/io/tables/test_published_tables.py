@@ -16,6 +16,7 @@ from tests.support.containers import mangled
 from tests.support.servers import Server, status
 from wids.cache.directory import CacheDirectory
 from wids.errors import FetchError, ShardNotFoundError
+from wids.files import locks
 from wids.files.shared_files import SharedFiles
 from wids.readers.provider import AutoProvider
 from wids.tables import published_tables
@@ -235,8 +236,9 @@ def test_nothing_is_made_where_nothing_is_missing(web, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_who_waits_for_another_process_may_give_up(web, home):
-    """While one process asks, another waits for its answer, but not for longer than it would for its own."""
+def test_who_waits_for_another_process_may_give_up(web, home, caplog, set_limits):
+    """While one process asks, another waits for its answer, says so, and not for longer than it would for its own."""
+    set_limits(locks, report_seconds=0.0)
     first, second = (MissingTables(cache_dir=home, session=Session()) for _ in range(2))
     url, asks = f"{web.url}/a.tar", []
     note = first._kept.path(first._name(str(Place(url).directory)))
@@ -251,6 +253,9 @@ def test_who_waits_for_another_process_may_give_up(web, home):
         ):
             raise AssertionError("asked")
     assert len(asks) == 4
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "still waiting after 0 s for another process, which asks the server for member tables"
+    ]
     entered, go = threading.Event(), threading.Event()
 
     def ask():
