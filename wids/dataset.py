@@ -131,6 +131,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             A data set of the Hugging Face Hub by its name, ``hf://datasets/ORG/NAME``: the tars of its split, in
             natural order, with the counts that its files have of them, else counted.
         split: of such a data set; default ``"train"``, or its only one. As ``hf://datasets/ORG/NAME?split=test``, too.
+        config: of such a data set: the name of a configuration of its card; default: the card's, or its only one. As
+            ``hf://datasets/ORG/NAME?config=CONFIG&split=test``, too.
         revision: of such a data set: a branch, tag or commit. As ``hf://datasets/ORG/NAME@REVISION``, too.
         cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
@@ -233,6 +235,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         shards: Shards,
         *,
         split: str | None = None,
+        config: str | None = None,
         revision: str | None = None,
         cache_size: int | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -263,7 +266,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        shards = with_split(shards, split=split, revision=revision)
+        shards = with_split(shards, split=split, revision=revision, config=config)
         cache = arguments.parse_cache(
             cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local
         )

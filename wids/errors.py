@@ -74,8 +74,10 @@ _WITH_QUERY = ("http", "https", "ftp", "ftps")
 # The part before the "@" in an Azure URL is the container.
 _WITH_CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
 _PARAMETER = re.compile(r"(?<=.)\?[^\s=?&/]+=")
-# The split of a data set of the Hub, which is part of its name.
-_SPLIT = re.compile(r"[^?]*hf://datasets/[^/?]+/[^/?]+/?\?split=[^&?]*(?![^&?]|&)")
+# The configuration and split of a data set of the Hub, which are part of its name.
+_SPLIT = re.compile(
+    r"[^?]*hf://datasets/[^/?]+/[^/?]+/?\?(?:(?:config|split)=[^&?]*&)?(?:config|split)=[^&?]*(?![^&?]|&)"
+)
 _ACCESS = re.compile(r"(?<=://)[^/]*@|\?.{4,}", re.DOTALL)
 _PUNCTUATION = ":;,.)]}>'\""
 

@@ -490,7 +490,8 @@ def _report_upload(published: Published) -> None:
         print(f"{root}: {published.path} is there already, as it is (commit {published.commit[:12]})")
     else:
         print(f"{root}: {published.path} {published.change} by commit {published.commit[:12]}: {published.page}")
-    print(f'wids.ShardListDataset("{root}", split="{split}") opens it without reading a shard')
+    config = "" if published.config is None else f', config="{published.config}"'
+    print(printable(f'wids.ShardListDataset("{root}"{config}, split="{split}") opens it without reading a shard'))
 
 
 def _report_written(written: Sequence[Merged], *, is_json: bool) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
 from wids.events import logger
 from wids.index import repository
+from wids.index.patterns import Glob
 from wids.transport import filesystems, hub, retrying, urls
 from wids.transport.download import read_bytes
 from wids.transport.place import Place
@@ -168,9 +169,12 @@ def find_split(
     """
     files = hub.list_files(named.root, session).files
     sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
-    split = repository.find_split(sizes, archives, read, split=named.split, name=name)
+    split = repository.find_split(sizes, archives, read, split=named.split, name=name, config=named.config)
     if split.left:
-        logger.warning("%s: %d .tar files belong to no split: %s", name, len(split.left), shown_names(split.left))
+        left = f"{name}: {len(split.left)} .tar files belong to no split: {shown_names(split.left)}"
+        split = split._replace(notes=[*split.notes, left])
+    for note in split.notes:
+        logger.warning("%s", note)
     shards = [Found(f"{named.root}/{path}", sizes[path], files[path].tag or None) for path in split.shards]
     return shards, split
 
@@ -336,10 +340,10 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
     place = Place(url)
     if place.scheme == "hf" and (where := hub.locate(place, session)) is not None:
         root = url.rstrip("/").removesuffix(where.path).rstrip("/")
-        home = re.escape(where.path) + "/.*" if where.path else ".*"
-        own = re.compile(repository.regex_of(where.path) if kind == "pattern" else home)
         files = hub.list_files(place, session).files
-        names = [where.path] if where.path in files else [path for path in files if own.fullmatch(path)]
+        home = f"{where.path}/" if where.path else ""
+        is_wanted = Glob(where.path).matches if kind == "pattern" else lambda path: path.startswith(home)
+        names = [where.path] if where.path in files else list(filter(is_wanted, files))
         return {f"{root}/{path}": {"size": files[path].size, "etag": files[path].tag} for path in names}
 
     def once() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from wids.errors import FetchError, ShardNotFoundError, SpecError
+from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.files import atomic, json_text, system
 from wids.files.json_text import JsonParser
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 # To be changed with the format, or with the result of parsing: all indexes are then compiled again.
 _MADE_BY = compiled.VERSION, "member_tables"
 _READS_AT_A_TIME = 16
+ENERGON_BYTES = 64 << 20
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
 
 
@@ -149,11 +150,12 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
 
 class _KeptSplit(msgspec.Struct, frozen=True):
-    """Facts about a split: its shards with their counts (-1: in no file) and sizes, by path; the other splits."""
+    """Facts about a split: its shards (path, count or -1, bytes), the other splits, and notes for the user."""
 
     split: str
     shards: list[tuple[str, int, int]]
     others: dict[str, int]
+    notes: list[str]
 
 
 _SPLITS = JsonParser(_KeptSplit)
@@ -195,12 +197,12 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
                 *(name, missing, len(found), split.name, named._replace(split=split.name).text),
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
-        made[:] = [_KeptSplit(split.name, shards, split.others)]
+        made[:] = [_KeptSplit(split.name, shards, split.others, list(split.notes))]
         return msgspec.json.encode(made[0])
 
     found = None
     if cache_dir is not None and listing.commit:
-        key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, named.split)).encode())
+        key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, *named[1:])).encode())
         kept = SharedFiles(cache_dir, ".split")
         found = kept.get(
             key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), lambda file: _SPLITS.parse(file.data)
@@ -209,6 +211,8 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
         if not made:
             make()
         found = made[0]
+    for note in found.notes if not made else ():  # the test data that another process was told of are in this one, too
+        logger.warning("%s", note)
     builder = ShardListBuilder()
     for path, nsamples, size in found.shards:
         url = f"{named.root}/{path}"
@@ -287,7 +291,7 @@ class _JsonIndex:
         place, session = self._place, request.session
         data = hub.read_once(place, session, lambda: read_bytes(place, session=session))
         if energon.is_info(self._place):
-            data = energon.convert_info(data, place=self._place)
+            data = energon.convert_info(data, place=self._place, splits=_load_splits(self._place, session))
         if view_file.MARK in data:
             return _load_view(request, data)
         if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
@@ -301,7 +305,7 @@ class _JsonIndex:
     def _look(self) -> FileStatus | None:
         """The state of the file; None if a later process could not use it."""
         place = Place(self._place)
-        if not place.is_local:
+        if not place.is_local or energon.is_info(self._place):  # beside which another file says what is excluded
             return None
         status = look_at(place.path)
         limits = compiled_files.LIMITS
@@ -356,6 +360,25 @@ class _JsonIndex:
         elif found is not None and made:
             indexes.note_checked(indexes.path(digest))
         return found or made[0]
+
+
+def _load_splits(place: str, session: Session) -> energon.Splits | None:
+    """The splits beside the counts of an Energon dataset; None: there are none.
+
+    Raises:
+        SpecError: malformed. FetchError: they cannot be read. DependencyError: PyYAML is not installed.
+    """
+    for name in energon.SPLITS:
+        beside = str(Place(place).directory.join(name))
+        try:
+            data = read_bytes(beside, session=session, max_bytes=ENERGON_BYTES, seconds=retrying.LIMITS.first_seconds)
+        except ShardNotFoundError:
+            continue
+        except FetchDeniedError as error:  # as in a bucket without permission to list
+            logger.warning("%s: cannot be read, so that what it may exclude is not left out: %s", beside, error)
+            continue
+        return energon.parse_splits(data, place=beside)
+    return None
 
 
 # --- views

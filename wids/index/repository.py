@@ -3,11 +3,14 @@
 Pure: the names and sizes of the files, and a function that reads one, come from the caller. The first of these that
 exists assigns files to splits:
 
-1. the card, ``README.md``: ``data_files`` (or ``data_dir``) of its ``configs``, in the YAML at its top;
+1. the card, ``README.md``: ``data_files`` (or ``data_dir``) of one of its ``configs``, in the YAML at its top;
 2. ``_info.json`` (or ``info.json``) of timm: ``{"splits": {"train": {"filenames": [...], "shard_lengths": [...]}}}``;
-3. ``.nv-meta/split.yaml`` of Megatron-Energon: ``split_parts``, split -> patterns;
+3. ``.nv-meta/split.yaml`` of Megatron-Energon: ``split_parts``, split -> names with braces;
 4. names, by the rules of huggingface's ``datasets``: ``data/SPLIT-00000-of-00009.tar``; folders, else files, with the
-   name of a split set off by ``-._ `` or digits; otherwise all files are ``train``.
+   name of a split set off by ``-._ `` or digits; else the same in capitals, or as in ``trainset`` and ``TestData``;
+   otherwise all files are ``train``. A shard whose folders name two splits is of the innermost one.
+
+What ``exclude`` of a ``.nv-meta/split.yaml`` names is in no split, whatever assigns the files.
 
 The count of a shard comes from the first of these that has it: an index of wids (``train.json``, ``wids-train.json``,
 ``index.json``, ...), timm's info,
@@ -26,10 +29,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
-from wids.errors import DependencyError, InputError, JsonError, OutputExistsError, SpecError, WidsError, shown
+from wids.errors import InputError, JsonError, OutputExistsError, SpecError, WidsError, shorten, shown
 from wids.events import logger
 from wids.files.json_text import TOLERANT
-from wids.index import energon
+from wids.index import energon, foreign
+from wids.index.patterns import find_matches
 from wids.index.shardlist import MAX_COUNT
 from wids.tables.keys import first_dot
 from wids.transport import urls
@@ -47,7 +51,7 @@ DEFAULT_SPLIT = "train"
 _NAME = re.compile(
     r"(?:hf://datasets/(?P<name>[^/@?#*]+/[^/@?#*]+)(?:@(?P<revision>refs/(?:convert/[\w.-]+|pr/\d+)|[^/?#*]+))?"
     r"|https://huggingface\.co/datasets/(?P<page>[^/@?#]+/[^/@?#]+)(?:/tree/(?P<tree>[^/?#]+))?)"
-    r"/?(?:\?split=(?P<split>[^&/]+))?"
+    r"/?(?:\?(?P<query>(?:config|split)=[^&/]+(?:&(?:config|split)=[^&/]+)?))?"
 )
 _PAGES = "https://huggingface.co/datasets/"
 _QUERY = re.compile(rf"(?:hf://datasets/|{_PAGES})[^/?#]+/[^/?#]+/?\?.*", re.DOTALL)
@@ -58,15 +62,29 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _APART = r"[-._ 0-9]"
+_EXACT = {
+    split: (
+        re.compile(rf"(?:^|{_APART})(?:{'|'.join(words)})(?:{_APART}|\Z)"),
+        re.compile(rf"(?:^|{_APART})(?:{'|'.join(words)}){_APART}"),
+    )
+    for split, words in _WORDS.items()
+}
+_ENDINGS = ("", "set", "sets", "data", "dataset", "datasets", "split", "splits", "images", "imgs", "files", "shards")
+_LOOSE = {word + ending: split for split, words in _WORDS.items() for word in words for ending in _ENDINGS}
+_CAPITAL, _LETTERS = re.compile(r"(?<=[a-z])(?=[A-Z])"), re.compile(r"[a-z]+")
+# Words of other splits than train, within other words.
+_HELD = re.compile(r"test|valid|eval|(?<![a-z])(?:val|dev)|(?:val|dev)(?![a-z])")
 _NUMBERED = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}[^/]*")
 _TIMM = ("_info.json", "info.json")
-_ENERGON, _ENERGON_SPLITS = (".nv-meta/.info.json", ".nv-meta/.info.yaml"), ".nv-meta/split.yaml"
+_ENERGON = (".nv-meta/.info.json", ".nv-meta/.info.yaml")
+_ENERGON_SPLITS = tuple(f".nv-meta/{name}" for name in energon.SPLITS)
+_MAX_SPLIT_FILES = 100
+_CONFIG_KEYS = ("config_name", "data_files", "data_dir", "default", "description", "drop_labels", "drop_metadata")
+_TIMM_KEYS = ("name", "filenames", "shard_lengths", "num_samples")
 _INDEX_NAMES = ("index", "wids", "shards", "shardlist", "dataset")
 _MAX_BYTES, _MAX_CARD_BYTES = 64 << 20, 4 << 20
 _SHOWN = 10
 _MANY = 500
-# Values in YAML, including those that aliases repeat.
-_MAX_NODES = 1 << 20
 _FRONT = re.compile(rb"(?s)(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)")
 
 
@@ -74,16 +92,19 @@ class Named(NamedTuple):
     """A data set by its name.
 
     Attributes:
-        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``. split: its name; None: not given.
+        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``. split, config: their names; None: not given.
     """
 
     root: str
     split: str | None
+    config: str | None = None
 
     @property
     def text(self) -> str:
         """The name, in the form that users give."""
-        return self.root if self.split is None else f"{self.root}?split={self.split}"
+        config = None if self.config is None else quote(self.config, safe=" ")
+        pairs = [f"{key}={value}" for key, value in (("config", config), ("split", self.split)) if value is not None]
+        return f"{self.root}?{'&'.join(pairs)}" if pairs else self.root
 
 
 class RepositorySplit(NamedTuple):
@@ -92,12 +113,16 @@ class RepositorySplit(NamedTuple):
     Attributes:
         name: of the split. shards: paths, in order.
         others: other splits -> their number of shards. left: shards of no split.
+        config: the configuration of the card that was asked for, if any.
+        notes: what the user should know of the choice, as sentences.
     """
 
     name: str
     shards: list[str]
     others: dict[str, int]
     left: list[str]
+    config: str | None = None
+    notes: Sequence[str] = ()
 
 
 class _CountFile(NamedTuple):
@@ -120,7 +145,7 @@ class RepositoryCounts(NamedTuple):
 
 
 def parse_name(given: str) -> Named | None:
-    """``hf://datasets/ORG/NAME[@REVISION][?split=SPLIT]``, or the URL of its web page; None: it is another place.
+    """``hf://datasets/ORG/NAME[@REVISION][?config=CONFIG&split=SPLIT]``, or its web page; None: it is another place.
 
     Raises:
         SpecError: it is such a name with another query, or the page of a part of a data set.
@@ -128,7 +153,7 @@ def parse_name(given: str) -> Named | None:
     found = _NAME.fullmatch(given)
     if found is None:
         if _QUERY.fullmatch(given):
-            what = "only ?split=SPLIT may follow the name of a data set"
+            what = "only ?split=SPLIT or ?config=CONFIG&split=SPLIT may follow the name of a data set"
             raise SpecError(f"{given.partition('?')[0]}: {what}", path="shards", url=given)
         if within := _WITHIN.fullmatch(given):
             what = f"is a web page; give the data set, hf://datasets/{within[1]}"
@@ -136,41 +161,52 @@ def parse_name(given: str) -> Named | None:
                 what += f", or a part of it, hf://datasets/{within[1]}@{within[3]}{'/' if within[2] == 'tree' else ''}"
             raise SpecError(f"{given}: {what}", path="shards", url=given)
         return None
-    revision = found["revision"] or found["tree"]
-    return Named(f"hf://datasets/{found['name'] or found['page']}{f'@{revision}' if revision else ''}", found["split"])
+    revision, pairs = found["revision"] or found["tree"], (found["query"] or "").split("&")
+    query = dict(pair.partition("=")[::2] for pair in pairs if pair)
+    if len(query) < len([pair for pair in pairs if pair]):
+        raise SpecError(f"{given}: has one parameter twice", path="shards", url=given)
+    root = f"hf://datasets/{found['name'] or found['page']}{f'@{revision}' if revision else ''}"
+    return Named(root, query.get("split"), unquote(query["config"]) if "config" in query else None)
 
 
-def with_split(given: Any, *, split: str | None, revision: str | None) -> Any:
-    """The name of a data set with its split and revision, which no other source has.
+def with_split(given: Any, *, split: str | None, revision: str | None, config: str | None = None) -> Any:
+    """The name of a data set with its split, revision and configuration, which no other source has.
 
     Raises:
-        InputError: ``given`` is not such a name, or has another split or revision. TypeError: one is not a str.
+        InputError: ``given`` is not such a name, or has another of these. TypeError: one is not a str.
     """
-    if split is None and revision is None:
+    if split is None and revision is None and config is None:
         return given
-    for what, value in (("split", split), ("revision", revision)):
+    for what, value in (("split", split), ("revision", revision), ("config", config)):
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{what} is {value!r:.200}; it must be a text")
     named = parse_name(given) if isinstance(given, str) else None
     if named is None:
         raise InputError(
-            "split and revision are only for the name of a data set of the Hugging Face Hub, hf://datasets/ORG/NAME; "
-            f"shards is {shown(given)}"
+            "split, config and revision are only for the name of a data set of the Hugging Face Hub, "
+            f"hf://datasets/ORG/NAME; shards is {shown(given)}"
         )
     root, _, own = named.root.partition("@")
-    pairs = (("split", split, named.split), ("revision", revision and quote(revision, safe=""), own or None))
+    at = revision and quote(revision, safe="")
+    pairs = (("split", split, named.split), ("revision", at, own or None), ("config", config, named.config))
     for what, value, before in pairs:
         if value is not None and before is not None and unquote(before) != unquote(value):
             raise InputError(f"{what} is {value!r:.100}, but {given} has {before!r:.100}; give one of them")
-    at, which = (revision and quote(revision, safe="")) or own, split or named.split
-    return f"{root}{f'@{at}' if at else ''}{f'?split={which}' if which else ''}"
+    at = at or own
+    return Named(f"{root}{f'@{at}' if at else ''}", split or named.split, config or named.config).text
 
 
 # --- which files
 
 
 def find_split(
-    files: Mapping[str, int], archives: Iterable[str], read: Read, *, split: str | None, name: str
+    files: Mapping[str, int],
+    archives: Iterable[str],
+    read: Read,
+    *,
+    split: str | None,
+    name: str,
+    config: str | None = None,
 ) -> RepositorySplit:
     """The shards of a split.
 
@@ -180,22 +216,43 @@ def find_split(
         read: returns the bytes of a file.
         split: its name; None: ``"train"``, or the only one.
         name: of the data set, for messages.
+        config: the name of a configuration of the card; None: the default, or the only one.
 
     Raises:
-        SpecError: no such split exists, or no shard in it; or the card is malformed.
+        SpecError: no such split or configuration exists, or no shard in it; the card is malformed or too long; shards
+            may be of this split or of another; or single samples are excluded.
         DependencyError: it cannot be read without PyYAML.
     """
     kept = [path for path in archives if not any(part.startswith((".", "__")) for part in path.split("/"))]
     kept.sort(key=urls.natural_key)
     if not kept:
         raise SpecError(f"{name}: {_what_instead(files, name)}", url=name)
-    splits = _splits_of(files, kept, read, name)
-    found = _choose(splits, split, name)
-    if not splits[found]:
-        raise SpecError(f"{name}: the split {shown(found)} has no .tar files in this repository", url=name)
-    used = set().union(*splits.values())
-    others = {other: len(paths) for other, paths in splits.items() if other != found}
-    return RepositorySplit(found, splits[found], others, [path for path in kept if path not in used])
+    if config is None and (named := parse_name(name)) is not None:
+        config = named.config
+    source = _splits_of(files, kept, read, name, config)
+    wanted = _canonical(split or DEFAULT_SPLIT)
+    unsure = [path for path, splits in source.unsure.items() if wanted in splits]
+    if unsure:
+        words = ", ".join(map(shown, unsure[:_SHOWN]))
+        raise SpecError(
+            f"{name}: {len(unsure):,} shards may be of the split {shown(wanted)} or another by their names: {words}; "
+            f"name the files, as {_root(name)}/FOLDER/*.tar",
+            path="split",
+            url=name,
+        )
+    found = _choose(source.splits, split, name)
+    if not source.splits[found]:
+        raise SpecError(f"{name}: the split {shown(found)} {source.why_empty(found)}", url=name)
+    shards = _drop_excluded(files, source.splits[found], kept, read, name)
+    notes = list(source.notes)
+    if split is None and _canonical(found) != DEFAULT_SPLIT:
+        notes.append(f"{name}: its only split is {shown(found)}, which is read")
+    if source.is_by_names:
+        notes += _doubts(found, shards, name)
+    used = set().union(*source.splits.values())
+    others = {other: len(paths) for other, paths in source.splits.items() if other != found}
+    left = [path for path in kept if path not in used]
+    return RepositorySplit(found, shards, others, left, config, notes)
 
 
 def _what_instead(files: Iterable[str], name: str) -> str:
@@ -206,11 +263,14 @@ def _what_instead(files: Iterable[str], name: str) -> str:
     endings = sorted({posixpath.splitext(path)[1] or "no extension" for path in shown_files})
     what = f"there are no .tar files in this repository; its files end in {', '.join(endings[:_SHOWN])}"
     if ".parquet" in endings:
-        named = parse_name(name)
-        root = name if named is None else named.root
-        command = f"wids pack '{root}/**/*.parquet' --field .jpg=COLUMN -o 'train-%06d.tar'"
+        command = f"wids pack '{_root(name)}/**/*.parquet' --field .jpg=COLUMN -o 'train-%06d.tar'"
         return f"{what}; to make shards of their rows: {command}"
     return f"{what}; wids pack makes shards of files"
+
+
+def _root(name: str) -> str:
+    named = parse_name(name)
+    return name if named is None else named.root
 
 
 def _choose(splits: Mapping[str, Sequence[str]], asked: str | None, name: str) -> str:
@@ -222,7 +282,7 @@ def _choose(splits: Mapping[str, Sequence[str]], asked: str | None, name: str) -
     same = [split for split in splits if _canonical(split) == _canonical(wanted)]
     if len(same) == 1:
         return same[0]
-    there = ", ".join(f"{split} ({len(paths):,})" for split, paths in list(splits.items())[:_SHOWN])
+    there = ", ".join(f"{shorten(split)} ({len(paths):,})" for split, paths in list(splits.items())[:_SHOWN])
     more = f" and {len(splits) - _SHOWN:,} more" if len(splits) > _SHOWN else ""
     what = f"there is no split {shown(wanted)}; its splits and numbers of shards: {there}{more}"
     first = next(iter(splits))
@@ -237,51 +297,170 @@ def _canonical(split: str) -> str:
     return next((own for own, words in _WORDS.items() if split.lower() in words), split)
 
 
-def _splits_of(files: Mapping[str, int], archives: Sequence[str], read: Read, name: str) -> dict[str, list[str]]:
-    if (config := _config_of(files, read, name)) is not None:
+class _Source(NamedTuple):
+    """The splits of a repository.
+
+    Attributes:
+        splits: split -> its shards. unsure: shards that may be of several splits -> these, by their usual names.
+        notes: see `RepositorySplit`. is_by_names: the names of files assign them.
+        empty: the end of the message about a split without shards, from its name.
+    """
+
+    splits: dict[str, list[str]]
+    unsure: Mapping[str, set[str]] = {}
+    notes: Sequence[str] = ()
+    is_by_names: bool = False
+    empty: Callable[[str], str] | None = None
+
+    def why_empty(self, split: str) -> str:
+        """Why a split has no shards."""
+        return "has no .tar files in this repository" if self.empty is None else self.empty(split)
+
+
+def _splits_of(
+    files: Mapping[str, int], archives: Sequence[str], read: Read, name: str, config_name: str | None
+) -> _Source:
+    card = _read_card(files, read, name)
+    config = _choose_config(card, config_name, name)
+    if config is not None:
+        foreign.warn_of_keys(config, _CONFIG_KEYS, f"{name}: {CARD}: the configuration {_config_name(config)}")
+        why = partial(_why_empty, config=config, card=card, name=name)
         if (named := _card_files(config, name)) is not None:
-            return {split: _matching(patterns, archives) for split, patterns in named.items()}
+            where = f"{name}: {CARD}: data_files"
+            return _Source(
+                {
+                    split: find_matches(map(posixpath.normpath, patterns), archives, where=where)
+                    for split, patterns in named.items()
+                },
+                empty=why,
+            )
         home = _home_of(config)
-        archives = [path for path in archives if path.startswith(home)]
-        return _by_names(archives, home) or {DEFAULT_SPLIT: []}
-    timm = _timm_of(files, read)
+        found = _by_names([path for path in archives if path.startswith(home)], home, name)
+        return found._replace(splits=found.splits or {DEFAULT_SPLIT: []}, empty=why)
+    timm = _timm_of(files, read, name)
     if timm:
         there = set(archives)
-        found = {split: list(dict.fromkeys(p for p, _ in pairs if p in there)) for split, pairs in timm.items()}
-        if any(found.values()):
-            return found
-    if _ENERGON_SPLITS in files:
-        parts = _load_yaml(read(_ENERGON_SPLITS), _ENERGON_SPLITS, name).get("split_parts")
-        if isinstance(parts, dict) and parts:
-            return {str(split): _energon_part(given, archives, name) for split, given in parts.items()}
-    return _by_names(archives, "")
+        splits = {split: list(dict.fromkeys(p for p, _ in pairs if p in there)) for split, pairs in timm.items()}
+        if any(splits.values()):
+            return _Source(splits)
+    for path in _ENERGON_SPLITS:
+        if path in files:
+            parts = _read_splits(path, files, read, name)
+            if parts.parts:
+                there = set(archives)
+                return _Source({split: parts.shards_of(split, there) for split in parts.parts})
+            break
+    return _by_names(archives, "", name)
 
 
-def _config_of(files: Mapping[str, int], read: Read, name: str) -> dict[str, Any] | None:
-    """The configuration of the card, which names the files."""
-    if not 0 < files.get(CARD, 0) <= _MAX_CARD_BYTES:
-        return None
-    found = _FRONT.match(read(CARD))
+def _read_small(path: str, files: Mapping[str, int], read: Read, name: str, *, most: int = _MAX_BYTES) -> bytes:
+    """A file of the repository that says which files there are.
+
+    Raises:
+        SpecError: it is too long.
+    """
+    if files[path] > most:
+        what = f"{name}: {path} has {files[path]:,} bytes, and at most {most:,} are read"
+        raise SpecError(f"{what}; name the files, as {_root(name)}/FOLDER/*.tar", path=path, url=name)
+    return read(path)
+
+
+def _read_splits(path: str, files: Mapping[str, int], read: Read, name: str) -> energon.Splits:
+    return energon.parse_splits(_read_small(path, files, read, name), place=f"{_root(name)}/{path}")
+
+
+def _drop_excluded(
+    files: Mapping[str, int], shards: list[str], archives: Sequence[str], read: Read, name: str
+) -> list[str]:
+    """The shards without those that Energon's files exclude.
+
+    Raises:
+        SpecError: no shard is left; or see `energon.Splits.drop_excluded`.
+    """
+    found = [
+        path for path in files if path in _ENERGON_SPLITS or path.endswith(tuple(f"/{p}" for p in _ENERGON_SPLITS))
+    ]
+    homes = {path: path.removesuffix(f".nv-meta/{posixpath.basename(path)}") for path in found}
+    near = [path for path in found if any(shard.startswith(homes[path]) for shard in shards)]
+    if len(near) > _MAX_SPLIT_FILES:
+        what = f"{len(near):,} files of Energon's splits, and at most {_MAX_SPLIT_FILES} are read"
+        raise SpecError(f"{name}: has {what}; name the files, as {_root(name)}/FOLDER/*.tar", url=name)
+    kept = shards
+    for path in near:
+        home = homes[path]
+        splits = _read_splits(path, files, read, name)
+        own = [shard.removeprefix(home) for shard in kept if shard.startswith(home)]
+        there = {archive.removeprefix(home) for archive in archives if archive.startswith(home)}
+        gone = set(own).difference(splits.drop_excluded(own, there)) if splits.exclude else set()
+        kept = [shard for shard in kept if not (shard.startswith(home) and shard.removeprefix(home) in gone)]
+    if not kept:
+        raise SpecError(f"{name}: its owner excludes all {len(shards):,} shards of the split", path="exclude", url=name)
+    return kept
+
+
+def _read_card(files: Mapping[str, int], read: Read, name: str) -> list[dict[str, Any]]:
+    """The configurations of the card.
+
+    Raises:
+        SpecError: they are malformed, or the card is too long.
+    """
+    if not files.get(CARD):
+        return []
+    found = _FRONT.match(_read_small(CARD, files, read, name, most=_MAX_CARD_BYTES))
     text = b"" if found is None else found[1]
     if not re.search(rb"(?m)^configs[ \t]*:", text):
-        return None
-    configs = _load_yaml(text, CARD, name).get("configs")
+        return []
+    configs = foreign.load_yaml(text, CARD, name).get("configs")
     if not isinstance(configs, list) or not all(isinstance(each, dict) for each in configs):
         raise SpecError(f"{name}: {CARD}: configs is not a list of configurations", path="configs", url=name)
-    configs = [each for each in configs if "data_files" in each or "data_dir" in each]
+    return configs
+
+
+def _choose_config(card: Sequence[dict[str, Any]], wanted: str | None, name: str) -> dict[str, Any] | None:
+    """The configuration whose files are read; None: the card has none."""
+    if wanted is not None:
+        for each in card:
+            if _config_name(each) == wanted:
+                return each
+        there = f"its configurations are {_config_names(card)}" if card else "its card has no configurations"
+        raise SpecError(f"{name}: there is no configuration {shown(wanted)}; {there}", path="config", url=name)
+    configs = [each for each in card if "data_files" in each or "data_dir" in each]
     if len(configs) < 2:
         return configs[0] if configs else None
     default = [each for each in configs if each.get("default") is True or each.get("config_name") == "default"]
     if not default:
-        names = ", ".join(str(each.get("config_name")) for each in configs[:_SHOWN])
         raise SpecError(
-            f"{name}: has several configurations, and none is the default: {names}; give the files of one, as "
-            f"{name}/FOLDER/*.tar",
+            f"{name}: has several configurations, and none is the default: {_config_names(configs)}; "
+            f"{_choice_of(configs[0])}",
             path="configs",
             url=name,
         )
-    found_config: dict[str, Any] = default[0]
-    return found_config
+    return default[0]
+
+
+def _config_name(config: Mapping[str, Any]) -> str:
+    return str(config.get("config_name", "default"))
+
+
+def _config_names(configs: Sequence[Mapping[str, Any]]) -> str:
+    more = f" and {len(configs) - _SHOWN:,} more" if len(configs) > _SHOWN else ""
+    return ", ".join(shorten(_config_name(each)) for each in configs[:_SHOWN]) + more
+
+
+def _choice_of(config: Mapping[str, Any]) -> str:
+    own = _config_name(config)
+    return f"choose one with config={shown(own)}, or with ?config={quote(own[:100], safe=' ')} behind the name"
+
+
+def _why_empty(split: str, *, config: Mapping[str, Any], card: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The message about a configuration without shards: its patterns, and the other configurations."""
+    patterns = (_card_files(config, name) or {}).get(split) or [f"{_home_of(config)}*"]
+    words = (
+        f"has no .tar files in this repository: the configuration {shorten(_config_name(config))} of its card names "
+    )
+    words += ", ".join(map(shown, patterns[:_SHOWN])) + (", ..." if len(patterns) > _SHOWN else "")
+    others = [each for each in card if each is not config]
+    return f"{words}; others are {_config_names(others)}: {_choice_of(others[0])}" if others else words
 
 
 def _home_of(config: Mapping[str, Any]) -> str:
@@ -311,104 +490,82 @@ def _card_files(config: Mapping[str, Any], name: str) -> dict[str, list[str]] | 
             raise SpecError(f"{name}: {CARD}: {what}", path="data_files", url=name)
         found: dict[str, list[str]] = {}
         for each in given:
+            foreign.warn_of_keys(each, ("split", "path"), f"{name}: {CARD}: data_files")
             found.setdefault(str(each["split"]), []).extend(patterns(each["path"]))
         return found
     return {DEFAULT_SPLIT: patterns(given)}
 
 
-def _matching(patterns: Iterable[str], archives: Sequence[str]) -> list[str]:
-    """The archives that patterns match, each once, pattern by pattern; a pattern may be a folder, too."""
-    found, names = dict[str, None](), frozenset(archives)
-    for pattern in map(posixpath.normpath, patterns):
-        if pattern in names:  # the card may name each of thousands of files
-            found[pattern] = None
-        else:
-            own = re.compile(regex_of(pattern) + "(?:/.*)?")
-            found.update(dict.fromkeys(path for path in archives if own.fullmatch(path)))
-    return list(found)
-
-
-def regex_of(pattern: str) -> str:
-    """A glob of fsspec as a regular expression."""
-    parts = []
-    for text in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]/]+\]|.", pattern, re.DOTALL):
-        fixed = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(text)
-        if fixed is None and len(text) > 1:
-            inner = text[1:-1]
-            fixed = f"[^{re.escape(inner[1:])}]" if inner[0] in "!^" else f"[{re.escape(inner)}]"
-            fixed = fixed.replace("\\-", "-")
-            with contextlib.suppress(re.error):
-                parts.append(re.compile(fixed).pattern)
-                continue
-            fixed = None  # [!] and [z-a] are not sets, but literal text
-        parts.append(fixed or re.escape(text))
-    return "".join(parts)
-
-
-def _energon_part(given: Any, archives: Sequence[str], name: str) -> list[str]:
-    """Energon's patterns are names with braces, or regular expressions."""
-    found: dict[str, None] = {}
-    for text in given if isinstance(given, list) else [given]:
-        if not isinstance(text, str):
-            raise SpecError(f"{name}: {_ENERGON_SPLITS}: a pattern is {shown(text)}", path="split_parts", url=name)
-        names = set(urls.expand(text)) if "{" in text and ".." in text else {text}
-        own = [path for path in archives if path in names]
-        if not own:
-            try:
-                own = [path for path in archives if re.fullmatch(text, path)]
-            except re.error:
-                own = []
-        found.update(dict.fromkeys(own))
-    return list(found)
-
-
-def _by_names(archives: Sequence[str], home: str) -> dict[str, list[str]]:
+def _by_names(archives: Sequence[str], home: str, name: str) -> _Source:
     """The splits by the names of folders and files, by the rules of huggingface's ``datasets``."""
     numbered: dict[str, list[str]] = {}
+    parts = {path: path.removeprefix(home).split("/") for path in archives}
     for path in archives:
         if found := _NUMBERED.fullmatch(path.removeprefix(home)):
             numbered.setdefault(found["split"], []).append(path)
     if numbered:
-        return numbered
-    for of_folders in (True, False):
-        splits: dict[str, list[str]] = {}
-        for split, words in _WORDS.items():
-            word = "|".join(words)
-            own = re.compile(rf"(?:.*{_APART})?(?:{word})" + (rf"(?:{_APART}.*)?" if of_folders else rf"{_APART}.*"))
-            for path in archives:
-                *folders, last = path.removeprefix(home).split("/")
-                if any(own.fullmatch(part) for part in (folders if of_folders else [last])):
-                    splits.setdefault(split, []).append(path)
-        if splits:
-            return splits
-    return {DEFAULT_SPLIT: list(archives)} if archives else {}
+        return _Source(numbered, is_by_names=True)
+    for rule in (_exact, _loose):
+        for of_folders in (True, False):
+            if any(rule(part, of_folders) for own in parts.values() for part in (own[:-1] if of_folders else own[-1:])):
+                return _assign(parts, rule, of_folders=of_folders)
+    notes, odd = [], [path for path in archives if _HELD.search(path.removeprefix(home).lower())]
+    if odd:
+        words = ", ".join(map(shown, odd[:_SHOWN]))
+        notes.append(
+            f"{name}: no name is that of a split, so all {len(archives):,} shards are taken as train; {len(odd):,} of "
+            f"them may be of another: {words}; if so, name the files, as {_root(name)}/FOLDER/*.tar"
+        )
+    return _Source({DEFAULT_SPLIT: list(archives)} if archives else {}, notes=notes)
 
 
-def _load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise DependencyError(f"{name}: its {path} assigns files to splits: pip install 'wids[hub]'") from error
-    count, counts = 0, dict[int, int]()  # sizes of all nodes; of those below each
+def _assign(
+    parts: Mapping[str, Sequence[str]], rule: Callable[[str, bool], frozenset[str]], *, of_folders: bool
+) -> _Source:
+    """The splits of shards by their folders, or else by their own names."""
+    splits: dict[str, list[str]] = {split: [] for split in _WORDS}
+    unsure: dict[str, set[str]] = {}
+    for path, own in parts.items():
+        named = set[str]().union(*(rule(part, of_folders) for part in (own[:-1] if of_folders else own[-1:])))
+        if not named and rule is _exact:  # as TEST beside train
+            named.update(*(_loose(part, of_folders) for part in (own[:-1] if of_folders else own[-1:])))
+        if len(named) > 1:
+            inner = (rule(part, part is not own[-1]) for part in reversed(own))
+            named = next((set(each) for each in inner if len(each) == 1), named)
+        if len(named) > 1:
+            unsure[path] = named
+        elif named:
+            splits[named.pop()].append(path)
+    return _Source({split: paths for split, paths in splits.items() if paths}, unsure, is_by_names=True)
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """A loader that counts the values of an alias at each use, also of aliases within aliases."""
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            nonlocal count
-            before, is_alias = count, self.check_event(yaml.AliasEvent)
-            node = super().compose_node(parent, index)
-            count += counts.get(id(node), 1) if is_alias else 1
-            counts.setdefault(id(node), count - before)
-            if count > _MAX_NODES:
-                raise yaml.YAMLError(f"its aliases expand to more than {_MAX_NODES:,} values")
-            return node
+def _exact(part: str, is_folder: bool) -> frozenset[str]:  # noqa: FBT001 - of a folder or a file
+    """The splits that a part of a path names by the rules of ``datasets``."""
+    return frozenset(split for split, (folder, file) in _EXACT.items() if (folder if is_folder else file).search(part))
 
-    try:
-        found = yaml.load(data, Loader)  # noqa: S506 - it is a safe one
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise SpecError(f"{name}: {path}: not valid YAML ({str(error)[:200]})", path=path, url=name) from error
-    return found if isinstance(found, dict) else {}
+
+def _loose(part: str, is_folder: bool) -> frozenset[str]:  # noqa: FBT001 - likewise
+    """The splits that it names in capitals, or with another word, as in ``trainset``."""
+    text = _CAPITAL.sub("-", part if is_folder else part.partition(".")[0]).lower()
+    return frozenset(split for word in _LETTERS.findall(text) if (split := _LOOSE.get(word)) is not None)
+
+
+def _doubts(split: str, shards: Sequence[str], name: str) -> list[str]:
+    """A note on shards of a split, by their names, whose names have another split, too."""
+    own = _canonical(split)
+
+    def others(path: str) -> frozenset[str]:
+        *folders, last = path.split("/")
+        found = frozenset[str]().union(*(_exact(each, True) | _loose(each, True) for each in folders))  # noqa: FBT003
+        return (found | _exact(last, False) | _loose(last, False)) - {own}  # noqa: FBT003
+
+    odd = {path: found for path in shards if (found := others(path))}
+    if not odd:
+        return []
+    words = ", ".join(map(shown, list(odd)[:_SHOWN]))
+    named = ", ".join(sorted(frozenset[str]().union(*odd.values())))
+    note = f"{name}: {len(odd):,} shards are taken as {own}, and have {named} in their names, too: {words}"
+    return [f"{note}; if that is wrong, name the files, as {_root(name)}/FOLDER/*.tar"]
 
 
 # --- how many samples
@@ -445,7 +602,7 @@ def find_counts(
         asked = [
             source
             for source in sources
-            if files[source.path] <= _MAX_BYTES and (source.shard is None or source.shard in missing)
+            if (source.shard is None or source.shard in missing) and _is_short(source.path, files, name)
         ]
         if len(asked) >= _MANY:
             logger.warning("%s: %d files are read, each with the sample count of one shard", name, len(asked))
@@ -462,6 +619,14 @@ def find_counts(
                 counts.nsamples.update(found)
                 counts.sources[source.path] = len(found)
     return counts
+
+
+def _is_short(path: str, files: Mapping[str, int], name: str) -> bool:
+    """Whether a file with counts may be read; a warning if not."""
+    if files[path] > _MAX_BYTES:
+        size = f"{files[path]:,} bytes, and at most {_MAX_BYTES:,} are read"
+        logger.warning("%s: %s is not used for counts: it has %s", name, path, size)
+    return files[path] <= _MAX_BYTES
 
 
 def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> str:
@@ -495,7 +660,8 @@ def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
 
 def _own_stems(split: RepositorySplit) -> list[str]:
     """The preferred names of an index of a split."""
-    return [split.name, f"wids-{split.name}"]
+    own = split.name if split.config is None else f"{split.config}-{split.name}"
+    return [own, f"wids-{own}"]
 
 
 def _sources(files: Mapping[str, int], split: RepositorySplit, name: str) -> Iterator[list[_CountFile]]:
@@ -561,12 +727,13 @@ def _path_of(url: str, home: str, root: str) -> str | None:
     return None if path.startswith(("..", "/")) else "" if path == "." else path
 
 
-def _timm_of(files: Mapping[str, int], read: Read) -> dict[str, list[tuple[str, Any]]]:
+def _timm_of(files: Mapping[str, int], read: Read, name: str) -> dict[str, list[tuple[str, Any]]]:
     """The splits in timm's file at the top of the repository."""
     for path in _TIMM:
-        if 0 < files.get(path, 0) <= _MAX_BYTES:
+        if files.get(path):
+            data = _read_small(path, files, read, name)
             try:
-                found = _parse_timm(read(path), path)
+                found = _parse_timm(data, path)
             except SpecError:
                 continue
             if found:
@@ -582,6 +749,7 @@ def _parse_timm(data: bytes, source: str) -> dict[str, list[tuple[str, Any]]]:
         names = each.get("filenames") if isinstance(each, dict) else None
         if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
             continue
+        foreign.warn_of_keys(each, _TIMM_KEYS, f"{source}: splits.{split}")
         counts = each.get("shard_lengths")
         if not isinstance(counts, list) or len(counts) != len(names):
             raise SpecError(

@@ -32,6 +32,7 @@ class Published(msgspec.Struct, frozen=True):
 
     Attributes:
         root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any. split: of its shards.
+        config: the configuration of its card that was asked for, if any.
         path: of the index in the repository.
         change: "added", "replaced", or "unchanged" (no commit was needed).
         commit: the commit with the index. page: its web page; "": unchanged.
@@ -43,6 +44,7 @@ class Published(msgspec.Struct, frozen=True):
     change: str
     commit: str
     page: str = ""
+    config: str | None = None
 
 
 class IndexUpload:
@@ -95,13 +97,13 @@ class IndexUpload:
         """
         data, path, split = self._index(output), self._path, self._split
         if data == self._before:
-            return Published(self._root, split.name, path, "unchanged", self._parent)
+            return Published(self._root, split.name, path, "unchanged", self._parent, config=split.config)
         change = "added" if self._before is None else "replaced"
         rows = parse_json(data, output)["shardlist"]
         message = f"{'Add' if change == 'added' else 'Replace'} {path}: wids index of the split {split.name}, "
         message += f"{sum(row['nsamples'] for row in rows):,} samples in {len(rows):,} shards"
         made = self._branch.commit(data, path, message=message, parent=self._parent)
-        return Published(self._root, split.name, path, change, made.name, made.page)
+        return Published(self._root, split.name, path, change, made.name, made.page, split.config)
 
     def _index(self, output: str) -> bytes:
         """The published form of the index: its URLs are relative to the top of the repository."""

@@ -113,7 +113,9 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
         if tries_once:
             options = _once_options(scheme, options)
         filesystem, name = fsspec.core.url_to_fs(url, **options)
-        if "file" in filesystem.protocol and not place.is_local:  # fsspec would use only the first part
+        protocols = filesystem.protocol
+        # Such a file system would use only the first part.
+        if "file" in ((protocols,) if isinstance(protocols, str) else protocols) and not place.is_local:
             advice = "" if "://" in url else f"; a file of this name is ./{url}"
             raise ValueError(f"the first part of a chain is a file system that reads another{advice}")
         if tries_once:

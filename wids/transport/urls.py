@@ -25,19 +25,23 @@ _MAX_DIGITS, _MAX_SHOWN = 18, 200
 _INTEGER = re.compile(r"(\d+)")
 
 
-def expand(pattern: str) -> Iterator[str]:
+def expand(pattern: str, *, most: int = MAX_SHARDS) -> Iterator[str]:
     """Expand a brace pattern such as ``train-{000000..000099}.tar``; other text is returned unchanged.
 
+    Args:
+        pattern: the text.
+        most: the number of names that it may have.
+
     Raises:
-        SpecError: the braces do not match, or expand to more shards than a dataset may have.
+        SpecError: the braces do not match, or expand to more names.
     """
     if "{" not in pattern:
         yield pattern
         return
     shown = repr(pattern if len(pattern) <= _MAX_SHOWN else f"{pattern[:_MAX_SHOWN]}...")
     try:
-        if _count(pattern) > MAX_SHARDS:
-            raise SpecError(f"brace pattern {shown}: it expands to more than {MAX_SHARDS:,} names; correct its numbers")
+        if _count(pattern) > most:
+            raise SpecError(f"brace pattern {shown}: it expands to more than {most:,} names; correct its numbers")
         yield from braceexpand.braceexpand(pattern)
     except ValueError as error:
         if isinstance(error, SpecError):

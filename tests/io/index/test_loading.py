@@ -247,7 +247,7 @@ def test_splits_and_revisions(stand_in):
         wids.ShardListDataset(HUB, split="val", revision=second)
     assert [*wids.ShardListDataset(HUB, revision=first).lengths] == [3, 2]
     with pytest.raises(
-        InputError, match="split and revision are only for the name of a data set of the Hugging Face Hub"
+        InputError, match="split, config and revision are only for the name of a data set of the Hugging Face Hub"
     ):
         wids.ShardListDataset([("a.tar", 1)], split="val")
     with pytest.raises(ShardNotFoundError, match="org/none"):

@@ -28,3 +28,13 @@ def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits, caplog):
     assert not caplog.records  # what the client says of it is no fault
     logging.getLogger("gcsfs").warning("other words of it")
     assert caplog.messages == ["other words of it"]
+
+
+@pytest.mark.parametrize("protocol", ["filecache", ("filecache",), ["blockcache", "x-file"]])
+def test_a_protocol_that_has_the_word_file(protocol, monkeypatch):
+    """It is not the file system of local files, which would read only the first part of a chain."""
+    import fsspec
+
+    filesystem = type("Filesystem", (), {"protocol": protocol})()
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_, **__: (filesystem, "x"))
+    assert filesystems.open_filesystem("filecache::memory://x")[0] is filesystem

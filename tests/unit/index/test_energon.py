@@ -113,3 +113,39 @@ def test_any_bytes_as_counts(data):
         for text in (data, b"shard_counts:\n" + data):
             with contextlib.suppress(SpecError):
                 json.loads(energon.convert_info(text, place=place))
+
+
+@pytest.mark.parametrize("name", ["split.yaml", "split.json"])
+@pytest.mark.usefixtures("own_cache")
+def test_counts_without_what_the_owner_excludes(tmp_path, name):
+    """The splits beside the counts are read; a sample of a shard cannot be left out, and is an error."""
+    place = write_energon(tmp_path / "d")
+    splits = place.parent / name
+    splits.write_text(json.dumps({"split_parts": {}, "exclude": ["parts/a.tar"]}))
+    assert [shard["url"] for shard in ShardListDataset(place).shards] == [os.fspath(tmp_path / "d" / "parts" / "b.tar")]
+    splits.write_text(json.dumps({"exclude": ["parts/a.tar/000001"]}))
+    with pytest.raises(SpecError, match="exclude leaves out 1 single samples"):
+        ShardListDataset(place)
+    splits.write_text(json.dumps({"exclude": ["parts/{a,b}.tar"]}))
+    with pytest.raises(SpecError, match="no shard that the owner does not exclude"):
+        ShardListDataset(place)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_counts_over_http_without_what_the_owner_excludes(server):
+    """The same from a server."""
+    server.add("/d/.nv-meta/.info.json", json.dumps({"shard_counts": {"a.tar": 2, "b.tar": 1}}).encode())
+    server.add("/d/.nv-meta/split.yaml", b"exclude: [b.tar]")
+    assert ShardListDataset(server.url + "/d/.nv-meta/.info.json").lengths == [2]
+
+
+def test_unknown_keys_of_counts_are_named(caplog):
+    """They may say which samples there are."""
+    energon.convert_info(b'{"shard_counts": {"a.tar": 1}, "subset": [0, 1]}', place="d/.info.json")
+    assert "d/.info.json: wids does not read 'subset', which could change which samples there are" in caplog.text
+
+
+def test_a_line_of_spaces_is_read_in_linear_time():
+    """Of YAML: spaces before a letter that may not follow them."""
+    with pytest.raises(SpecError, match="line 1"):
+        energon.convert_info(b"a: b" + b" " * 1_000_000 + b"#", place="d/.info.yaml")

@@ -1,10 +1,12 @@
 """Which files are the shards of a split, and how many samples they hold: the layouts of data sets on the Hub."""
 
 import json
+import re
 
 import pytest
 
-from wids.errors import InputError, SpecError
+from wids.errors import InputError, SpecError, without_secrets
+from wids.index import patterns
 from wids.index.repository import find_counts, find_split, parse_name, with_split
 
 NAME = "hf://datasets/org/set"
@@ -59,10 +61,10 @@ def repository(*archives, **files):
     return sizes, list(archives), read, asked
 
 
-def find(given, split=None):
+def find(given, split=None, config=None):
     """(name, shards) of a split, and what files say of their samples."""
     files, archives, read, _ = given
-    found = find_split(files, archives, read, split=split, name=NAME)
+    found = find_split(files, archives, read, split=split, name=NAME, config=config)
     return found, find_counts(files, found, read, name=NAME)
 
 
@@ -229,8 +231,8 @@ def test_counts_of_the_layouts(given, split, counts, source):
 
 
 def test_energon_s_splits():
-    """Braces and regular expressions, in YAML; the counts are of all."""
-    text = "split_parts:\n  train: ['s/x_{0..1}.tar']\n  val: 's/x_[23]\\.tar'\nexclude: []\n"
+    """Names with braces, in YAML; the counts are of all."""
+    text = "split_parts:\n  train: ['s/x_{0..1}.tar']\n  val: 's/x_{2,3}.tar'\nexclude: []\n"
     info = {"shard_counts": {f"s/x_{k}.tar": k + 1 for k in range(4)}}
     given = repository(*info["shard_counts"], **{".nv-meta/split.yaml": text, ".nv-meta/.info.json": info})
     assert find(given)[1].nsamples == {"s/x_0.tar": 1, "s/x_1.tar": 2}
@@ -265,10 +267,10 @@ def test_counts_come_from_several_files(caplog):
 
 def test_names():
     """Data sets, revisions, splits and pages; no files, folders and globs."""
-    assert parse_name(NAME) == (NAME, None)
-    assert parse_name(f"{NAME}@v1/?split=val") == (f"{NAME}@v1", "val")
-    assert parse_name(f"{NAME}@refs/pr/3") == (f"{NAME}@refs/pr/3", None)
-    assert parse_name("https://huggingface.co/datasets/org/set/tree/v1") == (f"{NAME}@v1", None)
+    assert parse_name(NAME) == (NAME, None, None)
+    assert parse_name(f"{NAME}@v1/?split=val") == (f"{NAME}@v1", "val", None)
+    assert parse_name(f"{NAME}@refs/pr/3") == (f"{NAME}@refs/pr/3", None, None)
+    assert parse_name("https://huggingface.co/datasets/org/set/tree/v1") == (f"{NAME}@v1", None, None)
     for other in (f"{NAME}/a.tar", f"{NAME}/a/", f"{NAME}/*.tar", "hf://datasets/org", "hf://buckets/org/set", "a.tar"):
         assert parse_name(other) is None
 
@@ -290,8 +292,8 @@ def test_a_repository_without_shards(files, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (f"{NAME}?split=", "only .split=SPLIT may follow the name of a data set"),
-        (f"{NAME}?token=hf_x", "only .split=SPLIT may follow the name of a data set"),
+        (f"{NAME}?split=", "only .split=SPLIT or .config=CONFIG&split=SPLIT may follow the name of a data set"),
+        (f"{NAME}?token=hf_x", "only .split=SPLIT or .config=CONFIG&split=SPLIT may follow the name of a data set"),
         ("https://huggingface.co/datasets/org/set?row=3", "may follow the name"),
         (
             "https://huggingface.co/datasets/org/set/tree/main/data",
@@ -404,3 +406,203 @@ def test_a_revision_that_is_said_twice():
     """With its slash as it is, and quoted."""
     for at in ("refs/pr/1", "refs%2Fpr%2F1"):
         assert parse_name(with_split(f"{NAME}@{at}", split=None, revision="refs/pr/1")).root == f"{NAME}@refs%2Fpr%2F1"
+
+
+# --- shards of another split, and excluded ones
+
+
+@pytest.mark.parametrize(
+    ("archives", "split", "shards"),
+    [
+        (["TRAIN/0.tar", "VAL/0.tar"], None, ["TRAIN/0.tar"]),
+        (["TRAIN/0.tar", "VAL/0.tar"], "val", ["VAL/0.tar"]),
+        (["trainset/0.tar", "testset/0.tar"], None, ["trainset/0.tar"]),
+        (["TrainImages/0.tar", "TestImages/0.tar"], "test", ["TestImages/0.tar"]),
+        (["x/Training_0.tar", "x/Evaluation_0.tar"], None, ["x/Training_0.tar"]),
+        (["train/0.tar", "TEST/0.tar"], "test", ["TEST/0.tar"]),
+        (["TestBench/train-0.tar", "TestBench/val-0.tar"], None, ["TestBench/train-0.tar"]),
+        (["train/train/0.tar", "train/val/0.tar"], None, ["train/train/0.tar"]),
+        (["train_test_split/train-0.tar", "train_test_split/test-0.tar"], None, ["train_test_split/train-0.tar"]),
+        (["latest/0.tar", "contest/1.tar"], None, ["contest/1.tar", "latest/0.tar"]),
+    ],
+)
+def test_splits_in_capitals_and_longer_words(archives, split, shards):
+    """A folder of test data in another spelling is no training data; the innermost of two splits wins."""
+    assert find(repository(*archives), split)[0].shards == shards
+
+
+def test_shards_that_may_be_of_two_splits():
+    """They are neither trained on nor left out unnoticed."""
+    given = repository("train_val/0.tar", "test/0.tar")
+    for split in (None, "train", "validation"):
+        with pytest.raises(SpecError, match=r"1 shards may be of the split '.*' or another .*'train_val/0.tar'; name"):
+            find(given, split)
+    assert find(given, "test")[0].shards == ["test/0.tar"]
+
+
+@pytest.mark.parametrize(
+    ("archives", "words"),
+    [
+        (
+            ["mytests/0.tar", "mine/0.tar"],
+            r"no name is that of a split, .* 1 of them may be of another: 'mytests/0.tar'",
+        ),
+        (["training/test-1.tar", "training/1.tar"], r"1 shards are taken as train, and have test in their names"),
+        (["val/0.tar"], "its only split is 'validation', which is read"),
+    ],
+)
+def test_doubts_are_told(archives, words):
+    """What may be another split's data is named, with a way to choose."""
+    (note,) = find(repository(*archives))[0].notes
+    assert re.search(words, note)
+
+
+def test_names_without_doubt():
+    """The usual ones say nothing."""
+    for archives in (["train/0.tar", "test/0.tar"], ["0.tar"], ["train-0.tar"], ["data/train-00000-of-00001.tar"]):
+        assert not find(repository(*archives))[0].notes
+
+
+SPLIT_YAML = "split_parts:\n  train: ['s/{0..3}.tar']\nexclude: "
+
+
+@pytest.mark.parametrize(
+    "exclude", ["[s/1.tar, 's/{2..3}.tar']", "s/{1..3}.tar", "[./s/1.tar, s/2.tar, s/3.tar, s/9.tar/7]"]
+)
+def test_what_energon_excludes_is_in_no_split(exclude):
+    """Shards, by name and in braces; samples of shards that are not there do not matter."""
+    given = repository(*(f"s/{k}.tar" for k in range(4)), **{".nv-meta/split.yaml": SPLIT_YAML + exclude})
+    assert find(given)[0].shards == ["s/0.tar"]
+
+
+def test_what_energon_excludes_holds_for_other_sources():
+    """For names, for cards, for split.json, and for a data set in a folder."""
+    exclude = {"exclude": ["0.tar"]}
+    for files in (
+        {".nv-meta/split.json": exclude},
+        {".nv-meta/split.json": exclude, **card("configs:\n- data_files: '*.tar'")},
+        {".nv-meta/split.yaml": "exclude: [0.tar]"},
+    ):
+        assert find(repository("0.tar", "1.tar", **files))[0].shards == ["1.tar"]
+    given = repository("a/0.tar", "a/1.tar", "b/0.tar", **{"a/.nv-meta/split.json": exclude})
+    assert find(given)[0].shards == ["a/1.tar", "b/0.tar"]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "words"),
+    [
+        ("[s/1.tar/000032]", r"exclude leaves out 1 single samples \('s/1.tar/000032'\).*exclude\(\['000032', ...\]\)"),
+        ("['s/{1..2}.tar/{a,b}/k']", "exclude leaves out 4 single samples"),
+        ("['s/*.tar']", r"exclude has 's/\*\.tar', which is neither the name"),
+        ("['s/{0..3}.tar']", "its owner excludes all 4 shards"),
+        ("7", "exclude has 7"),
+        ("['{0..99999999}']", "expands to more than"),
+    ],
+)
+def test_what_cannot_be_excluded_is_an_error(exclude, words):
+    """Nothing that an owner leaves out is read."""
+    given = repository(*(f"s/{k}.tar" for k in range(4)), **{".nv-meta/split.yaml": SPLIT_YAML + exclude})
+    with pytest.raises(SpecError, match=words):
+        find(given)
+
+
+def test_names_and_keys_of_energon_that_mean_nothing(caplog):
+    """Warned of: shards that are not there, in a split and excluded, and unknown keys."""
+    text = "split_parts: {train: ['{0..2}.tar']}\nexclude: [5.tar]\nsubset: {range: [0, 0.5]}\n"
+    assert find(repository("0.tar", "1.tar", **{".nv-meta/split.yaml": text}))[0].shards == ["0.tar", "1.tar"]
+    for words in (
+        "names 1 shards of 'train' that do not exist: '2.tar'",
+        "do not exist: '5.tar'",
+        "does not read 'subset'",
+    ):
+        assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("configs:\n- {data_files: '*.tar', exclude: [1.tar], features: 7, skip: false}", "'exclude', which could"),
+        (
+            "configs:\n- data_files: [{split: train, path: '*.tar', subset: 3}]",
+            "data_files: wids does not read 'subset'",
+        ),
+    ],
+)
+def test_keys_of_a_card_that_choose_samples(text, words, caplog):
+    """Are named once, and no others."""
+    assert find(repository("0.tar", **card(text)))[0].shards == ["0.tar"]
+    assert words in caplog.text
+    assert not re.search("features|skip", caplog.text)
+
+
+CONFIGS = """configs:
+- {config_name: text, data_files: 'data/*.parquet', default: true}
+- {config_name: pictures & more, data_files: {train: 'img/*.tar', test: 'none/*.tar'}}
+"""
+
+
+def test_a_configuration_is_chosen_by_name():
+    """By argument and in the name; the error for a table names it, its pattern and the others."""
+    given = repository("img/0.tar", "other/0.tar", **{"data/0.parquet": "x"}, **card(CONFIGS))
+    with pytest.raises(
+        SpecError, match=r"configuration text of its card names 'data/\*\.parquet'; others are pictures"
+    ):
+        find(given)
+    assert find(given, config="pictures & more")[0].shards == ["img/0.tar"]
+    with pytest.raises(
+        SpecError, match=r"'test' has no \.tar files .* names 'none/\*\.tar'; others are text: choose one"
+    ):
+        find(given, "test", config="pictures & more")
+    with pytest.raises(SpecError, match="no configuration 'odd'; its configurations are text, pictures & more"):
+        find(given, config="odd")
+    with pytest.raises(SpecError, match="no configuration 'odd'; its card has no configurations"):
+        find(repository("0.tar"), config="odd")
+
+
+def test_a_name_with_its_configuration():
+    """Survives being written and read; once, and of such names alone."""
+    name = with_split(NAME, split="val", revision="v1", config="a & b/c")
+    assert parse_name(name) == (f"{NAME}@v1", "val", "a & b/c")
+    assert parse_name(name).text == name
+    assert parse_name(f"{NAME}?split=a&config=b") == (NAME, "a", "b")
+    assert with_split(f"{NAME}?config=b", split="a", revision=None) == f"{NAME}?config=b&split=a"
+    assert without_secrets(f"see {NAME}?config=b&split=a") == f"see {NAME}?config=b&split=a"
+    for given in (f"{NAME}?split=a&split=b", f"{NAME}?config=a&config=b"):
+        with pytest.raises(SpecError, match="twice"):
+            parse_name(given)
+    with pytest.raises(InputError, match="config is 'c', but"):
+        with_split(f"{NAME}?config=b", split=None, revision=None, config="c")
+
+
+def test_files_that_are_too_long_are_not_passed_over():
+    """A card or split that is not read might say what is training data."""
+    for path, most in (("README.md", 4 << 20), (".nv-meta/split.yaml", 64 << 20), ("_info.json", 64 << 20)):
+        files, archives, read, asked = repository("0.tar", **{path: "x"})
+        with pytest.raises(SpecError, match=rf"has {most + 1:,} bytes, and at most {most:,} are read"):
+            find_split({**files, path: most + 1}, archives, read, split=None, name=NAME)
+        assert not asked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "configs:\n- data_files: '" + "**/" * 300 + "x.tar'",
+        "configs:\n- data_files: '" + "*a" * 500 + "'",
+        "configs: 1" + ":59" * 300_000,
+        "configs: [" + "x," * 500_000 + "]",
+        "configs:\n- data_files:\n" + "".join(f"  - '**/*{k}*.tar'\n" for k in range(3000)),
+    ],
+)
+def test_a_card_that_would_take_forever(text, monkeypatch):
+    """It ends, with a typed error."""
+    monkeypatch.setattr(patterns, "_MAX_COST", 100_000)
+    names = ["/".join("a" * 200) + f"/{k}{'a' * 200}.tar" for k in range(500)]
+    with pytest.raises(SpecError):
+        find(repository(*names, **card(text)))
+
+
+def test_an_expression_in_energon_s_splits_is_not_run():
+    """A regular expression that backtracks is refused as no name."""
+    text = "split_parts: {train: ['(a+)+b$']}"
+    with pytest.raises(SpecError, match=r"split_parts has .* which is neither"):
+        find(repository("a" * 60 + ".tar", **{".nv-meta/split.yaml": text}))
