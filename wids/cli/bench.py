@@ -384,6 +384,7 @@ def _passes(rank: int, plan: _BenchPlan) -> list[Callable[[], dict[str, Any]]]:
     if len(dataset) < job.ranks:
         raise InputError(f"{job.ranks} ranks are more than the {count_of(len(dataset), 'sample')} of {plan.index}")
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
+    settings["weights"] = order.read_weights(lambda name: name)  # a column is read by the sampler
     sampler = wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=job.ranks, **settings)
     if (batches := len(sampler) // job.batch_size) <= job.warmup:
         raise InputError(

@@ -407,6 +407,7 @@ def _text_of(info: str | None, output: str) -> str | None:
     Raises:
         OutputExistsError: it is the file that is to be written.
     """
+    info = info and os.path.expanduser(info)
     if info and os.path.isfile(info):
         path = Place(output).path
         if os.path.exists(path) and os.path.samefile(info, path):

@@ -6,22 +6,21 @@ use. Only the shown samples are downloaded. Nothing in a shard is executed, and 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-
     from wids.dataset import ShardListDataset
     from wids.serve.running import PageServer
 
 
 def start(
-    index: str | ShardListDataset[Any],
+    index: str | os.PathLike[str] | ShardListDataset[Any],
     *,
     port: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
-    marks: str = "",
+    marks: str | os.PathLike[str] = "",
 ) -> PageServer:
     """Serve the pages of a dataset to this machine's browsers, from a thread of this process.
 
@@ -29,8 +28,8 @@ def start(
     as a cell that is run again does, closes the one before; all are closed when the process ends.
 
     Args:
-        index: as `wids.ShardListDataset` takes it, as a text; or a dataset, such as a view: its samples are shown
-            undecoded with its joined columns, and nothing is downloaded by it.
+        index: as `wids.ShardListDataset` takes it, a text or a path; or a dataset, such as a view: its samples are
+            shown undecoded with its joined columns, and nothing is downloaded by it.
         port: where to listen; 0: any free port.
         cache_dir: where remote shards may be, as there; of an index only.
         storage_options: for fsspec, as there; of an index only.
@@ -48,6 +47,7 @@ def start(
     check_packages()
     from wids.serve.served import Served
 
+    index, marks = os.fspath(index) if isinstance(index, os.PathLike) else index, os.fspath(marks)
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
     place = index if isinstance(index, str) else index._collection.place  # noqa: SLF001
 

@@ -90,7 +90,7 @@ class Server:
         host: str = "127.0.0.1",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.directory = directory
+        self.directory = None if directory is None else os.path.expanduser(directory)
         self.has_ranges = has_ranges
         self.validators = validators
         self.latency_seconds = latency_seconds

@@ -77,7 +77,8 @@ class Metrics:
             raise DependencyError(
                 "--metrics needs prometheus_client; install it with: pip install 'wids[prometheus]'"
             ) from error
-        self._path, self._cache, self._write = os.path.abspath(path), cache, prometheus_client.write_to_textfile
+        self._path, self._cache = os.path.abspath(os.path.expanduser(path)), cache
+        self._write = prometheus_client.write_to_textfile
         self._registry = prometheus_client.CollectorRegistry()
         self._registry.register(self)
         self._values: dict[str, float] = {name: 0 for name in _HELP if name.endswith("_total")}

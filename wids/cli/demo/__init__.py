@@ -74,6 +74,7 @@ def run_demo(
     from wids.testing import Server
 
     if kept is not None:
+        kept = os.path.expanduser(kept)
         _make_empty(kept)
     console = Console(highlight=False)
     with Signals() as signals, ExitStack() as stack:

@@ -206,14 +206,14 @@ class ResultOptions:
             from wids.cli.simulate.picture import save, write_page
 
             if self.plot is not None:
-                save(report, self.plot)
+                save(report, os.path.expanduser(self.plot))
             if self.html is not None:
-                write_page(report, self.html)
+                write_page(report, os.path.expanduser(self.html))
 
     def _check_target(self, path: str, what: str, index: str | None) -> None:
         from wids.transport.upload import check_replaceable
 
-        found = os.path.abspath(path)
+        found = os.path.abspath(os.path.expanduser(path))
         directory = os.path.dirname(found)
         if os.path.exists(found) and not os.path.isfile(found):
             raise OutputError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
