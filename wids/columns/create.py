@@ -59,7 +59,8 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     Attributes:
         output: the table's path.
         samples: its rows.
-        columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
+        columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, of vectors ``float32[512]``, or
+            ``json``: JSON text).
         kept: columns of the earlier table that were not asked for again, and are there as before.
         changed: column -> its rule in the earlier table, where it has another one now.
         dropped: columns of the earlier table that are left out, as was asked.

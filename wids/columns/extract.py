@@ -290,7 +290,7 @@ class _Values:
         self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
             "json": _parse_json,
             "text": _parse_text,
-            "field": partial(decode_value, decoder, url),
+            "field": partial(decode_value, decoder, url, has_vectors=True),
         }
 
     def add(self, sample: Sample) -> None:
@@ -353,8 +353,10 @@ def _parse_text(data: bytes, _key: str, _extension: str) -> str:
     return data.decode("utf-8-sig")  # a byte order mark is no part of the text
 
 
-def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
-    """A member's value as a JSON type.
+def decode_value(
+    decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str, *, has_vectors: bool = False
+) -> Any:
+    """A member's value as a JSON type, or with ``has_vectors`` an array of one dimension.
 
     Raises:
         DecodeError: it cannot be decoded. ValueError: its value is of another type.
@@ -363,6 +365,8 @@ def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extens
     if isinstance(value, (np.generic, np.ndarray)):
         if value.ndim > 1:
             raise ValueError(f"it is an array of shape {value.shape}")
+        if has_vectors and value.ndim and kinds.kind_of(value) != kinds.OTHER:
+            return np.asarray(value)
         value = value.tolist()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -395,7 +399,7 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
             continue
         array, occurring = kinds.make_array(column)
         nans = sum(map(_has_nan, column))
-        facts.columns[rule.digest] = ValueFacts(occurring, column.count(None), nans, unparsed)
+        facts.columns[rule.digest] = ValueFacts(occurring, sum(value is None for value in column), nans, unparsed)
         names.append(f"rule {rule.digest}")
         arrays.append(array)
     is_doubled = np.zeros(len(table), bool)
@@ -424,7 +428,10 @@ def _has_nan(value: Any) -> bool:
     todo = [value]
     while todo:
         found = todo.pop()
-        if isinstance(found, float):
+        if isinstance(found, np.ndarray):
+            if found.dtype.kind == "f" and np.isnan(found).any():
+                return True
+        elif isinstance(found, float):
             if math.isnan(found):
                 return True
         elif isinstance(found, Mapping):

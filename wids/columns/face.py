@@ -73,7 +73,7 @@ class WithColumns:
         """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
 
         Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
-        A joined column of vectors is (n, d), with rows of NaN for missing ones of floats; of vectors of several
+        A column of vectors is (n, d), with rows of NaN for missing ones of floats; of vectors of several
         lengths, or of integers of which some are missing, it is (n,) of arrays and None.
 
         Args:

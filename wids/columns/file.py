@@ -238,6 +238,8 @@ def _is_true(says: Any, values: Any) -> bool:
         return False
     if not says.has_min_max:
         return True
+    if import_arrow().types.is_fixed_size_list(values.type):
+        values = compute.list_flatten(values)
     found = compute.min_max(values).as_py()
     return bool((says.min, says.max) == (found["min"], found["max"]))
 
@@ -252,7 +254,7 @@ def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
     pa = import_arrow()
     own = [("index", pa.int64()), ("shard", pa.int32()), ("row", pa.int32())]
     own += [("key", pa.string()), ("bytes", pa.int64())]
-    asked = [(name, types.arrow_type(of)) for name, of in kinds.items()]
+    asked = [types.arrow_field(name, of) for name, of in kinds.items()]
     return pa.schema([*own, *asked, *((name, pa.int64()) for name in sizes)])
 
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from wids.columns import mapped
+from wids.columns import mapped, vectors
 from wids.columns.given import open_given
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import check_names, nearest
 from wids.columns.sql import SampleTable, run_join
-from wids.columns.vectors import mark_half
 from wids.errors import ColumnsError, InputError, shown
 from wids.events import logger
 from wids.transport.session import PLAIN, Session
@@ -100,6 +99,21 @@ def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
         schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
         batches = _reading(path, file.iter_batches(mapped.BATCH_ROWS, columns=list(names)))
         return mapped.write_mapped(schema, _rebatch(batches, schema))
+
+
+def read_vectors(path: str, name: str, rows: np.ndarray[Any, np.dtype[np.int64]] | None) -> Any:
+    """A column of vectors of the index's table as one array, of these rows; None: it is of other values, or not there.
+
+    Raises:
+        ColumnsError: it is damaged.
+    """
+    with import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
+        field = next((each for each in file.schema_arrow if each.name.casefold() == name.casefold()), None)
+        if field is None or (kind := vectors.type_of(field)) is None:
+            return None
+        batches = _reading(path, file.iter_batches(mapped.BATCH_ROWS, columns=[field.name]))
+        column = import_arrow().Table.from_batches(batches, import_arrow().schema([field])).column(0)
+    return vectors.stack(column if rows is None else column.take(import_arrow().array(rows)), kind)
 
 
 def _reading(path: str, batches: Iterable[Any]) -> Iterator[Any]:
@@ -275,7 +289,7 @@ def _schema_of(table: Any) -> Any:
     fields = []
     for name, kind in zip(table.column_names, table.schema.types, strict=True):
         try:
-            fields.append(mark_half(pa.field(name, _plain_type(kind)), kind))
+            fields.append(vectors.mark_half(pa.field(name, _plain_type(kind)), kind))
         except ValueError as error:
             raise InputError(f"the table's column {name!r} is of type {kind}; cast it, or leave it out") from error
     return pa.schema(fields)

@@ -1,8 +1,9 @@
 """Turns values of samples into typed columns. The types do not depend on which shards are read together.
 
 A column has the narrowest of these types that holds all values of all shards: bool, int64, float64 (integers too, up
-to 2**53), string; otherwise each value is its JSON text. The part of a column from one shard gets its type by the same
-rule, and is converted to the type of the whole when all shards are known. JSON text of a part equals that of the whole.
+to 2**53), string, vectors (arrays of one type and one length); otherwise each value is its JSON text. The part of a
+column from one shard gets its type by the same rule, and is converted to the type of the whole when all shards are
+known. JSON text of a part equals that of the whole.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from wids.columns import vectors
 from wids.columns.packages import import_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What occurs in a column, as bits.
-BOOL, INT, LONG, FLOAT, TEXT, OTHER = 1, 2, 4, 8, 16, 32
+# What occurs in a column, as bits. Beside VECTOR are the number of the type in `_TYPES`, and the length.
+BOOL, INT, LONG, FLOAT, TEXT, OTHER, VECTOR = 1, 2, 4, 8, 16, 32, 64
+_TYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+_TYPE_BITS, _LENGTH_BITS = 8, 16
 _EXACT = 1 << 53  # beyond, not all integers are floats
 _INT64 = 1 << 63
 _HALF = re.compile("[\ud800-\udfff]")
@@ -29,6 +38,8 @@ def kind_of(value: Any) -> int:
     if value is None:
         return 0
     kind = type(value)
+    if kind is np.ndarray:
+        return _vector_kind(value)
     if kind is bool:
         return BOOL
     if kind is int:
@@ -38,8 +49,25 @@ def kind_of(value: Any) -> int:
     return TEXT if kind is str else OTHER
 
 
+def _vector_kind(array: np.ndarray[Any, np.dtype[Any]]) -> int:
+    is_vector = array.ndim == 1 and len(array) > 0 and array.dtype.name in _TYPES
+    number = _TYPES.index(array.dtype.name) if is_vector else 0
+    return VECTOR | number << _TYPE_BITS | len(array) << _LENGTH_BITS if is_vector else OTHER
+
+
+def _vector_of(kinds: int) -> tuple[str, int] | None:
+    """(type of the numbers, length) of vectors; None: these are others."""
+    is_vector = bool(kinds & VECTOR)
+    return (_TYPES[kinds >> _TYPE_BITS & 0xFF], kinds >> _LENGTH_BITS) if is_vector else None
+
+
 def type_name(kinds: int) -> str:
-    """The type of a column in which these kinds occur: ``bool``, ``int64``, ``double``, ``string`` or ``json``."""
+    """The type of a column in which these kinds occur.
+
+    It is ``bool``, ``int64``, ``double``, ``string``, ``json``, or of vectors ``float32[512]``.
+    """
+    if (vector := _vector_of(kinds)) is not None:
+        return f"{vector[0]}[{vector[1]}]"
     if kinds in (0, TEXT):
         return "string"
     if kinds == BOOL:
@@ -50,16 +78,23 @@ def type_name(kinds: int) -> str:
 
 
 def arrow_type(kinds: int) -> Any:
-    """The Arrow type of such a column."""
+    """The Arrow type of such a column; halves are floats, because SQL lacks them."""
     pa = import_arrow()
+    if (vector := _vector_of(kinds)) is not None:
+        return pa.list_(pa.from_numpy_dtype(vector[0].replace("float16", "float32")), vector[1])
     return {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64()}.get(type_name(kinds), pa.string())
+
+
+def arrow_field(name: str, kinds: int) -> Any:
+    """The Arrow field of such a column; see `wids.columns.vectors`."""
+    vector = _vector_of(kinds)
+    field = import_arrow().field(name, arrow_type(kinds))
+    return field.with_metadata(vectors.HALF) if vector is not None and vector[0] == "float16" else field
 
 
 def make_array(values: list[Any]) -> tuple[Any, int]:
     """(Arrow array, kinds) of the values of one shard, of JSON types; None is null."""
-    kinds = 0
-    for value in values:
-        kinds |= kind_of(value)
+    kinds = join_kinds(map(kind_of, values))
     return _typed(values, kinds), kinds
 
 
@@ -84,6 +119,8 @@ def convert(array: Any, kinds: int, *, of: int, to: int) -> Any:
 
 def _typed(values: list[Any], kinds: int) -> Any:
     pa = import_arrow()
+    if (vector := _vector_of(kinds)) is not None:
+        return _vectors(values, arrow_type(kinds), vector[1])
     name = type_name(kinds)
     if name == "json":
         values = [None if value is None else to_json(value) for value in values]
@@ -92,11 +129,22 @@ def _typed(values: list[Any], kinds: int) -> Any:
     return pa.array(map(writable, values) if name in ("string", "json") else values, arrow_type(kinds))
 
 
+def _vectors(values: list[Any], kind: Any, length: int) -> Any:
+    """Arrays or lists of one length, or None, as an Arrow array."""
+    pa = import_arrow()
+    is_null = np.array([value is None for value in values], bool)
+    rows = np.zeros((len(values), length), kind.value_type.to_pandas_dtype())
+    for row, value in zip(rows, values, strict=True):
+        row[:] = 0 if value is None else value
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=kind, mask=pa.array(is_null))
+
+
 def to_json(value: Any) -> str:
     """The JSON text of a value in a column of mixed kinds; 1.0 is written as 1, its possible original.
 
     Lone surrogates are escaped as in a text, so that the JSON is valid.
     """
+    value = value.tolist() if type(value) is np.ndarray else value
     is_whole = type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT
     if is_whole and (value or math.copysign(1, value) > 0):  # -0.0 was none
         value = int(value)
@@ -111,6 +159,7 @@ def writable(text: str | None) -> str | None:
 def join_kinds(parts: Iterable[int]) -> int:
     """The kinds that occur in any of the parts."""
     found = 0
-    for kinds in parts:
-        found |= kinds
+    different = set(parts) - {0}
+    for kinds in different:
+        found |= OTHER if kinds & VECTOR and len(different) > 1 else kinds
     return found

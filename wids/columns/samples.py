@@ -269,10 +269,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         there = self.names(collection)
         if there != ["index"] and not _is_column(name, there):
             raise unknown_column(name, there)
-        for table in self.joined:
-            vectors: np.ndarray[Any, np.dtype[Any]] | None = table.read_vectors(name, collection.whole_indices())
-            if vectors is not None:
-                return vectors
+        rows = collection.whole_indices()
+        path = self.own_path(collection)
+        vectors = [table.read_vectors(name, rows) for table in self.joined]
+        vectors += [] if path is None else [join.read_vectors(path, name, rows)]
+        for array in vectors:
+            if array is not None:
+                return np.asarray(array)
         quoted = name.replace('"', '""')
         found = self.query(collection, f'select "{quoted}" from samples order by "index"')  # noqa: S608
         values = found.column(0)

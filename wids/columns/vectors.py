@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 # In the metadata of a field: the type of numbers that SQL lacks.
 _TYPE = b"wids"
-_HALF = {_TYPE: b"float16"}
+HALF = {_TYPE: b"float16"}
 
 
 def mark_half(field: Any, kind: Any) -> Any:
     """A field that is written for a column of this type; a note if it is one of vectors of halves."""
     pa = import_arrow()
     element = _element_of(kind)
-    return field.with_metadata(_HALF) if element is not None and pa.types.is_float16(element) else field
+    return field.with_metadata(HALF) if element is not None and pa.types.is_float16(element) else field
 
 
 def type_of(field: Any) -> np.dtype[Any] | None:

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import resource
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -549,6 +551,58 @@ def test_fields_that_are_lists(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.json", b'{"v": [1, null]}'), ("b.json", b"3")])
     create_columns([str(tmp_path / "a.tar")], str(tmp_path / "c.parquet"), parse_spec(fields=[".json=v"]))
     assert [row["v"] for row in made.read_rows(tmp_path / "c.parquet")] == ['{"v": [1, null]}', "3"]
+
+
+def npy_of(array):
+    """The bytes of an array's file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "int64", "uint8", "bool"])
+def test_vectors(tmp_path, caplog, kind):
+    """Arrays of one type and length are vectors: in SQL, in samples, as one array; also of shards that are known."""
+    vectors = (np.arange(20).reshape(5, 4) % 3).astype(kind)
+    for k, rows in enumerate((range(3), range(3, 5))):
+        write_tar(tmp_path / f"s{k}.tar", {f"k{g}.npy": npy_of(vectors[g]) for g in rows} | {f"z{k}.cls": b"1"})
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    told = make(tmp_path, fields=[".npy=clip"])
+    assert (told.columns["clip"], told.nulls, told.nans) == (f"{kind}[4]", {"clip": 2}, {})
+    assert make(tmp_path, fields=[".cls=label"]).columns["clip"] == f"{kind}[4]"
+    dataset = wids.ShardListDataset(tmp_path / "train.json").with_columns(["clip"])
+    has = [0, 1, 2, 4, 5]
+    assert dataset.find_rows("clip is not null").tolist() == has
+    asked = dataset.query('select clip from samples where clip is not null order by "index"')["clip"].to_pylist()
+    assert asked == vectors.tolist()
+    for row, vector in zip(has, vectors, strict=True):
+        assert (dataset[row]["clip"].dtype, dataset[row]["clip"].tolist()) == (vectors.dtype, vector.tolist())
+    assert dataset[3]["clip"] is None
+    column = dataset.select(has).read_column("clip")
+    assert (column.dtype, column.tolist()) == (vectors.dtype, vectors.tolist())
+    assert dataset.read_column("clip").shape == ((7, 4) if vectors.dtype.kind == "f" else (7,))
+    assert not caplog.messages
+
+
+def test_arrays_that_are_no_vectors(tmp_path):
+    """Of another length or type: JSON text for all, and vectors again when that shard has changed."""
+    spec, output = parse_spec(fields=[".npy=v"]), str(tmp_path / "c.parquet")
+    shards = [(str(tmp_path / f"s{k}.tar"), 2) for k in range(2)]
+
+    def put(*arrays):
+        write_tar(tmp_path / "s1.tar", {f"b{k}.npy": npy_of(array) for k, array in enumerate(arrays)})
+        told = create_columns(shards, output, spec)
+        return told.columns["v"], told.nans, [row["v"] for row in made.read_rows(output)]
+
+    nan = np.array([0.1, np.nan], np.float32)
+    write_tar(tmp_path / "s0.tar", {"a.npy": npy_of(nan), "b.cls": b"1"})
+    kind, nans, values = put(np.ones(2, np.float32), np.zeros(2, np.float32))
+    assert (kind, nans, values[1:]) == ("float32[2]", {"v": 1}, [None, [1.0, 1.0], [0.0, 0.0]])
+    own = f"[{float(nan[0])!r}, NaN]"
+    assert put(np.ones(3, np.float32), np.array(7)) == ("json", {"v": 1}, [own, None, "[1.0, 1.0, 1.0]", "7"])
+    assert put(np.ones(2), np.ones(0)) == ("json", {"v": 1}, [own, None, "[1.0, 1.0]", "[]"])
+    kind, nans, values = put(np.ones(2, np.float32), nan)
+    assert (kind, nans, repr(values)) == ("float32[2]", {"v": 2}, repr([nan.tolist(), None, [1.0, 1.0], nan.tolist()]))
 
 
 def test_compressed_members(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,11 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.text(max_s
 # Columns of one kind are the rule; of a mixture of any values nearly each is JSON.
 PARTS = st.one_of(*(st.lists(st.none() | of, max_size=4) for of in (st.booleans(), st.integers(), st.floats(), TEXTS)))
 PARTS |= st.lists(VALUES, max_size=4)
+# Arrays, of which those of one type and length are vectors.
+ARRAYS = st.lists(st.floats(width=16), max_size=2) | st.lists(st.integers(0, 100), max_size=2)
+PARTS |= st.lists(
+    st.none() | st.builds(np.array, ARRAYS, dtype=st.sampled_from(["float16", "float32", "float64"])), max_size=3
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,10 @@ PARTS |= st.lists(VALUES, max_size=4)
         (["a", 1, 1.0, True, None], "json", ['"a"', "1", "1", "true", None]),
         ([True, 1], "json", ["true", "1"]),
         ([{"a": [1]}, None], "json", ['{"a": [1]}', None]),
+        ([np.array([1, 2], np.int8), None], "int8[2]", [[1, 2], None]),
+        ([np.array([0.5], np.float16)], "float16[1]", [[0.5]]),
+        ([np.array([1.5]), np.array([1, 2])], "json", ["[1.5]", "[1, 2]"]),
+        ([np.array([], bool), np.array([True]), 3], "json", ["[]", "[true]", "3"]),
         (["\ud800"], "string", ["\\ud800"]),
         (["\ud800", {"\udfff": 1}], "json", ['"\\\\ud800"', '{"\\\\udfff": 1}']),
     ],
