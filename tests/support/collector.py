@@ -16,13 +16,14 @@ class Collector:
     Attributes:
         places: (file, line) of the steps that such threads have come to, in order of the first time.
         at: before which of these it comes; None: never. abandoned: what it frees then.
+        stock: of which it frees one thing at each step that is new.
         steps: how many there were.
         errors: what finalizers have raised.
     """
 
     def __init__(self, name, *modules):
         self._name, self._files = name, {module.__file__ for module in (threading, queue, *modules)}
-        self.places, self.at, self.abandoned, self.steps, self.errors = {}, None, [], 0, []
+        self.places, self.at, self.abandoned, self.stock, self.steps, self.errors = {}, None, [], [], 0, []
 
     @contextlib.contextmanager
     def watching(self):
@@ -44,6 +45,8 @@ class Collector:
         if event == "line":
             self.steps += 1
             place = frame.f_code.co_filename, frame.f_lineno
+            if self.stock and place not in self.places:
+                self.stock.pop()
             self.places[place] = None
             if place == self.at:
                 self.abandoned.clear()

@@ -22,13 +22,13 @@ from tests.support.clocks import threads_named, wait_until
 from tests.support.collector import Collector, collect_at_each_place
 from tests.support.shards import write_shards
 from wids import wids_mmtar
-from wids.cache import leases
+from wids.cache import arrivals, leases, prefetch, shard_download, space
 from wids.cache.arrivals import Arrivals
 from wids.cache.leases import Lease
-from wids.files import finalizers, forks
+from wids.files import finalizers, forks, locks, open_file
 from wids.files.open_file import OpenFile
 from wids.jobs import runner
-from wids.transport import stores
+from wids.transport import download, filesystems, retrying, stores
 from wids.transport.session import Session
 
 
@@ -246,6 +246,32 @@ def test_a_worker_cleans_up_at_its_end(tmp_path):
 def make_all(place):
     """One of each kind; those that take long are tried elsewhere."""
     return [make(place) for kind, make in KINDS.items() if kind not in ("iteration", "indices of one's own", "columns")]
+
+
+def test_downloads_go_on_whatever_is_freed_in_their_threads(place):
+    """All threads of an epoch over a small cache: what looks ahead, downloads, reads, and watches leases."""
+    modules = [prefetch, leases, arrivals, shard_download, space, locks, open_file, download, retrying, filesystems]
+    collector = Collector("wids-", *modules, finalizers)
+    size = os.path.getsize(place.path)
+    with collector.watching():
+        for early_reads in (False, True):
+            collector.stock += [KINDS[kind](place) for _ in range(50) for kind in ("open file", "lease", "answer")]
+            before = len(collector.stock)
+            dataset = wids.ShardListDataset(
+                place.remote,
+                cache_dir=place.home / f"small-{early_reads}",
+                cache_size=size + size // 2,
+                early_reads=early_reads,
+                transformations=[],
+            )
+            found = [dataset[index]["__index__"] for index in wids.ChunkedSampler(dataset, shuffle=True)]
+            assert sorted(found) == list(range(8))
+            dataset.close()
+            wait_until(lambda: threads_named("wids-") == [])
+            assert len(collector.stock) < before
+    collector.stock.clear()
+    assert collector.errors == []
+    assert len(collector.places) > 150
 
 
 def hold_leases(place):
