@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import DependencyError, InputError
+from wids.errors import DependencyError, InputError, a_kind
 from wids.loaders import ResumableLoader
 
 try:
@@ -50,7 +50,7 @@ class ResumeCallback(TrainerCallback, ExportableState):
         loader = objects.get("train_dataloader")
         if not isinstance(loader, ResumableLoader):
             raise InputError(
-                f"the Trainer's training loader is a {type(loader).__name__}, whose place is not known; return "
+                f"the Trainer's training loader is {a_kind(loader)}, whose place is not known; return "
                 "wids.resumable(loader) from get_train_dataloader of a subclass of the Trainer"
             )
         if state.global_step:

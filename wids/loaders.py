@@ -657,7 +657,7 @@ def _check_sampler(sampler: Any) -> Any:
     name = type(sampler).__name__
     if not isinstance(sampler, _EpochSampler):
         raise InputError(
-            f"the loader's sampler is a {name}, whose position is not known; give the DataLoader "
+            f"the loader's sampler is {a_kind(sampler)}, whose position is not known; give the DataLoader "
             "sampler=wids.DistributedChunkedSampler(dataset), with shuffle=False there for the order of the dataset"
         )
     if sampler.state_dict is None:

@@ -242,6 +242,13 @@ def test_json_of_others_is_parsed_in_one_place():
     assert found == set(OWN_JSON)
 
 
+def test_kinds_of_values_have_their_article():
+    """Messages name the type of a value by `wids.errors.a_kind`: "an int", and not "a int"."""
+    for path in modules():
+        found = re.findall(r"\ban? \{(?:type\(|_kind\()[^}]*\}", path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: {found}"
+
+
 def test_only_the_command_line_prints():
     """print() stands in cli/ and in the original's widsindex only."""
     for path in modules():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wids.codecs import tenbin
-from wids.errors import SampleError, shown
+from wids.errors import SampleError, a_kind, shown
 
 _QUALITY = 95  # of JPEG and WebP, for images that are not encoded yet
 _FORMATS = {
@@ -80,21 +80,17 @@ def encode_field(extension: str, value: Any) -> bytes:
     if encode is None:
         shown = extension if extension.startswith(".") else f".{extension}"
         advice = "pickles run code when they are read; store .json, .npy or .pt" if name in _PICKLES else "give bytes"
-        raise SampleError(f"{shown} of a {_kind(value)}: there is no encoder for it; {advice}", field=extension)
+        raise SampleError(f"{shown} of {a_kind(value)}: there is no encoder for it; {advice}", field=extension)
     try:
         return encode(name, value)
     except SampleError:
         raise
     except (TypeError, ValueError, OverflowError, OSError, RuntimeError, ImportError) as error:  # torch's are Runtime
-        raise SampleError(f".{name} cannot hold this {_kind(value)}: {error}", field=extension) from error
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
+        raise SampleError(f".{name} cannot hold this {type(value).__name__}: {error}", field=extension) from error
 
 
 def _refuse(name: str, value: Any, wanted: str) -> SampleError:
-    return SampleError(f".{name} holds {wanted}, not a {_kind(value)}; or give bytes", field=f".{name}")
+    return SampleError(f".{name} holds {wanted}, not {a_kind(value)}; or give bytes", field=f".{name}")
 
 
 def _is_tensor(value: Any) -> bool:
@@ -139,9 +135,7 @@ def _check_plain(name: str, value: Any, keys: tuple[type, ...]) -> None:
         if name in _JSON and not math.isfinite(value):
             raise SampleError(f".{name} cannot hold {value}, which JSON lacks; give None", field=f".{name}")
     elif value is not None and not isinstance(value, (str, int) if name in _JSON else (str, int, bytes)):
-        raise SampleError(
-            f".{name} cannot hold a {_kind(value)}; give numbers, text, lists and dicts", field=f".{name}"
-        )
+        raise SampleError(f".{name} cannot hold {a_kind(value)}; give numbers, text, lists and dicts", field=f".{name}")
 
 
 def _encode_lines(name: str, value: Any) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from wids.errors import a_kind
 from wids.transport.place import SERVICE_ORIGINS, Place
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Session:
         options: Any = self.storage_options
         hooks: Any = self.hooks
         if options is not None and not (isinstance(options, dict) and all(isinstance(key, str) for key in options)):
-            what = f"storage_options is a {type(options).__name__}"
+            what = f"storage_options is {a_kind(options)}"
             raise ValueError(f"{what}: give a dict, with texts for keys, as fsspec takes it")
         self._split()
         if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable) or not all(map(callable, hooks)):

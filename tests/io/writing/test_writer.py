@@ -208,7 +208,7 @@ def test_arrays_tensors_and_images_come_back(tmp_path):
         (".npz", {"__metadata__": np.zeros(2)}, "by text, not by"),
         (".ten", np.array([True]), "the format has no bool"),
         (".ten", [], "one array or more"),
-        (".safetensors", {"a": 1}, "holds tensors, not a int"),
+        (".safetensors", {"a": 1}, "holds tensors, not an int"),
         (".safetensors", {"__metadata__": torch.zeros(1)}, "by text, not by"),
         (".npy", torch.zeros(2).to_sparse(), "Sparse"),
         (".cls", "1_0", "a whole number"),
