@@ -275,7 +275,7 @@ def test_one_while_another_is_stopped(place, caplog, first, second):
         with place.telling(f"{first} stopped before call {call}, then {second}"):
             play(one, other)
             assert place.over == []
-            assert "once more" not in caplog.text  # nobody's files vanish, so that it has to begin again
+            assert "trying again" not in caplog.text  # nobody's files vanish, so that it has to begin again
             if first == second in ("publish", "update"):
                 assert place.events.names().count("Fetched") == 1
             place.check(has_crashed=False)

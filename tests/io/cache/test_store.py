@@ -421,7 +421,7 @@ def test_a_file_system_that_fails_once_is_asked_again(tmp_path, opened, monkeypa
     monkeypatch.setattr(module, name, failing)
     most = 1
     assert opened(Shard(url=path, nsamples=3)) == texts_of("a")
-    assert caplog.text.count("once more") == 1
+    assert caplog.text.count("; it is opened again") == 1
     most = 100
     with pytest.raises((FetchDeniedError, ShardError), match=os.strerror(errno.ESTALE)):
         opened(Shard(url=path, nsamples=3))
