@@ -149,7 +149,7 @@ def test_what_is_there_instead_of_a_local_shard(tmp_path, opened):
     os.mkfifo(tmp_path / "fifo.tar")
     (tmp_path / "dir.tar").mkdir()
     path = shards.write(tmp_path / "a.tar", A)
-    with pytest.raises(ShardNotFoundError, match="check the index"):
+    with pytest.raises(ShardNotFoundError, match="check the path"):
         opened(Shard(url=str(tmp_path / "none.tar"), nsamples=3))
     for name in ("fifo.tar", "dir.tar"):
         with pytest.raises(FetchDeniedError, match="not a regular file"):
