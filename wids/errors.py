@@ -143,6 +143,17 @@ def shorten(text: str, *, most: int = _MAX_SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more)"
 
 
+# Letters that act on a terminal: control characters except line breaks and tabs, and changes of the writing direction.
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """A text of several lines, perhaps from a stranger's file, without letters that act on a terminal."""
+    if _ACTS.search(text) is None:
+        return text
+    return _ACTS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
 def printable(name: str) -> str:
     """Escape control characters and line breaks, which would act on a terminal or split a line of a log."""
     if name.isprintable():
@@ -192,7 +203,7 @@ class WidsError(Exception):
     parameter: str | None = None
 
     def __init__(self, message: str = "", **context: Any) -> None:
-        super().__init__(without_secrets(message, context.get("url"), context.get("shard")))
+        super().__init__(harmless(without_secrets(message, context.get("url"), context.get("shard"))))
         self.__dict__.update(context)
 
     def __str__(self) -> str:

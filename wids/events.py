@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from wids.errors import without_secrets
+from wids.errors import harmless, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class _WithoutSecrets(logging.Filter):
-    """Removes signatures and passwords from log records, tracebacks of clients' errors included."""
+    """Removes signatures, passwords and control characters from log records, tracebacks of errors included."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
-        record.msg = without_secrets(record.getMessage(), *(arg for arg in args if isinstance(arg, str)))
+        record.msg = harmless(without_secrets(record.getMessage(), *(arg for arg in args if isinstance(arg, str))))
         record.args = None
         if record.exc_info and not record.exc_text:  # formatters print it as it is
-            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = harmless(without_secrets(logging.Formatter().formatException(record.exc_info)))
         return True
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.cli import run
-from wids.cli.format import print_outcome, print_table, to_json
+from wids.cli.format import print_outcome, print_table, print_text, to_json
 from wids.jobs.index_create import IndexOutcome
 
 
@@ -62,3 +62,14 @@ def test_an_outcome_has_words_for_members_of_its_json(capsys):
     for words in ({"counts": {"reads": "read"}}, {"lines": {"reads": "read"}}):
         with pytest.raises(KeyError, match="reads"):
             print_outcome(found, "x", is_json=False, **words)
+
+
+def test_nothing_printed_acts_on_a_terminal(capsys):
+    """Lines, outcomes and tables, whatever file their texts are from."""
+    evil = "a\x1b[2J"
+    print_text(evil)
+    print_table((f"{evil}",), [(evil,)])
+    print_outcome({"n": 1}, evil, is_json=False, lines={"n": evil})
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("a\\x1b[2J") == 5

@@ -23,7 +23,7 @@ from tests.support.servers import cut, instead, redirect, reset, status
 from wids import errors
 from wids.cli.advice import with_advice
 from wids.cli.format import print_error, shown_url
-from wids.errors import FetchError, WidsError, without_secrets
+from wids.errors import FetchError, SpecError, WidsError, without_secrets
 from wids.events import NotFetchedAhead, Retried, logger
 from wids.index.discovery import find_shards
 from wids.transport import download
@@ -283,3 +283,10 @@ def _subclasses(kind):
         if each.__module__.startswith("wids."):
             yield each
             yield from _subclasses(each)
+
+
+def test_what_acts_on_a_terminal_is_escaped():
+    """In messages of errors, which may quote a stranger's file; line breaks and tabs stay."""
+    error = SpecError("a\x1b[2Jb\x07\r\n\tc\u202ed\x9b")
+    assert str(error) == "a\\x1b[2Jb\\x07\\r\n\tc\\u202ed\\x9b"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

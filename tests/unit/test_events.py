@@ -257,3 +257,9 @@ def test_a_hook_may_stop_the_program():
 
     with pytest.raises(KeyboardInterrupt):
         events.emit([stop], Closed(url="u"))
+
+
+def test_the_log_has_nothing_that_acts_on_a_terminal(caplog):
+    """Whatever file a line quotes."""
+    events.logger.warning("card: %s", "\x1b]0;title\x07")
+    assert caplog.messages == ["card: \\x1b]0;title\\x07"]

@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from wids import errors, events
-from wids.errors import without_secrets
+from wids.errors import harmless, without_secrets
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
@@ -144,15 +144,16 @@ def print_outcome(
         head += f"{' ' if head.endswith(':') else chr(10)}{parts or 'nothing to do'} in {values['seconds']:,.3g} s"
         if values.get("requests"):
             head += f"; {format_size(values['read_bytes'])} came in {count_of(values['requests'], 'request')}"
-    print(head)
+    print(harmless(head))
     for name, words in (lines or {}).items():
         if values[name]:
             for line in [words] if isinstance(words, str) else words:
-                print(line)
+                print(harmless(line))
 
 
 def print_text(text: str) -> None:
     """Print a line; on a terminal it breaks between words."""
+    text = harmless(text)
     if sys.stdout.isatty():
         width = max(shutil.get_terminal_size().columns, _MIN_COLUMNS)
         text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
@@ -171,7 +172,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    rows = [tuple(row) for row in rows]
+    columns, rows = list(map(harmless, columns)), [tuple(map(harmless, row)) for row in rows]
     if not console.is_terminal or len(rows) > _MAX_FITTED_ROWS:
         for line in _plain_lines(columns, rows):
             print(line)

@@ -32,11 +32,12 @@ from wids.transport.stores import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from wids.files.shared_files import SharedFile
     from wids.index.shardlist import ShardList
     from wids.transport.session import Session
     from wids.transport.source import Stat
 
-SUFFIX, COPY_SUFFIX = ".columns.parquet", ".parquet"
+SUFFIX, COPY_SUFFIX, _NOTE_SUFFIX = ".columns.parquet", ".parquet", ".copied"
 METADATA_KEY = b"wids"
 VERSION = 1
 CREATE = "make it again: wids columns create"
@@ -335,7 +336,7 @@ def fetch_table(
         with open_source(place, session) as source:
             return source.stat()
 
-    def download(path: str, _: int) -> None:
+    def download(path: str, fd: int) -> None:
         def check() -> None:
             if not is_parquet:
                 return
@@ -346,15 +347,26 @@ def fetch_table(
 
         most = None if samples is None else _TABLE_BYTES + samples * _ROW_BYTES
         download_to(place, path, check=check, max_bytes=most, session=session)
+        notes.put(digest, _file_number(os.fstat(fd)))
 
-    copies = SharedFiles(cache_directory(cache_dir or default_cache_dir()), COPY_SUFFIX)
+    def take(file: SharedFile) -> str | None:
+        """The path, if it is the file that was downloaded for this name: others may rename shared files."""
+        return file.path if notes.find(digest, lambda note: bytes(note.data)) == _file_number(file.status) else None
+
+    directory = cache_directory(cache_dir or default_cache_dir())
+    # Readers of Parquet allow nothing behind its end, so that the name is in a note of the file's number.
+    copies, notes = SharedFiles(directory, COPY_SUFFIX, is_named=False), SharedFiles(directory, _NOTE_SUFFIX)
     try:
         stat = retrying.try_repeatedly(once, url=place, path=None, hooks=())
         version = "" if stat.version is None else repr((stat.size, stat.version))
         digest = hashlib.blake2b(f"{place}\0{version}".encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-        kept = copies.get(digest, download, lambda file: file.path, is_new=not version)
+        kept = copies.get(digest, download, take, is_new=not version)
     except ShardNotFoundError as error:
         raise MissingTableError(f"{place}: there is no such file", url=place) from error
     if kept is None:
         raise CacheError(f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place)
     return kept
+
+
+def _file_number(status: os.stat_result) -> bytes:
+    return f"{status.st_dev} {status.st_ino} {status.st_size}".encode()

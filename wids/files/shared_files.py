@@ -2,12 +2,13 @@
 
     .wids/indexes/KEY.SUFFIX        KEY: 64 hexadecimal digits, a digest of all that the file is made from
 
-Rules: a file appears whole, by ``os.replace``, and is never changed. If several processes ask for one at the same time,
-one makes it and the others wait; without locks, each makes it. All files are their user's alone, and those
-of another user are not looked at. They count neither as shards nor against ``cache_size``, and no cleaner deletes
-them; those that were not opened for a month are deleted when the next one is written, as are part files of processes
-that were killed. Where the directory cannot be used (a full disk, no permission), there is no file, and each process
-keeps what it would hold in memory.
+Rules: a file appears whole, by ``os.replace``, and is never changed. It ends with its own name: in a directory that
+users share, others may rename files, and one that has another's name is not used, and made again. If several processes
+ask for one at the same time, one makes it and the others wait; without locks, each makes it. All files are their user's
+alone, and those of another user are not looked at. They count neither as shards nor against ``cache_size``, and no
+cleaner deletes them; those that were not opened for a month are deleted when the next one is written, as are part files
+of processes that were killed. Where the directory cannot be used (a full disk, no permission), there is no file, and
+each process keeps what it would hold in memory.
 """
 
 from __future__ import annotations
@@ -34,18 +35,26 @@ _UNUSED_SECONDS = 30 * 86_400.0
 # So often a file's time says that it is used; another time costs a look at its checksum.
 _USED_SECONDS = 86_400.0
 _MODE = 0o600
+_MARK = b"\n#wids "
 
 
 class SharedFile(NamedTuple):
     """A file of this user's own.
 
     Attributes:
-        path: of the file. data: its bytes, mapped. status: of the file as it was mapped.
+        path: of the file. data: its bytes, mapped, without its name. status: of the file as it was mapped.
     """
 
     path: str
     data: memoryview
     status: os.stat_result
+
+
+def without_name(data: memoryview, path: str) -> memoryview | None:
+    """The bytes of a file without its name at their end; None: they end with another one, or none."""
+    name = _MARK + os.path.basename(path).encode()
+    at = len(data) - len(name)
+    return data[:at] if at >= 0 and data[at:] == name else None
 
 
 class SharedFiles:
@@ -54,10 +63,12 @@ class SharedFiles:
     Args:
         directory: it is made when something is written.
         suffix: of the files' names: a dot and letters.
+        is_named: False: a file's bytes are all its own, for readers that allow no name at their end; the caller finds
+            out whether it is the right file.
     """
 
-    def __init__(self, directory: str, suffix: str) -> None:
-        self._suffix = suffix
+    def __init__(self, directory: str, suffix: str, *, is_named: bool = True) -> None:
+        self._suffix, self._is_named = suffix, is_named
         self._folder = OwnFolder(os.path.abspath(os.path.expanduser(directory)))
         self._files = os.path.join(self._folder.own, "indexes")
 
@@ -113,8 +124,9 @@ class SharedFiles:
         path = self.path(key)
         with contextlib.suppress(OSError):
             self._check_directory()
-            data, status = atomic.map_file(path)
-            if status.st_uid == system.user_id():
+            whole, status = atomic.map_file(path)
+            data = without_name(whole, path) if self._is_named else whole
+            if status.st_uid == system.user_id() and data is not None:
                 if status.st_mtime < time.time() - _USED_SECONDS:
                     os.utime(path)
                     status = os.stat(path)
@@ -164,6 +176,8 @@ class SharedFiles:
             with atomic.part_file(self._folder.staging(os.path.basename(path)), mode=_MODE) as (part, fd):
                 if make(part, fd) is False:
                     return False
+                if self._is_named:
+                    system.write_all(fd, _MARK + os.path.basename(path).encode(), os.fstat(fd).st_size)
                 if not is_brief:
                     os.fsync(fd)  # what columns hold is not checked each time that they are mapped
                 os.replace(part, path)

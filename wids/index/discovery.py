@@ -181,7 +181,9 @@ def find_split(
 
 def reader_of(named: repository.Named, session: Session) -> Callable[[str], bytes]:
     """A function that reads a file of a data set of the Hub. It keeps the last few, which several callers may need."""
-    return functools.lru_cache(_READ)(lambda path: read_bytes(f"{named.root}/{path}", session=session))
+    return functools.lru_cache(_READ)(
+        lambda path: read_bytes(f"{named.root}/{path}", session=session, max_bytes=repository.MAX_BYTES)
+    )
 
 
 def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:

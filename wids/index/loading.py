@@ -28,12 +28,12 @@ from wids.events import logger
 from wids.files import atomic, json_text, system
 from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
-from wids.files.shared_files import SharedFiles
+from wids.files.shared_files import SharedFiles, without_name
 from wids.index import checks, compiled, compiled_files, discovery, energon, repository, view_file
 from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.shardlist import Row, ShardListBuilder
-from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
+from wids.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.index.view_rows import ViewRows
 from wids.transport import hub, retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
@@ -107,8 +107,9 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
             SpecError: the index has changed. FetchError: it cannot be read.
         """
         try:
-            data, status = atomic.map_file(self.path)
-            if status.st_uid == system.user_id() or not self.is_cached:
+            whole, status = atomic.map_file(self.path)
+            data = without_name(whole, self.path) if self.is_cached else whole
+            if data is not None and (status.st_uid == system.user_id() or not self.is_cached):
                 found = _open(data, status, self.request, path=self.path, place=self.path)
                 if found.identity == self.identity:
                     return replace(found.shards, origin=self)
@@ -230,6 +231,13 @@ def _name_splits(counts: dict[str, int]) -> str:
 # --- JSON
 
 
+def _read_index(place: str, session: Session, *, max_bytes: int | None = None) -> bytes:
+    """The text of an index, which is looked at before all of it is read."""
+    if energon.is_info(place):  # which may be YAML
+        return read_bytes(place, session=session)
+    return read_bytes(place, session=session, max_bytes=max_bytes, look=lambda head: check_head(head, place))
+
+
 class _PartTexts:
     """The texts of the sub-datasets that an index names, each read once, and the servers that get the options."""
 
@@ -244,7 +252,7 @@ class _PartTexts:
             if not Place(url).is_local:  # from here on, URLs may come from texts that are not the caller's
                 self._is_narrow = True
             left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # shared by all texts
-            self.found[url] = read_bytes(url, session=self.session, max_bytes=left)
+            self.found[url] = _read_index(url, self.session, max_bytes=left)
         return self.found[url]
 
     @property
@@ -289,7 +297,7 @@ class _JsonIndex:
             if digest is not None and (found := indexes.find(digest, self._take)) is not None:
                 return found
         place, session = self._place, request.session
-        data = hub.read_once(place, session, lambda: read_bytes(place, session=session))
+        data = hub.read_once(place, session, lambda: _read_index(place, session))
         if energon.is_info(self._place):
             data = energon.convert_info(data, place=self._place, splits=_load_splits(self._place, session))
         if view_file.MARK in data:
@@ -407,7 +415,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     selection = load_rows(request, view, found.shards.nsamples)
     if selection is None:
         # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
-        return _load_view(request, read_bytes(str(place), session=request.session))
+        return _load_view(request, _read_index(str(place), request.session))
     shards = found.shards.select(selection)
     return LoadedIndex(shards.with_header({**shards.header, **raw}), found.session)
 
@@ -459,7 +467,7 @@ def load_rows(
         return rows.load()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and place is not None:
-            _, now = _parse_view(request, read_bytes(place, session=request.session))
+            _, now = _parse_view(request, _read_index(place, request.session))
             if now is None or now.rows != view.rows or _is_there(url):
                 return None
         if isinstance(error, FetchError):

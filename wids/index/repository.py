@@ -82,7 +82,7 @@ _MAX_SPLIT_FILES = 100
 _CONFIG_KEYS = ("config_name", "data_files", "data_dir", "default", "description", "drop_labels", "drop_metadata")
 _TIMM_KEYS = ("name", "filenames", "shard_lengths", "num_samples")
 _INDEX_NAMES = ("index", "wids", "shards", "shardlist", "dataset")
-_MAX_BYTES, _MAX_CARD_BYTES = 64 << 20, 4 << 20
+MAX_BYTES, MAX_CARD_BYTES = 64 << 20, 4 << 20
 _SHOWN = 10
 _MANY = 500
 _FRONT = re.compile(rb"(?s)(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)")
@@ -353,7 +353,7 @@ def _splits_of(
     return _by_names(archives, "", name)
 
 
-def _read_small(path: str, files: Mapping[str, int], read: Read, name: str, *, most: int = _MAX_BYTES) -> bytes:
+def _read_small(path: str, files: Mapping[str, int], read: Read, name: str, *, most: int = MAX_BYTES) -> bytes:
     """A file of the repository that says which files there are.
 
     Raises:
@@ -406,7 +406,7 @@ def _read_card(files: Mapping[str, int], read: Read, name: str) -> list[dict[str
     """
     if not files.get(CARD):
         return []
-    found = _FRONT.match(_read_small(CARD, files, read, name, most=_MAX_CARD_BYTES))
+    found = _FRONT.match(_read_small(CARD, files, read, name, most=MAX_CARD_BYTES))
     text = b"" if found is None else found[1]
     if not re.search(rb"(?m)^configs[ \t]*:", text):
         return []
@@ -623,10 +623,10 @@ def find_counts(
 
 def _is_short(path: str, files: Mapping[str, int], name: str) -> bool:
     """Whether a file with counts may be read; a warning if not."""
-    if files[path] > _MAX_BYTES:
-        size = f"{files[path]:,} bytes, and at most {_MAX_BYTES:,} are read"
+    if files[path] > MAX_BYTES:
+        size = f"{files[path]:,} bytes, and at most {MAX_BYTES:,} are read"
         logger.warning("%s: %s is not used for counts: it has %s", name, path, size)
-    return files[path] <= _MAX_BYTES
+    return files[path] <= MAX_BYTES
 
 
 def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *, name: str) -> str:
@@ -647,7 +647,7 @@ def index_place(files: Mapping[str, int], split: RepositorySplit, read: Read, *,
         if path not in files:
             return path
         with contextlib.suppress(SpecError):
-            if files[path] <= _MAX_BYTES:
+            if files[path] <= MAX_BYTES:
                 rows = _of_index(read(path), path, files, root=name if named is None else named.root)
                 if not rows.keys().isdisjoint(split.shards):
                     return path

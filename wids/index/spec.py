@@ -297,6 +297,28 @@ def _check_unique(data: bytes | str, place: str | None) -> None:
     _TEXTS.parse_pairs(data, check)
 
 
+def check_head(data: bytes, place: str) -> None:
+    """Refuse a file by its first bytes, before the others are read, unless it may be JSON.
+
+    Args:
+        data: its beginning.
+        place: its URL or path.
+
+    Raises:
+        SpecError: it is a tar, or a compressed file, or no JSON.
+    """
+    try:
+        is_header = int(data[148:156].strip(b" \0") or b"-", 8) == sum(data[:148]) + 8 * 32 + sum(data[156:512])
+    except ValueError:
+        is_header = False
+    if is_header:
+        what = f"is a tar, not an index; give it in a list: ShardListDataset([{place!r}])"
+        raise SpecError(f"{place}: {what}", path="", url=place)
+    text = data.lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n")
+    if text and text[:2].strip(b"\0")[:1] not in (b"{", b"["):
+        parse_json(data[: 4 * _HEAD], place)
+
+
 def is_index(data: bytes) -> bool:
     """Whether a text is that of an index, which may be malformed, or of a view.
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # A file that is read into memory is no longer than this: an index of `MAX_SHARDS` takes 256 bytes for each of them.
 MAX_READ_BYTES = 1 << 30
+# A compressed answer unpacks to so many bytes, or to so many times its own: text does, and a bomb to a thousand times.
+_MIN_UNPACKED_BYTES, _MAX_UNPACKED_TIMES = 64 << 20, 32
+_LOOK_BYTES = 1 << 20
 # Where the size is unknown, space is reserved in steps: as much again as has arrived, within these bounds.
 _MIN_STEP_BYTES, _MAX_STEP_BYTES = 1 << 20, 64 << 20
 
@@ -118,6 +121,7 @@ def read_bytes(
     max_bytes: int | None = None,
     seconds: float = retrying.LIMITS.total_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
+    look: Callable[[bytes], None] | None = None,
 ) -> bytes:
     """The bytes behind a URL or path, for small files such as an index.
 
@@ -127,10 +131,12 @@ def read_bytes(
         max_bytes: the maximal length of a remote one, decompressed; None: `MAX_READ_BYTES`. No more is read.
         seconds: for all tries together; `retrying.LIMITS.first_seconds` for an optional file.
         is_cancelled: called regularly; a transfer of a remote one ends once it returns True.
+        look: called with the first bytes, before the others are read; raises if the file is another one.
 
     Raises:
-        FetchError: it cannot be read. TooLongError: it is longer.
+        FetchError: it cannot be read. TooLongError: it is longer, or unpacks to many times its length.
         CancelledTransferError: it was cancelled.
+        WidsError: of ``look``.
     """
 
     def go_on() -> None:
@@ -142,33 +148,63 @@ def read_bytes(
     def once() -> bytes:
         if place.is_local:  # also a FIFO, such as a shell's <(...)
             with open(place.path, "rb") as file:
-                return file.read()
-        parts, size, size_said = [], 0, None
+                head = file.read(_LOOK_BYTES)
+                if look is not None:
+                    look(head)
+                return head + file.read()
         with open_source(url, session, go_on=go_on) as source:
-            if source.answers_have_stat:  # by the same request
-                size_said = source.stat(None).size
-                if size_said is not None and size_said > most:
-                    raise _too_long(url, most)
-            for part in source.stream(most + 1, in_one_request=True):
-                parts.append(part)
-                size += len(part)
-                if size > most:
-                    raise _too_long(url, most)
-        if size_said not in (None, size):  # the server sent only a range, unrequested
-            raise StalledTransferError(f"{url}: {size} of {size_said} bytes arrived")
-        return b"".join(parts)
+            if look is not None and not (source.answers_have_stat or source.is_blocking):
+                head = b"".join(source.stream(_LOOK_BYTES))  # these clients return all bytes at once
+                look(head)
+                if len(head) < _LOOK_BYTES:
+                    return head
+            return _read_stream(source, most, look)
 
     return retrying.try_repeatedly(
         once, url=url, path=None, hooks=session.hooks, seconds=seconds, is_cancelled=is_cancelled
     )
 
 
-def _too_long(url: str, max_bytes: int) -> TooLongError:
+def _read_stream(source: ByteSource, most: int, look: Callable[[bytes], None] | None) -> bytes:
+    """All bytes of a source.
+
+    Raises:
+        TooLongError: they are more. StalledTransferError: some are missing.
+    """
+    parts, size, size_said = list[bytes](), 0, None
+    if source.answers_have_stat:  # by the same request
+        size_said = source.stat(None).size
+        if size_said is not None and size_said > most:
+            raise _too_long(source.url, most, size_said)
+    for part in source.stream(most + 1, in_one_request=True):
+        if not parts and look is not None:
+            look(part)
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise _too_long(source.url, most)
+        packed = source.packed_bytes
+        if packed is not None and size > max(_MIN_UNPACKED_BYTES, packed * _MAX_UNPACKED_TIMES):
+            raise TooLongError(
+                f"{source.url}: {packed:,} compressed bytes unpack to more than {size:,}, more than "
+                f"{_MAX_UNPACKED_TIMES} times as many; if the file is right, have it sent as it is",
+                url=source.url,
+                expected=packed * _MAX_UNPACKED_TIMES,
+                found=size,
+            )
+    if size_said not in (None, size):  # the server sent only a range, unrequested
+        raise StalledTransferError(f"{source.url}: {size} of {size_said} bytes arrived")
+    return b"".join(parts)
+
+
+def _too_long(url: str, max_bytes: int, size: int | None = None) -> TooLongError:
+    own = "" if size is None else f"; it has {size:,}"
     return TooLongError(
-        f"{url}: is longer than {max_bytes:,} bytes (decompressed), the limit for a file of this kind; "
+        f"{url}: is longer than {max_bytes:,} bytes (decompressed{own}), the limit for a file of this kind; "
         "check the URL and the server's answer; if the file is right, download it and give the path of the copy",
         url=url,
         expected=max_bytes,
+        found=size,
     )
 
 

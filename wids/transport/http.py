@@ -103,6 +103,11 @@ class HttpSource(ByteSource):
             yield block[:left]
             left -= len(block)
 
+    @property
+    def packed_bytes(self) -> int | None:
+        """See `ByteSource`."""
+        return None if self._opened is None else self._opened.packed_bytes
+
     def range_bytes(self, size: int | None) -> int:
         """See `ByteSource`."""
         return self._connections.range_bytes(self._host, size)
@@ -250,6 +255,11 @@ class Answer:
         opaque, is_strong = parse_tag(headers.get("ETag", ""))
         self.stat = Stat(size, opaque or headers.get("Last-Modified"), has_ranges, is_strong)
 
+    @property
+    def packed_bytes(self) -> int | None:
+        """See `ByteSource`."""
+        return self._content.received if isinstance(self._content, _Unzipped) else None
+
     async def read(self, size: int) -> bytes:
         """About ``size`` bytes; none at the end."""
         parts, count = [], 0
@@ -280,10 +290,15 @@ class _Unzipped:
 
     Args:
         content: the client's.
+
+    Attributes:
+        received: compressed bytes so far.
     """
 
+    received: int
+
     def __init__(self, content: Any) -> None:
-        self._content = content
+        self._content, self.received = content, 0
         self._unzip = self._start()
         self._left = b""
         self._is_full = self._has_begun = False
@@ -298,6 +313,7 @@ class _Unzipped:
             data = self._left
             if not (data or self._is_full):
                 data = await self._content.readany()
+                self.received += len(data)
                 if not data and self._has_begun and not self._unzip.eof:
                     raise StalledTransferError("the server's answer, which is compressed, ended too early")
                 if not data:

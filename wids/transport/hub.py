@@ -66,12 +66,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Revisions whose slashes need no quoting.
 _SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolve/(.+)")
-_NEXT = re.compile(r"<([^>]*)>\s*;[^,]*\brel=\"?next\"?")
+_NEXT = re.compile(r"<([^<>]*)>\s*;[^,<]*\brel=\"?next\"?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_HOPS = 5
 _MAX_PAUSE_SECONDS = 3600.0  # longer than any retry budget
 _MAX_FILE_BYTES = 1 << 62
 _MAX_PAGE_BYTES = 64 << 20
+# Of a listing: all files, all bytes of its pages, and pages in a row without a new file (folders have such).
+_MAX_FILES, _MAX_LISTING_BYTES, _MAX_EMPTY_PAGES = 1 << 22, 1 << 30, 1000
 # Storage options with credentials, only for the Hub. The others also hold for the servers that it redirects to.
 _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
 _EXPIRED = frozenset({401, 403, 410})
@@ -557,7 +559,7 @@ class _Hub:
                 if not is_transient(error, None):
                     _pages.pop(key, None)  # the next attempt starts again, because the page may no longer exist
                 raise
-            entries = _parse_json(body, self.url)
+            entries, before = _parse_json(body, self.url), len(pages.files)
             try:
                 pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
             except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
@@ -567,13 +569,23 @@ class _Hub:
             found = _NEXT.search(headers.get("Link", ""))
             pages.seen.add(pages.next)
             pages.next = urljoin(pages.next, found[1]) if found else ""
-            if pages.next in pages.seen:
+            pages.size_bytes += len(body)
+            pages.empty = pages.empty + 1 if len(pages.files) == before else 0
+            if what := self._trouble_of(pages):
                 _pages.pop(key, None)
-                raise TooLongError(
-                    f"{self.url}: the pages of a listing of {self.where.endpoint} form a loop", url=self.url
-                )
+                raise TooLongError(f"{self.url}: a listing of {self.where.endpoint} {what}", url=self.url)
         _pages.pop(key, None)
         return pages.files
+
+    @staticmethod
+    def _trouble_of(pages: _Pages) -> str:
+        """Why a listing is not read further; "": it is."""
+        if pages.next in pages.seen:
+            return "has pages that form a loop"
+        if len(pages.files) > _MAX_FILES or pages.size_bytes > _MAX_LISTING_BYTES:
+            what = f"{len(pages.files):,} files in {pages.size_bytes:,} bytes so far"
+            return f"has {what}; at most {_MAX_FILES:,} files and {_MAX_LISTING_BYTES:,} bytes are read"
+        return f"has {pages.empty:,} pages in a row without a new file" if pages.empty >= _MAX_EMPTY_PAGES else ""
 
     def _ask(self, url: str) -> tuple[Mapping[str, str], bytes]:
         """The headers and the body of an answer of the Hub's API."""
@@ -687,6 +699,7 @@ class _Pages:
 
     def __init__(self, files: dict[str, File], url: str) -> None:
         self.files, self.next, self.seen = files, url, set[str]()
+        self.size_bytes = self.empty = 0
 
 
 # Answers of the Hub in this process; a forked child inherits them.

@@ -83,6 +83,11 @@ class ByteSource(Protocol):
     precedence: Precedence | None = None
     go_on: Callable[[], None]
 
+    @property
+    def packed_bytes(self) -> int | None:
+        """Bytes of the present answer so far, before they were decompressed; None: it is not compressed."""
+        return None
+
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """Size and version of the object.
 

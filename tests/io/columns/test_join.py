@@ -26,8 +26,10 @@ from tests.support.children import call_in_child
 from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import join, mapped
+from wids.columns.file import fetch_table
 from wids.errors import ColumnsError, InputError, OutputError
 from wids.files import finalizers
+from wids.transport.session import Session
 
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
@@ -786,3 +788,21 @@ def test_shards_that_become_others(dataset, tmp_path, is_own):
     assert [sample["__key__"] for sample in joined.__getitems__(range(TOTAL))] == keys
     assert joined[TOTAL - 1][name] == ROWS[-1]["label"]
     assert joined.query("from samples").num_rows == TOTAL
+
+
+def test_a_copy_that_is_renamed_to_another_s(tmp_path, server):
+    """In a cache directory that users share, a remote table is not taken for another one; it is downloaded again."""
+    for name, value in (("one", 1), ("two", 2)):
+        pq.write_table(pa.table({"x": [value]}), tmp_path / name)
+        server.add(f"/{name}.parquet", (tmp_path / name).read_bytes())
+    cache = str(tmp_path / "cache")
+
+    def fetch(name):
+        return fetch_table(f"{server.url}/{name}.parquet", cache_dir=cache, session=Session())
+
+    one, two = fetch("one"), fetch("two")
+    before = os.stat(one).st_ino
+    assert (fetch("one"), os.stat(one).st_ino) == (one, before)
+    os.replace(one, two)
+    assert fetch("two") == two
+    assert pq.read_table(two).to_pydict() == {"x": [2]}

@@ -191,3 +191,14 @@ def test_one_at_a_time(files):
         assert not is_alone
     with files.trying(KEY) as is_alone:
         assert is_alone
+
+
+def test_a_file_under_another_name_is_not_used(files, tmp_path):
+    """Other users of the directory may rename it, of the same kind or of another; it is made again."""
+    other, kind = "1" * 64, SharedFiles(str(tmp_path / "cache"), ".other")
+    files.put(KEY, b"x")
+    os.rename(files.path(KEY), files.path(other))
+    assert files.open(other) is None
+    assert files.get(other, writes(b"y"), content) == b"y"
+    os.rename(files.path(other), kind.path(other))
+    assert kind.open(other) is None

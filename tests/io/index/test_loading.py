@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import wids
-from tests.support import cache_shards
+from tests.support import cache_shards, tars
 from tests.support.cache_shards import pack
 from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
@@ -17,6 +17,7 @@ from tests.support.hub import begin_run
 from tests.support.servers import bomb, endless, whole
 from tests.support.shards import write_shards
 from wids import errors
+from wids.collection.shard_collection import load_shards
 from wids.columns import file
 from wids.errors import InputError, ShardNotFoundError, SpecError
 from wids.index import loading
@@ -298,3 +299,16 @@ def test_folders_and_globs_of_the_hub_come_from_its_listing(stand_in):
         find_shards([f"{HUB}/train/x*.tar"])
     assert "api" in stand_in.requests
     assert stand_in.requests["api"] <= 2
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_shard_in_the_place_of_an_index(is_remote, tmp_path, server):
+    """A tar without its ending is known by its first block, and the error says how to give it."""
+    data = tars.files({"x.txt": b"1"}) + b"\0" * (8 << 20)
+    (tmp_path / "get").write_bytes(data)
+    place = server.add("/get", data) if is_remote else str(tmp_path / "get")
+    with pytest.raises(SpecError, match=r"is a tar, not an index; give it in a list: ShardListDataset\(\["):
+        load_shards(place)
+    zeros = server.add("/zeros", b"\0" * (8 << 20))
+    with pytest.raises(SpecError, match="not valid JSON"):
+        load_shards(zeros)

@@ -52,6 +52,7 @@ from wids.errors import (
     InputError,
     ShardNotFoundError,
     SizeMismatchError,
+    SpecError,
     TooLongError,
     WidsError,
 )
@@ -782,3 +783,37 @@ def test_nothing_stays_open(server, target, tmp_path):
 def damaged():
     """A check that finds damage."""
     raise CorruptHeaderError("damaged")
+
+
+def test_an_answer_that_unpacks_to_many_times_its_length(server, monkeypatch):
+    """It is refused long before the limit of its kind; a text that is repetitive is read."""
+    monkeypatch.setattr(download, "_MIN_UNPACKED_BYTES", 1 << 20)
+    text = b"".join(os.urandom(20).hex().encode() * 10 for _ in range(10_000))
+    url = server.add("/text.json", text, instead(gzip.compress(text), Content_Encoding="gzip"))
+    assert download.read_bytes(url) == text
+    data = bytes(64 << 20)
+    url = server.add("/bomb.json", data, instead(gzip.compress(data), Content_Encoding="gzip"))
+    with pytest.raises(TooLongError, match=r"compressed bytes unpack to more than [1-7],.* 32 times as many"):
+        download.read_bytes(url)
+
+
+def test_a_file_that_says_its_length_names_it(server):
+    """With the limit."""
+    url = server.add("/long.json", b"x" * 1000)
+    with pytest.raises(TooLongError, match=r"is longer than 100 bytes \(decompressed; it has 1,000\)"):
+        download.read_bytes(url, max_bytes=100)
+
+
+def test_a_file_is_looked_at_before_it_is_read(server, tmp_path):
+    """The error of the look ends the reading, of a server and of a disk."""
+
+    def look(head):
+        assert head.startswith(b"x")
+        raise SpecError("seen")
+
+    url = server.add("/large", b"x" * (32 << 20))
+    (tmp_path / "large").write_bytes(b"x" * (4 << 20))
+    for place in (url, str(tmp_path / "large")):
+        with pytest.raises(SpecError, match="seen"):
+            download.read_bytes(place, look=look)
+    assert server.sent_bytes["/large"] < 32 << 20

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import operator
@@ -866,3 +867,49 @@ def test_the_default_revision_is_main(stand_in, monkeypatch):
     monkeypatch.setattr(hub, "LIMITS", hub.HubLimits(pin_seconds=0.0))
     assert hub.list_files(f"{BASE}@main").commit == commit
     assert hub.list_files(f"{stand_in.url}/datasets/org/set/resolve/main/a.tar").commit == commit
+
+
+def test_a_kept_file_that_is_renamed_to_another_s(stand_in, tmp_path):
+    """In a directory that users share, the index of one data set is not taken for that of another one."""
+    one, other = (json.dumps({"wids_version": 1, "shardlist": [{"url": f"{k}.tar", "nsamples": 1}]}) for k in (1, 2))
+    stand_in.put({"one.json": one.encode(), "two.json": other.encode()})
+    session, folder = Session(cache_dir=str(tmp_path)), tmp_path / ".wids" / "indexes"
+    hub.read_once(f"{BASE}/one.json", session, one.encode)
+    (first,) = folder.glob("*.file")
+    kept = first.read_bytes()
+    hub.read_once(f"{BASE}/two.json", session, other.encode)
+    (second,) = set(folder.glob("*.file")) - {first}
+    second.write_bytes(kept)
+    assert hub.read_once(f"{BASE}/two.json", session, other.encode) == other.encode()
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("_MAX_EMPTY_PAGES", 5, "5 pages in a row without a new file"),
+        ("_MAX_FILES", 3, "at most 3 files"),
+        ("_MAX_LISTING_BYTES", 200, "at most .* and 200 bytes"),
+    ],
+)
+def test_a_listing_without_an_end(limit, value, words, monkeypatch):
+    """Pages that lead to ever new pages, with the same file or with new ones, are read up to a limit."""
+    numbers = itertools.count()
+    monkeypatch.setattr(hub, limit, value)
+    is_same = limit == "_MAX_EMPTY_PAGES"
+
+    def ask(self, url):
+        number = next(numbers)
+        assert number < 1000
+        entry = {"type": "file", "path": "a.tar" if is_same else f"{number}.tar", "size": 1, "oid": "x"}
+        return {"Link": f'<{self.where.endpoint}/{number}>; rel="next"'}, json.dumps([entry]).encode()
+
+    monkeypatch.setattr(hub._Hub, "_ask", ask)
+    with pytest.raises(TooLongError, match=words):
+        hub.list_files("hf://buckets/org/set")
+
+
+def test_the_header_of_the_next_page_is_read_in_linear_time():
+    """Of any header."""
+    assert hub._NEXT.search('<a>; rel="prev", <b>; rel="next"')[1] == "b"
+    assert hub._NEXT.search("<" * 100_000) is None
+    assert hub._NEXT.search("<a>;" * 30_000) is None

@@ -13,7 +13,7 @@ from wids.cli.format import count_of, format_size, print_error, print_json, prin
 from wids.cli.look import LookCommand
 from wids.cli.options import INDEX_HELP, Json, ReadFlags
 from wids.cli.plain_help import App, examples
-from wids.errors import JobError, ShardError, SpecError, WidsError
+from wids.errors import JobError, ShardError, SpecError, WidsError, harmless
 from wids.index.repository import parse_name
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _print_one(found: dict[str, Any]) -> None:
         lines.append(("classes", _spread(found["classes"])))
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
-        print(f"{label:{width}}  {text}")
+        print(f"{label:{width}}  {harmless(text)}")
     if found["datasets"]:
         print()
         rows = [
