@@ -97,8 +97,8 @@ def accuracy(prediction):
 
 # %% [markdown]
 # By default, `Trainer` draws samples uniformly at random, which opens a shard for almost every one of them, and `accelerate`
-# divides the batches of any loader among the ranks. The sampler does both already, so the loader is wrapped as for a single
-# process: batches are moved to the device, `set_epoch` reaches the sampler, and nothing is divided a second time.
+# divides the batches of any loader among the ranks. The sampler does both already, and `accelerate` leaves a loader of
+# `wids.resumable` as it is: nothing is divided a second time, or cut of what the ranks gather in an evaluation.
 
 
 # %%
@@ -112,9 +112,7 @@ class ShardTrainer(transformers.Trainer):
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
         )
-        return prepare_data_loader(
-            loader, device=self.args.device, put_on_device=True, num_processes=1, process_index=0
-        )
+        return wids.resumable(loader)
 
     def get_train_dataloader(self):
         return self.make_loader(self.train_dataset, self.args.train_batch_size)

@@ -1,26 +1,35 @@
 """Gradient accumulation over batches of which an epoch is no multiple, in each trainer that READMEs name."""
 
 import json
+import math
 import sys
 
 import pytest
 
-from tests.support.launch import PROGRAMS, environment, run_all
-from tests.support.programs import with_accumulation
+from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
+from tests.support.programs.with_accumulation import ACCUMULATED, EPOCHS, EVALUATED
+from tests.support.programs.with_accumulation import PROGRAMS as TRAINERS
 
 
-@pytest.mark.parametrize("name", with_accumulation.PROGRAMS)
-def test_a_resumed_run_counts_as_one_that_was_not_stopped(tmp_path, name):
+@pytest.mark.parametrize(("name", "world"), [*((name, 1) for name in TRAINERS), ("hugging_face", 2)])
+def test_a_resumed_run_counts_as_one_that_was_not_stopped(tmp_path, name, world):
     """After each optimizer step, once and again: the same batches, steps, weights and counters of the trainer."""
-    command = [sys.executable, str(PROGRAMS / "with_accumulation.py"), name, str(tmp_path)]
+    launcher = [sys.executable] if world == 1 else forked_ranks(world, "transformers")
+    command = [*launcher, str(PROGRAMS / "with_accumulation.py"), name, str(tmp_path)]
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "TRANSFORMERS_VERBOSITY": "error"}
     run_all([command], env=environment(**variables), output=tmp_path / "output.txt")
-    answers = json.loads((tmp_path / "found.json").read_text())
-    whole = answers["whole"]
-    batches = whole["batches"]
-    assert whole["counters"]["steps"] == 8
-    assert len(batches) == (32 if name == "torchtitan" else 26)
-    assert (len(answers["once"]), len(answers["twice"])) == (7, 5)
-    for step, found in [*answers["once"].items(), *answers["twice"].items()]:
-        done = 4 * int(step) - (3 if name != "torchtitan" and int(step) >= 4 else 0)  # the fourth step has one batch
-        assert found == {**whole, "batches": batches[done:]}, step
+    epoch = {1: 13, 2: 7}[world]  # batches
+    steps = math.ceil(epoch / ACCUMULATED)  # of an epoch
+    for rank in range(world):
+        answers = json.loads((tmp_path / f"{rank}.json").read_text())
+        whole, once, twice = answers["whole"], answers["once"], answers["twice"]
+        batches = whole["batches"]
+        assert whole["counters"]["steps"] == EPOCHS * steps
+        assert len(batches) == (EPOCHS * steps * ACCUMULATED if name == "torchtitan" else EPOCHS * epoch)
+        assert (len(once), len(twice)) == (EPOCHS * steps - 1, EPOCHS * steps - 3)
+        for step, found in [*once.items(), *twice.items()]:
+            epochs, more = divmod(int(step), steps if name != "torchtitan" else sys.maxsize)
+            assert found == {**whole, "batches": batches[epochs * epoch + more * ACCUMULATED :]}, step
+        if name == "hugging_face":
+            evaluated = whole["counters"]["evaluated"]  # nothing is cut, and one is there twice for equal ranks
+            assert (len(evaluated), sorted(set(evaluated))) == (EVALUATED + world - 1, list(range(EVALUATED)))

@@ -1,13 +1,15 @@
 """A program for each row of "Which trainers" with gradient accumulation: 13 batches an epoch, 4 for an optimizer step.
+On two ranks an epoch has 7.
 
 Each is called with the checkpoint to resume from and a directory. It saves a checkpoint after each optimizer step in a
 file or folder of the directory that has the number of the step, and returns what it had since it began: the indices of
 each batch; and at its end the optimizer steps, the weights and what else the trainer counts.
 
-Arguments: the name of a program, and a directory for its checkpoints and answers.
+Arguments: the name of a program, and a directory for its checkpoints and the answers of each rank.
 """
 
 import json
+import os
 import sys
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -19,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import wids
 
-SAMPLES, BATCH, ACCUMULATED, EPOCHS = 50, 4, 4, 2
+SAMPLES, BATCH, ACCUMULATED, EPOCHS, EVALUATED = 50, 4, 4, 2, 49
 RATE, MOMENTUM = 0.1, 0.9
 
 
@@ -32,10 +34,10 @@ class Found:
     weights: list[float] = field(default_factory=list)
 
 
-def make_loader(kind=DataLoader, *, collate=torch.tensor, workers=0, **order):
-    """A fresh loader of one rank."""
-    data = list(range(SAMPLES))
-    sampler = wids.DistributedChunkedSampler(data, num_replicas=1, rank=0, chunksize=6, window=2, **order)
+def make_loader(kind=DataLoader, *, samples=SAMPLES, collate=torch.tensor, workers=0, **order):
+    """A fresh loader of this rank."""
+    data = list(range(samples))
+    sampler = wids.DistributedChunkedSampler(data, **{"chunksize": 6, "window": 2, **order})
     return kind(data, batch_size=BATCH, sampler=sampler, collate_fn=collate, num_workers=workers)
 
 
@@ -50,7 +52,9 @@ class Net(torch.nn.Module):
         self.layer, self.found = torch.nn.Linear(1, 1), Found()
 
     def forward(self, x):
-        """Loss of a batch of indices: (n,)."""
+        """Loss of a batch of indices: (n,); in an evaluation these."""
+        if not self.training:
+            return {"logits": x}
         self.found.batches.append(x.tolist())
         return {"loss": (self.layer(x.float()[:, None] / SAMPLES) ** 2).mean()}
 
@@ -231,9 +235,12 @@ def hugging_face(resume: Path | None, directory: Path, **options: Any) -> Found:
 
     import wids.hf
 
+    def collate(batch):
+        return {"x": torch.tensor(batch)}
+
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
-            return wids.resumable(make_loader(collate=lambda batch: {"x": torch.tensor(batch)}))
+            return wids.resumable(make_loader(collate=collate))
 
         def floating_point_ops(self, inputs):
             return len(inputs["x"])
@@ -241,6 +248,7 @@ def hugging_face(resume: Path | None, directory: Path, **options: Any) -> Found:
     args = transformers.TrainingArguments(
         output_dir=str(directory),
         use_cpu=True,
+        ddp_backend="gloo" if "RANK" in os.environ else None,
         num_train_epochs=EPOCHS,
         gradient_accumulation_steps=ACCUMULATED,
         learning_rate=RATE,
@@ -255,6 +263,8 @@ def hugging_face(resume: Path | None, directory: Path, **options: Any) -> Found:
     net = Net()
     trainer = Trainer(net, args, callbacks=[wids.hf.ResumeCallback()])
     trainer.train(resume_from_checkpoint=resume and str(resume))
+    loader = wids.resumable(make_loader(samples=EVALUATED, collate=collate, shuffle=False))
+    evaluated = trainer.evaluation_loop(loader, "evaluation", prediction_loss_only=False).predictions.tolist()
     state = trainer.state
     told = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
     return net.end(
@@ -262,6 +272,7 @@ def hugging_face(resume: Path | None, directory: Path, **options: Any) -> Found:
         epoch=state.epoch,
         tokens=state.num_input_tokens_seen,
         flos=state.total_flos,
+        evaluated=evaluated,
         log=[{name: entry[name] for name in told} for entry in state.log_history if "loss" in entry],
     )
 
@@ -328,14 +339,16 @@ def main(name: str, root: Path) -> None:
     program, checkpoint = PROGRAMS[name], "checkpoint-{}" if name == "hugging_face" else "{}"
 
     def run(to: str, of: str | None = None, step: int = 0) -> dict[str, Any]:
-        (root / to).mkdir()
+        (root / to).mkdir(exist_ok=True)
         return asdict(program(None if of is None else root / of / checkpoint.format(step), root / to))
 
     whole = run("whole")
     steps = range(1, whole["counters"]["steps"])
     once = {step: run(f"after {step}", "whole", step) for step in steps}
     twice = {step: run(f"after {step} again", f"after {step - 2}", step) for step in steps[2:]}
-    (root / "found.json").write_text(json.dumps({"whole": whole, "once": once, "twice": twice}))
+    (root / f"{os.environ.get('RANK', '0')}.json").write_text(
+        json.dumps({"whole": whole, "once": once, "twice": twice})
+    )
 
 
 if __name__ == "__main__":
