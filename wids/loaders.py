@@ -197,8 +197,8 @@ class _LoaderRun:
 class Counting:
     """What `ResumableLoader` and the loader of `wids.lightning` have in common: they count batches.
 
-    The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for loops and trainers that
-    count them. A stranger's batch sampler has no such count.
+    The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for trainers that count
+    them.
     """
 
     _reads_ahead = False  # the loop has one batch more than it is done with
@@ -228,15 +228,13 @@ class Counting:
             if isinstance(counted, _BySamples):
                 place = EpochPosition(state["epoch"], state["position"], state["yielded"])
                 state["batches"] = self._count_before(place, counted.size)
-            elif counted.has_runs:
-                state["batches"] = counted.batches(state["yielded"])
             return flat_state(state)
         batches, is_over = self._progress(delivery)
         own = max(batches - delivery.before, 0)
-        if isinstance(counted, _BySamples) or counted.has_runs:
+        if isinstance(counted, _BySamples):
             state = counted.state(delivery, own, is_over=is_over)
             state["batches"] = batches
-        elif delivery is self._newest:
+        elif counted.has_runs or delivery is self._newest:
             state = counted.state(delivery, own, is_over=is_over)
         else:
             raise StateError(
@@ -400,16 +398,30 @@ class ResumableLoader(Counting):
     def _check_start(self, skipped: int) -> None:
         """Check that a trainer begins to count where a loaded state is."""
         done = self._done() if self._delivery is None else skipped
-        if done != skipped:
+        if done not in (skipped, None):
             raise InputError(
                 f"{_HUGGING_FACE} counts the batches of this epoch from {skipped}, and the loader's state is after "
                 f"{done}: its last optimizer step would miss batches. Leave ignore_data_skip=True out"
             )
 
-    def _done(self) -> int:
-        """Batches of the epoch that the loop has had; 0 if only a stranger's batch sampler knows it."""
-        done: int = self.state_dict().get("batches", 0)
+    @property
+    def batches_done(self) -> int:
+        """Batches of the epoch before the next one, with those before a resume, for loops that count them.
+
+        Raises:
+            InputError: only the batch sampler knows it, for it is not of `wids`.
+        """
+        done = self._done()
+        if done is None:
+            name = type(self._loader.batch_sampler).__name__
+            raise InputError(f"the batches of an epoch are counted by the loader's batch_sampler, a {name}; ask that")
         return done
+
+    def _done(self) -> int | None:
+        counted, state = self._counted(), self.state_dict()
+        if isinstance(counted, _BySamples):
+            return int(state["batches"])
+        return counted.batches(state["yielded"]) if counted.has_runs else None
 
     def _find_length(self) -> int | None:
         try:
@@ -473,14 +485,14 @@ class ResumableLoader(Counting):
             InputError: the place of the loader is after another number of batches.
         """
         asked, done = frame.f_locals["num_batches"], self._done()
-        if asked != done:
+        if done not in (asked, None):
             raise InputError(
                 f"{asked} batches are to be skipped, and the loader is after {done} of its epoch. It goes on by itself "
                 "where its state says: load the state first, and resume with the ranks, batch size and gradient "
                 "accumulation of the checkpoint, or leave skip_first_batches out (in the Trainer of Hugging Face, with "
                 "a sampler of epochs=None: ignore_data_skip=True)"
             )
-        return _Skipped(self, done, _TRAINERS.get(frame.f_back.f_globals.get("__name__", "")))
+        return _Skipped(self, asked, _TRAINERS.get(frame.f_back.f_globals.get("__name__", "")))
 
     def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
         if hasattr(self._loader, "remainder"):

@@ -306,7 +306,7 @@ OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank
     reshuffle reweight rng sample_seeds seed set_epoch shuffle shufflefirst state_dict tail window"""
 DISTRIBUTED = "drop_last num_samples total_size"
-LOADER = "close load_state_dict set_epoch state_dict"  # besides what its DataLoader has
+LOADER = "batches_done close load_state_dict set_epoch state_dict"  # besides what its DataLoader has
 BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
 
 

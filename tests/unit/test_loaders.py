@@ -260,6 +260,8 @@ def test_two_loops_over_a_strangers_batch_sampler_are_refused():
         loader.state_dict()
     next(second)
     assert saved(loader)["position"] == state["position"] + 8
+    with pytest.raises(InputError, match="counted by the loader's batch_sampler, a Stranger; ask that"):
+        _ = loader.batches_done
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
@@ -362,18 +364,18 @@ def make_state(batches):
 
 
 @pytest.mark.parametrize("kind", ["plain", "mixture, by source", "buckets", "no batches"])
-def test_the_state_counts_the_batches_of_the_epoch(kind):
+def test_the_batches_of_the_epoch_are_counted(kind):
     """Those before a resume, too: a loop that accumulates gradients goes on with its count."""
     loader, counts = make(kind), []
     for step, _ in enumerate(loader, 1):
-        counts.append(saved(loader)["batches"])
+        counts.append(loader.batches_done)
         if step == 3:
             state = saved(loader)
     assert counts == list(range(1, len(loader) + 1))
     again = make(kind)
     again.load_state_dict(state)
-    assert saved(again)["batches"] == 3
-    assert [saved(again)["batches"] for _ in again] == counts[3:]
+    assert again.batches_done == 3
+    assert [again.batches_done for _ in again] == counts[3:]
 
 
 @pytest.mark.parametrize("kind", ["plain", "persistent"])

@@ -108,7 +108,7 @@ def skipped(accelerator):
             pass
         second.load_state_dict(first.state_dict())
         rest = accelerator.skip_first_batches(second, 2)
-        counts = [(batch["index"].tolist(), second.state_dict()["batches"]) for batch in rest]
+        counts = [(batch["index"].tolist(), second.batches_done) for batch in rest]
         seen.append({"rest": counts, "next": [batch["index"].tolist() for batch in rest], "len": len(rest)})
     return seen
 

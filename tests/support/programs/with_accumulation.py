@@ -108,7 +108,7 @@ def loop(resume: Path | None, directory: Path, make=lambda: wids.resumable(make_
         training = Training(loader, resume, directory)
         for epoch in range(training.epoch, EPOCHS):
             loader.set_epoch(epoch)
-            for count, batch in enumerate(loader, 1 + loader.state_dict()["batches"]):
+            for count, batch in enumerate(loader, 1 + loader.batches_done):
                 training.train(batch)
                 if count % ACCUMULATED == 0 or count == len(loader):
                     training.step(epoch=epoch, batches=count)
@@ -218,7 +218,7 @@ def fabric(resume: Path | None, directory: Path) -> Found:
     for epoch in range(state["epoch"], EPOCHS):
         loader.set_epoch(epoch)
         state["epoch"] = epoch
-        for count, batch in enumerate(loader, 1 + loader.state_dict()["batches"]):
+        for count, batch in enumerate(loader, 1 + loader.batches_done):
             run.backward(model(batch)["loss"])
             if count % ACCUMULATED == 0 or count == len(loader):
                 optimizer.step()
