@@ -197,10 +197,25 @@ def _to_arrow(table: Any) -> Any:
         if type(table).__module__.partition(".")[0] == "pandas":  # whose stream would have the index as a column
             return pa.Table.from_pandas(table, preserve_index=False)
         if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
-            return pa.table(table)
+            return _without_views(pa.table(table))
         return pa.Table.from_pandas(table, preserve_index=False)
     except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise InputError(f"table is {a_kind(table)} ({error}); give {_FORMS}") from error
+
+
+def _without_views(table: Any) -> Any:
+    """The same table; categories of polars are string views, of which Arrow can take and cast none."""
+    pa = import_arrow()
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    for k, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and (kind := plain.get(field.type.value_type)) is not None:
+            chunks = [
+                pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind))
+                for chunk in table.column(k).chunks
+            ]
+            whole = pa.chunked_array(chunks, pa.dictionary(field.type.index_type, kind))
+            table = table.set_column(k, field.name, whole)
+    return table
 
 
 def _to_array(values: Any) -> Any:
