@@ -5,12 +5,13 @@ The pages are tested in tests/io/serve and tests/e2e.
 
 import os
 import signal
+import sys
 import urllib.request
 
 import pytest
 
 from tests.support.cli import complaint, spawn
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import write_index
 from wids.cli import serve
 
@@ -54,6 +55,45 @@ def test_where_there_is_a_screen(monkeypatch, variables, opens):
     monkeypatch.setattr("sys.platform", "linux")
     assert serve._has_screen() is opens
     assert os.environ.get("DISPLAY", "") == variables.get("DISPLAY", "")
+
+
+BROWSER = """#!{python}
+import os, re, stat, sys, urllib.request
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+place, found = sys.argv[1], ""
+if place.startswith("file:"):
+    path = Path(unquote(urlsplit(place).path))
+    found = oct(stat.S_IMODE(path.stat().st_mode)) + oct(stat.S_IMODE(path.parent.stat().st_mode)) + path.read_text()
+Path({out!r} + ".part").write_text(place + "\\n" + found)
+os.replace({out!r} + ".part", {out!r})
+"""
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_the_browser_is_not_told_the_token(tmp_path, has_token):
+    """Its arguments are seen by all: they name a file that only its user can read, and that goes with the server."""
+    program, out = tmp_path / "browser", tmp_path / "told"
+    program.write_text(BROWSER.format(python=sys.executable, out=str(out)))
+    program.chmod(0o755)
+    env = {"BROWSER": str(program), "DISPLAY": ":9", "SSH_CONNECTION": ""}
+    more = ["--token"] if has_token else []
+    with spawn("serve", write_index(tmp_path), "--port", "0", "--cache", tmp_path / "cache", *more, env=env) as process:
+        url = process.stdout.readline().split()[-1]
+        wait_until(out.exists)
+        place, _, found = out.read_text().partition("\n")
+        token = url.partition("?token=")[2]
+        assert len(token) > 20 if has_token else not token
+        if has_token:
+            assert token not in place
+            assert found.startswith("0o6000o700<meta")
+            assert url in found
+        else:
+            assert place == url
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    if has_token:
+        assert not os.path.exists(place.removeprefix("file://"))
 
 
 def test_a_file_of_marks_that_is_something_else(tmp_path):

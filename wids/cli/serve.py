@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import html
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
 from wids.cli.options import Index, SessionFlag
 from wids.cli.plain_help import App
+from wids.files import tempdirs
 from wids.transport.session import PLAIN
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 app: App = App()
+_WORDS = "To the pages of wids serve"
 
 
 @app.command("serve")
@@ -70,7 +77,7 @@ def run_serve(
     from wids.serve.served import Served
 
     served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, marks=marks)
-    with PageServer(served, host=host, port=port, has_token=has_token) as server:
+    with PageServer(served, host=host, port=port, has_token=has_token) as server, _leading_to(server.url) as address:
         print(f"{served.name}: {server.url}", flush=True)
         if server.is_local and (line := _ssh_line(server.url)):
             print(f"To open it where you are: {line}", flush=True)
@@ -78,9 +85,28 @@ def run_serve(
             import webbrowser
 
             with contextlib.suppress(webbrowser.Error):
-                webbrowser.open(server.url)
+                webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
             server.run()
+
+
+@contextlib.contextmanager
+def _leading_to(url: str) -> Iterator[str]:
+    """An address for a browser: of one with a token, that of a file which leads there while the block runs.
+
+    Arguments of programs can be seen by all users of a machine; the file only by this one.
+    """
+    if not urlsplit(url).query:
+        yield url
+        return
+    with tempdirs.directory("serve") as folder:
+        path, there = Path(folder, "open.html"), html.escape(url)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(
+                f'<meta http-equiv="refresh" content="0;url={there}"><a href="{there}">{html.escape(_WORDS)}</a>'
+            )
+        yield path.as_uri()
 
 
 def _ssh_line(url: str) -> str:

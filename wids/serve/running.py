@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _USUAL_PORT, _PORTS = 8437, 16  # as many are tried
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _END_SECONDS = 5
+_BACKLOG = 32  # so many connections are accepted before one is looked at
 
 
 def check_packages() -> None:
@@ -68,6 +69,7 @@ class PageServer:
         import uvicorn
 
         from wids.serve.app import make_app
+        from wids.serve.connections import LimitedProtocol
 
         self._served = served
         self._socket = _listen(host, port)
@@ -82,6 +84,9 @@ class PageServer:
             log_config=None,
             access_log=False,  # whose lines would have the token
             lifespan="off",
+            http=LimitedProtocol,
+            ws="none",
+            backlog=_BACKLOG,
             server_header=False,
             timeout_graceful_shutdown=_END_SECONDS,
         )
