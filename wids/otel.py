@@ -11,10 +11,13 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opentelemetry import metrics, trace
-
-from wids.errors import without_secrets
+from wids.errors import DependencyError, without_secrets
 from wids.events import Fetched, NotFetchedAhead, Opened, Rejected, Retried, Waited, WaitedForRoom
+
+try:
+    from opentelemetry import metrics, trace
+except ImportError as error:
+    raise DependencyError("OpenTelemetry is not installed; install it with: pip install 'wids[otel]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
