@@ -63,6 +63,7 @@ WHOLE = {
     "store_model": "all of a cache directory, against a model",
     "process_ends": "the end of a process, whatever it has open",
     "cli": "what holds for all commands",
+    "extras": "all commands and doors without the packages of an extra",
     "paths": "all parameters that are paths",
     "outputs": "the files that all commands write",
     "widths": "all commands on narrow terminals",
