@@ -331,3 +331,37 @@ def test_a_stateful_loader_of_buckets(workers):
         again = make("buckets", loader=StatefulDataLoader, workers=workers, collate_fn=list)._loader
         again.load_state_dict(states[step - 1])
         assert list(again) == whole[step:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["plain", "by source", "buckets"])
+@pytest.mark.parametrize("owner", ["accelerate", "fabric"])
+def test_loaders_that_name_the_epochs_that_they_count(owner, kind):
+    """After a load in mid-epoch, and of the end of an epoch, they go on with the state's, named by the loop or not."""
+    import accelerate
+    import lightning
+
+    def make_one():
+        loader = make(kind, collate_fn=torch.tensor)._loader
+        if owner == "fabric":
+            return wids.resumable(lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader))
+        prepare = accelerate.data_loader.prepare_data_loader
+        return wids.resumable(prepare(loader, put_on_device=False, num_processes=1, process_index=0))
+
+    loader, epochs, states = make_one(), [], []
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(batch.tolist())
+            states.append((epoch, len(epochs[-1]), loader.state_dict()))
+    ends = [state for state in states if state[0] == 1 and state[1] in (3, len(epochs[1]))]
+    for epoch, step, state in ends:
+        again, named = make_one(), make_one()
+        again.load_state_dict(state)
+        named.load_state_dict(state)
+        rest = epochs[epoch][step:]
+        expected = [rest, epochs[2]] if rest else epochs[2:4]
+        assert [[batch.tolist() for batch in again] for _ in range(2)] == expected
+        named.set_epoch(epoch)
+        assert [batch.tolist() for batch in named] == rest
