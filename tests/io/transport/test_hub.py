@@ -34,6 +34,7 @@ from wids.errors import (
     UnreachableError,
 )
 from wids.files import locks
+from wids.files.shared_files import SharedFiles
 from wids.transport import download, failures, filesystems, hub, stores
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
@@ -596,13 +597,14 @@ def test_a_redirect_of_another_process_that_is_of_no_use(stand_in, tmp_path, dam
     dataset = open_named(tmp_path, access="range")
     assert dataset[0][".txt"] == b"a 0"
     (path,) = (tmp_path / ".wids" / "indexes").glob("*.redirect")
-    words = json.loads(path.read_bytes())
+    kept = SharedFiles(str(tmp_path), ".redirect")
+    words = json.loads(bytes(kept.open(path.stem).data))
     if damage == "another file":
         words[0] = words[0].replace("a.tar", "b.tar")
     elif damage == "refused":
         stand_in.expire()
     words[4] += {"ended": -3600, "late": 86_400}.get(damage, 0)
-    path.write_bytes(damage if isinstance(damage, bytes) else json.dumps(words).encode())
+    kept.put(path.stem, damage if isinstance(damage, bytes) else json.dumps(words).encode())
     asked = stand_in.requests["resolvers"]
     hub.forget()
     assert open_named(tmp_path, access="range")[0][".txt"] == b"a 0"
