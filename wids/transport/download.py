@@ -154,9 +154,12 @@ def read_bytes(
                 return head + file.read()
         with open_source(url, session, go_on=go_on) as source:
             if look is not None and not (source.answers_have_stat or source.is_blocking):
-                head = b"".join(source.stream(_LOOK_BYTES))  # these clients return all bytes at once
+                wanted = min(_LOOK_BYTES, most + 1)
+                head = b"".join(source.stream(wanted))  # these clients return all bytes at once
                 look(head)
-                if len(head) < _LOOK_BYTES:
+                if len(head) > most:
+                    raise _too_long(url, most)
+                if len(head) < wanted:
                     return head
             return _read_stream(source, most, look)
 
