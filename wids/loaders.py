@@ -24,7 +24,7 @@ from wids.errors import InputError, StateError, a_kind
 from wids.order import cursor
 from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
 from wids.order.validation import check_flag, suggest_names
-from wids.samplers import _EpochSampler
+from wids.samplers import _EpochSampler, batches_of_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -667,6 +667,8 @@ def _check_sampler(sampler: Any) -> Any:
         InputError: it is another one.
     """
     name = type(sampler).__name__
+    if getattr(sampler, "yields_batches", False):
+        raise batches_of_batches(sampler)
     if not isinstance(sampler, _EpochSampler):
         raise InputError(
             f"the loader's sampler is {a_kind(sampler)}, whose position is not known; give the DataLoader "

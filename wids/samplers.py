@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed
-from torch.utils.data import Sampler, dataloader
+from torch.utils.data import BatchSampler, Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.collection.ahead import SharedBlocks, prefetch
@@ -312,10 +312,11 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
             The blocks of the run to draw from, and what prefetches them; None: nothing does.
 
         Raises:
-            InputError: a DataLoader draws it that reads another dataset.
+            InputError: a DataLoader draws it that reads another dataset, or batches of batches.
         """
         loader = _drawing_loader()
         if loader is not None:
+            _check_batches(loader)
             _check_same(self.dataset, getattr(loader, "_dataset", None))
             if isinstance(loader, getattr(dataloader, "_MultiProcessingDataLoaderIter", ())):
                 run.loader = weakref.ref(loader)
@@ -611,12 +612,19 @@ class ShardListSampler(_EpochSampler):
         if ends is None:
             raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
+        if len(chunks) and (most := int(np.diff(chunks).max())) > _MOST_IN_MEMORY:
+            raise InputError(
+                f"a shard has {most:,} samples, and this sampler has the indices of {window} whole shards in memory; "
+                "use ChunkedSampler, or see whether the lengths are right"
+            )
         is_whole = lengths is None and hasattr(dataset, "__len__") and len(dataset) == ends[-1:].sum()
         settings = SamplerSettings(seed=seed, window=window)
         super().__init__(dataset, GivenChunks(chunks, is_whole=is_whole), settings, shufflefirst=shufflefirst)
 
 
 ShardedSampler = ShardListSampler
+# Indices of a shard that is shuffled as a whole: 2 GiB.
+_MOST_IN_MEMORY = 1 << 28
 # Why no weights are changed before the end of an epoch.
 _IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 
@@ -640,6 +648,26 @@ def _drawing_loader() -> Any:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")
+
+
+def _check_batches(loader: Any) -> None:
+    """See that the indices that a DataLoader makes batches of are no batches.
+
+    Raises:
+        InputError: they are, of a sampler of batches.
+    """
+    batches = getattr(loader, "_index_sampler", None)
+    if isinstance(batches, BatchSampler) and getattr(batches.sampler, "yields_batches", False):
+        raise batches_of_batches(batches.sampler)
+
+
+def batches_of_batches(sampler: Any) -> InputError:
+    """The error where a DataLoader takes a sampler of batches for one of samples."""
+    name = type(sampler).__name__
+    return InputError(
+        f"a {name} yields batches, and the DataLoader takes each for the index of a sample: give it as "
+        f"DataLoader(dataset, batch_sampler={name}(...)), without sampler= and batch_size="
+    )
 
 
 def _check_same(own: Any, read: Any) -> None:

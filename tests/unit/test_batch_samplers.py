@@ -636,3 +636,27 @@ def test_the_epoch_may_be_assigned():
         third = list(batches)
         batches.set_epoch(3)
         assert list(batches) == third != first
+
+
+def mixture_batches():
+    """A sampler of batches of a mixture, and the mixture."""
+    mixture = wids.mix({"a": (Samples([20]), 1), "b": (Samples([20]), 1)})
+    return wids.MixtureBatchSampler(mixture, 4, num_replicas=1, rank=0), mixture
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "sampler_of", [lambda: (make(batch_size=4), DATASET), mixture_batches], ids=["BucketBatchSampler", "Mixture"]
+)
+def test_a_sampler_of_batches_that_is_given_as_one_of_samples(sampler_of, workers):
+    """The error says which parameter takes it, when the loader is read and when it is made resumable."""
+    sampler, dataset = sampler_of()
+    words = rf"a {type(sampler).__name__} yields batches, .*: give it as DataLoader\(dataset, batch_sampler="
+    loader = torch.utils.data.DataLoader(dataset, sampler=sampler, batch_size=2, num_workers=workers)
+    with pytest.raises(InputError, match=words):
+        next(iter(loader))
+    for options in ({}, {"batch_size": None}):
+        with pytest.raises(InputError, match=words):
+            wids.resumable(torch.utils.data.DataLoader(dataset, sampler=sampler, **options))
+    right = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
+    assert len(next(iter(right))) == 4

@@ -984,6 +984,33 @@ def test_chunked_samplers_check_the_options_of_one_rank(options, words):
         ChunkedSampler(Sized(50), **options)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: ChunkedSampler(Sized(n)),
+        lambda n: ChunkedSampler(Sized(n), shuffle=False, lanes=2),
+        lambda n: DistributedChunkedSampler(Shards([n]), num_replicas=2, rank=1),
+        lambda n: DistributedChunkedSampler(Shards([n]), num_replicas=2, rank=1, reshuffle="epoch"),
+        lambda n: DistributedChunkedSampler(wids.mix({"a": (Many(n), 1), "b": ([1], 1)}), num_replicas=1, rank=0),
+        lambda n: wids.BucketBatchSampler(ChunkedSampler(Many(n)), batch_size=4),
+        lambda n: ShardListSampler(Shards([5, n])),
+    ],
+    ids=["chunked", "in order", "ranks", "dealt", "mixture", "batches", "shards"],
+)
+def test_a_dataset_that_promises_any_number_of_samples(make):
+    """A typed error instead of minutes and all memory; as many as there are in any real one are read at once."""
+    with pytest.raises(InputError, match=r"raise chunksize, or see whether|see whether the lengths"):
+        next(iter(make(1 << 48)))
+    assert next(iter(make(1 << 20))) is not None
+
+
+class Many(Sized):
+    """A dataset of its indices."""
+
+    def __getitem__(self, index):
+        return index
+
+
 class Original(ChunkedSampler):
     """The original's own __iter__, which assigns rng and counts epochs by itself."""
 

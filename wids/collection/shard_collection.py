@@ -747,7 +747,7 @@ def _advice_on(index: Any) -> str:
     if isinstance(index, Mapping) and "__index__" in index:
         return f"this is a sample, whose index is {index['__index__']}; a sampler yields indices"
     if isinstance(index, (list, tuple)) or (hasattr(index, "tolist") and len(getattr(index, "shape", ()))):
-        return "for several samples use dataset.__getitems__(indices)"
+        return "for several samples use dataset.__getitems__(indices), for a sampler of batches batch_sampler="
     return "a sampler yields indices; a function for the values of a sample is given to add_transform"
 
 

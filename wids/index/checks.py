@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _MAX_URL = 1 << 17
 # Deeper values could not be pickled into a worker.
 _MAX_NESTED = 100
+# The header of its only member, in a tar without compression.
+_BYTES_OF_A_SAMPLE = 512
+# Samples of a shard that cost little, whether it has them or not.
+_FEW = 1 << 20
+# Samples of a shard, and of all such shards, whose size is not known.
+_MOST_UNSIZED, _MOST_UNSIZED_IN_ALL = 1 << 28, 1 << 36
 _MD5, _CRC32 = re.compile(r"[0-9a-fA-F]{32}"), re.compile(r"[0-9a-fA-F]{8}")
 _FIELD = re.compile(r"required field `(\w+)`")
 
@@ -63,6 +69,29 @@ def check_digests(row: Row, path: str, place: str | None = None) -> None:
         fail(place, f"{path}.md5sum", f"is {row.md5sum!r:.60}; an md5 digest has 32 hexadecimal digits")
     if row.crc32 and not _CRC32.fullmatch(row.crc32):
         fail(place, f"{path}.crc32", f"is {row.crc32!r:.60}; a CRC-32 has 8 hexadecimal digits")
+
+
+def check_count(row: Row, path: str, place: str | None = None) -> None:
+    """Check that a shard can hold its samples where they are so many that an order of them takes time and memory.
+
+    Without a size, more than `_MOST_UNSIZED` are not believed: such a tar has 128 GiB and more. Other wrong
+    counts are told where the shard is opened.
+    """
+    if row.nsamples <= _FEW:
+        return
+    if row.filesize is not None and row.nsamples * _BYTES_OF_A_SAMPLE > row.filesize:
+        fail(
+            place,
+            f"{path}.nsamples",
+            f"is {row.nsamples}, and the shard's filesize {row.filesize}; a sample takes {_BYTES_OF_A_SAMPLE} bytes "
+            "at least. Write the index again: wids index create",
+        )
+    if row.filesize is None and row.nsamples > _MOST_UNSIZED:
+        fail(
+            place,
+            f"{path}.nsamples",
+            f"is {row.nsamples}, more than {_MOST_UNSIZED} of a shard without a filesize; if it is true, add that",
+        )
 
 
 def check_nesting(value: Any, path: str, place: str | None = None) -> None:
@@ -104,11 +133,21 @@ def _find_infinite(value: Any) -> tuple[str, float] | None:
     return None
 
 
-def check_total(nsamples: Iterable[int], place: str | None = None) -> None:
-    """Check that the total number of samples fits into 63 bits."""
-    total = sum(nsamples)
+def check_total(nsamples: Iterable[int], filesizes: Iterable[int], place: str | None = None) -> None:
+    """Check that the samples of all shards fit into 63 bits, and those of shards without a size (-1) in any memory."""
+    total = unsized = 0
+    for count, size in zip(nsamples, filesizes, strict=True):
+        total += count
+        unsized += count if size < 0 else 0
     if total > MAX_COUNT:
         fail(place, "shardlist", f"promises {total} samples in all, more than can be counted")
+    if unsized > _MOST_UNSIZED_IN_ALL:
+        fail(
+            place,
+            "shardlist",
+            f"promises {unsized} samples in shards without a filesize, more than {_MOST_UNSIZED_IN_ALL}; if it is "
+            "true, add these",
+        )
 
 
 def fail(place: str | None, path: str, what: str) -> NoReturn:

@@ -201,7 +201,7 @@ def parse_index(
     if not len(builder):
         checks.fail(place, "shardlist", "lists no shards")
     shards = builder.build(header)
-    checks.check_total(shards.nsamples, place)
+    checks.check_total(shards.nsamples, shards.filesizes, place)
     return shards
 
 
@@ -371,6 +371,7 @@ class _SpecParser:
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
             checks.check_digests(row, path, scope.place)
+            checks.check_count(row, path, scope.place)
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and Place(url).reaches_local:
                 forbid_local(scope.place, f"{path}.url", url)

@@ -98,7 +98,8 @@ def _read(place: str) -> tuple[dict[str, Any], View | None]:
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
     rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
-    checks.check_total((row.nsamples for row in rows), place)
+    sizes = (-1 if row.filesize is None else row.filesize for row in rows)
+    checks.check_total((row.nsamples for row in rows), sizes, place)
     return index, view
 
 

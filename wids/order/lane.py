@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.errors import InputError
 from wids.order.permutation import PARTS, ROUNDING, SAMPLES, permutation, random_words
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wids.order.permutation import Indices
+
+# Chunks of a lane, of which each takes some 40 bytes and a microsecond; an index may promise any number of samples.
+MAX_CHUNKS = 1 << 26
 
 
 def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None = None) -> Indices:
@@ -37,6 +41,9 @@ def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None =
 
     Returns:
         (nchunks, 2), half-open, none empty.
+
+    Raises:
+        InputError: they are more than `MAX_CHUNKS`.
     """
     if hi <= lo:
         return np.zeros((0, 2), np.int64)
@@ -47,6 +54,11 @@ def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None =
         edges = np.sort(np.concatenate([edges, boundaries[first:last]]))
         edges = edges[np.append(True, np.diff(edges) > 0)]  # np.unique would import numpy.ma late; see MemberTable
     counts = -(-np.diff(edges) // chunksize)
+    if int(counts.sum()) > MAX_CHUNKS:
+        raise InputError(
+            f"{hi - lo:,} samples in chunks of at most {chunksize:,} are {int(counts.sum()):,} chunks, and a rank "
+            f"holds at most {MAX_CHUNKS:,}; raise chunksize, or see whether the index is right"
+        )
     starts = np.repeat(edges[:-1], counts)
     steps = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = starts + steps * chunksize

@@ -414,7 +414,8 @@ def test_json_but_no_object(text):
         ({"shardlist": [{"url": "a", "nsamples": float("nan")}]}, "shardlist[0].nsamples"),
         ({"shardlist": [{"url": "a", "nsamples": 10**30}]}, "shardlist[0].nsamples"),
         ({"shardlist": [{"url": "a", "nsamples": 1 << 63}]}, "shardlist[0].nsamples"),
-        ({"shardlist": [{"url": "a", "nsamples": (1 << 63) - 1}] * 2}, "shardlist"),
+        ({"shardlist": [{"url": "a", "nsamples": 1 << 54, "filesize": (1 << 63) - 1}] * 513}, "shardlist[0].nsamples"),
+        ({"shardlist": [{"url": "a", "nsamples": (1 << 54) - 1, "filesize": (1 << 63) - 1}] * 513}, "shardlist"),
         ({"shardlist": [{"url": "a", "nsamples": 1, "filesize": -1}]}, "shardlist[0].filesize"),
         ({"shardlist": [{"url": "a", "nsamples": 1, "filesize": "1"}]}, "shardlist[0].filesize"),
         ({"shardlist": [{"url": "a", "nsamples": 1, "md5sum": "xyz"}]}, "shardlist[0].md5sum"),
@@ -511,9 +512,36 @@ def test_one_bad_value_among_many_shards(crowd, name, values):
 
 def test_more_samples_than_can_be_counted():
     """Shards that are all right one by one, and together have more samples than 64 bits count; those that just fit."""
-    shards = [{"url": f"{k}.tar", "nsamples": 10**18} for k in range(10)]
+    shards = [{"url": f"{k}.tar", "nsamples": 10**16, "filesize": 512 * 10**16} for k in range(1000)]
     assert "10000000000000000000 samples" in refuse(index(shardlist=shards), "shardlist")
-    assert sum(read(index(shardlist=shards[:9])).nsamples) == 9 * 10**18
+    assert sum(read(index(shardlist=shards[:900])).nsamples) == 9 * 10**18
+
+
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        ({"filesize": 10_240}, 1 << 40),
+        ({"filesize": 512 << 21}, (1 << 21) + 1),
+        ({"filesize": 0}, (1 << 20) + 1),
+        ({}, (1 << 28) + 1),
+    ],
+)
+def test_more_samples_than_a_shard_can_hold(own, count):
+    """A sample takes 512 bytes: a sampler needs time and memory for each that is promised. Few are believed."""
+    for keys, path in ((("shardlist",), "shardlist[1]"), (("datasets", 0, "shardlist"), "datasets[0].shardlist[1]")):
+        shards = [{"url": "a.tar", "nsamples": 3}, {"url": "b.tar", "nsamples": count, **own}]
+        raw = {"shardlist": shards} if len(keys) == 1 else {"datasets": [{"name": "a", "shardlist": shards}]}
+        assert str(count) in refuse(index(**{"shardlist": [], **raw}), f"{path}.nsamples")
+        shards[1]["nsamples"] -= 1 if count < 1 << 40 else count - 20
+        assert read(index(**{"shardlist": [], **raw})).nsamples[1] == shards[1]["nsamples"]
+
+
+def test_more_samples_than_shards_without_a_size_can_hold():
+    """Those of all of them together, beside any number of shards whose size is known."""
+    shards = [{"url": f"{k}.tar", "nsamples": 1 << 28} for k in range(257)]
+    assert "in shards without a filesize" in refuse(index(shardlist=shards), "shardlist")
+    shards[0]["filesize"] = 1 << 37
+    assert sum(read(index(shardlist=shards)).nsamples) == 257 << 28
 
 
 def test_nested_values_travel():
