@@ -87,7 +87,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     sampler: ChunkedSampler
     batch_size: int | Mapping[Any, int] | None
     skipped: int
-    yields_batches = True
+    _yields_batches = True
 
     @suggest_names
     def __init__(
@@ -398,7 +398,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     batch_size: int
     sampler: DistributedChunkedSampler
-    yields_batches = True
+    _yields_batches = True
 
     def __init__(self, mixture: Sized, batch_size: int, *, batches: Batches = "by-source", **options: Any) -> None:
         if batches not in ("mixed", "by-source"):

@@ -667,7 +667,7 @@ def _check_sampler(sampler: Any) -> Any:
         InputError: it is another one.
     """
     name = type(sampler).__name__
-    if getattr(sampler, "yields_batches", False):
+    if getattr(sampler, "_yields_batches", False):
         raise batches_of_batches(sampler)
     if not isinstance(sampler, _EpochSampler):
         raise InputError(

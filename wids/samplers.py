@@ -657,7 +657,7 @@ def _check_batches(loader: Any) -> None:
         InputError: they are, of a sampler of batches.
     """
     batches = getattr(loader, "_index_sampler", None)
-    if isinstance(batches, BatchSampler) and getattr(batches.sampler, "yields_batches", False):
+    if isinstance(batches, BatchSampler) and getattr(batches.sampler, "_yields_batches", False):
         raise batches_of_batches(batches.sampler)
 
 
