@@ -336,6 +336,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             mixed_parts=self._collection.mixed_parts,
             prefetch_source=self._prefetch_source,
             named=self._named,
+            listed=lambda: (self._collection.shards, self._collection.place, not self._columns.shown),
             fingerprint=lambda: self._collection.fingerprint,
             contents=lambda: self._collection.contents,
         )

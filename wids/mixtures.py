@@ -7,6 +7,7 @@ A `Mixture` is a map-style dataset over its sources, one after another; which so
 from __future__ import annotations
 
 import copy
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from torch.utils.data import ConcatDataset, Dataset
 from wids.codecs.html import show_dataset
 from wids.collection.arguments import warn_of_none
 from wids.collection.shard_collection import to_int
-from wids.errors import a_kind, note_sample
+from wids.errors import InputError, a_kind, note_sample
 from wids.files.lazy import Computed
+from wids.index.view_saving import save_mixture
 from wids.order.layout import Inside, contents, fingerprint, inside_of
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.collection.stats import Stats
+    from wids.index.shardlist import ShardList
 
 
 _PREVIEWS, _SOURCES = 3, 12  # samples of a source, and sources, that a notebook shows
@@ -165,6 +168,50 @@ class Mixture(ConcatDataset[Any]):
         """
         self._transformations.append(transform)
         return self
+
+    @suggest_names
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write this mixture as an index of sub-datasets with weights: which shards, and no data.
+
+        ``ShardListDataset(path)`` opens it, and samplers read it as this mixture: in the same order, and with the same
+        states. Transformations are the program's, and not saved.
+
+        Args:
+            path: a local path, such as ``"mix.json"``. An index that is there is replaced.
+            overwrite: any other file is replaced, too.
+
+        Raises:
+            InputError: a source is no `wids.ShardListDataset`, or a view, or one with columns as fields of its samples,
+                which such an index cannot say; or it is the only one. OutputError, OutputExistsError, OSError: see
+                `wids.ShardListDataset.save`.
+        """
+        if len(self.names) < 2:
+            raise InputError(
+                f"the mixture has one source, {self.names[0]!r}, and an index of one is no mixture; save that"
+            )
+        found: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        parts = []
+        for name, dataset in found:
+            listed = self._listed(name, dataset)
+            parts.append((name, self.weights[name], *listed))
+        save_mixture(parts, os.fspath(path), overwrite=overwrite)
+
+    @staticmethod
+    def _listed(name: str, dataset: Any) -> tuple[ShardList, str | None]:
+        """The shards of a source, and the place of the index that lists them; see `save`."""
+        inside = inside_of(dataset)
+        if inside is None or inside.listed is None:
+            raise InputError(
+                f"source {name!r} is a {type(dataset).__name__}; an index holds the shards of a ShardListDataset"
+            )
+        shards, place, is_plain = inside.listed()
+        if shards.selection is not None or not is_plain:
+            what = "has columns as fields of its samples" if shards.selection is None else "is a view"
+            raise InputError(
+                f"source {name!r} {what}, and an index of a mixture holds whole sources; write its samples as shards "
+                "(wids pack), or keep the lines that make the mixture"
+            )
+        return shards, place
 
     def stats(self) -> dict[str, Stats]:
         """The `wids.ShardListDataset.stats` of each source that has them."""

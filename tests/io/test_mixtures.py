@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 import wids
 from tests.support.shards import write_index, write_json, write_mixture, write_shards, write_tar
 from wids.cache.space import table_allowance
-from wids.errors import SpecError, StateError
+from wids.errors import InputError, OutputError, SpecError, StateError
 from wids.events import Fetched, format_size
 from wids.jobs.index_edit import convert_index, merge_indexes, split_index
 from wids.order.mixture import mixed_parts
@@ -508,3 +508,50 @@ def test_an_index_with_weights_needs_a_window_of_each_source(remote, tmp_path, c
     for shards, count in ((11, 1), (12, 0)):
         dataset = wids.ShardListDataset(index, cache_dir=tmp_path / "cache", cache_size=shards * size)
         assert len(warnings_of(caplog, dataset)) == count
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_saved_mixture_opens_as_the_mixture(tmp_path, world):
+    """With its names and weights, in the same order; a state of either is one of the other."""
+    a = wids.ShardListDataset(write_index(tmp_path / "a", (6, 5), name="train.json"))
+    b = wids.ShardListDataset([{**row, "own": 1} for row in write_shards(tmp_path / "b", (4, 3, 9))])
+    mixture = wids.mix({"web": (a, 3), "books": (b, 0.5), "later": (a, 0)})
+    mixture.save(tmp_path / "mix.json")
+    opened = wids.ShardListDataset(tmp_path / "mix.json")
+    assert len(opened) == len(mixture) == 38
+    assert [opened[i]["__dataset__"] for i in range(38)] == ["web"] * 11 + ["books"] * 16 + ["later"] * 11
+    assert [opened[i][".cls"] for i in range(38)] == [mixture[i][".cls"] for i in range(38)]
+    assert opened.shards[2]["own"] == 1
+    for rank in range(world):
+        options = {"num_replicas": world, "rank": rank, "seed": 3, "window": 2}
+        one, other = (wids.DistributedChunkedSampler(each, **options) for each in (mixture, opened))
+        drawn = iter(one)
+        next(drawn), next(drawn)
+        other.load_state_dict(one.state_dict())
+        assert list(other) == list(drawn)
+        one.load_state_dict(other.state_dict())
+        assert list(one) == list(other)
+    again = tmp_path / "again.json"  # where the sources of the first have names and weights no more
+    wids.mix({"again": (opened, 1), "b": (b, 1)}).save(again)
+    assert [part.name for part in mixed_parts(wids.ShardListDataset(again))] == ["again", "b"]
+
+
+def test_a_mixture_that_no_index_can_say(tmp_path):
+    """A typed error names the source; nothing is written, and no file is replaced that it is made of."""
+    a = wids.ShardListDataset(write_index(tmp_path / "a", (6, 5), name="train.json"))
+    path = tmp_path / "mix.json"
+    for source, words in (
+        (list(range(5)), "source 'b' is a list"),
+        (a.select([1, 2]), "source 'b' is a view"),
+        (wids.mix({"x": a, "y": a}), "source 'b' is a Mixture"),
+    ):
+        with pytest.raises(InputError, match=words):
+            wids.mix({"a": (a, 1), "b": (source, 1)}).save(path)
+    with pytest.raises(InputError, match="the mixture has one source, 'a'"):
+        wids.mix({"a": a}).save(path)
+    for taken in (tmp_path / "a" / "train.json", tmp_path / "a" / "s0.tar"):
+        before = taken.read_bytes()
+        with pytest.raises(OutputError):
+            wids.mix({"a": (a, 1), "b": (a, 1)}).save(taken)
+        assert taken.read_bytes() == before
+    assert not path.exists()

@@ -63,7 +63,8 @@ class ShardCache:
         book: facts about each shard; None: a new one.
 
     Attributes:
-        is_limit_told: a program was warned that the limit is too small for what it reads.
+        is_limit_told: a program was warned that the limit is too small for what it reads. is_hidden_told: that nothing
+            is downloaded ahead, for its dataset is within one that is not known.
     """
 
     placement: Placement
@@ -82,7 +83,7 @@ class ShardCache:
     ) -> None:
         self.placement, self.cache_size, self.hooks = placement, cache_size, session.hooks
         self._keep, self._checks_counts = keep, checks_counts
-        self.is_limit_told = False
+        self.is_limit_told = self.is_hidden_told = False
         self._session = session
         self._book = ShardBook() if book is None else book
         self._spaces: dict[str, Space] = {}

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from wids.order.iteration import Run
     from wids.order.permutation import Indices
 
+# How deep, and in how many items of a list, a dataset of ours is looked for in another one.
+_DEPTH, _SEARCHED = 3, 16
 # Shards whose sizes tell that of a shard.
 _SIZED_SHARDS = 64
 
@@ -255,12 +257,45 @@ def prefetch(
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
     if not shards.found:
+        _warn_of_hidden(dataset)
         return None
+    mixed = [(first, last, count * shards.stacked) for first, last, count in mixed]
     _warn_of_limits(shards, mixed)
     for source in shards.found:
         source.announce()  # before the first index is handed out: workers look at that when they read it
     visits = (shards.visits_of(indices, first=first) for first, indices in upcoming)
     return Prefetcher(shards.found, visits, position=position, mixed=sum(count for _, _, count in mixed))
+
+
+def _warn_of_hidden(dataset: Any) -> None:
+    """Warn, once for each cache, where a stranger's dataset reads one of ours, whose shards nothing downloads ahead."""
+    for source in _hidden_sources([dataset], _DEPTH):
+        if not source.store.is_hidden_told:
+            source.store.is_hidden_told = True
+            logger.warning(
+                "a %s reads a ShardListDataset, and which of its samples is not known, so that each of its shards is "
+                "downloaded when it is first read. Put what it does into dataset.add_transform(function); or, if its "
+                "index i is sample i of the dataset, give it the attributes dataset and indices = range(len(dataset))",
+                type(dataset).__name__,
+            )
+
+
+def _hidden_sources(holder: Any, depth: int) -> Iterator[CollectionSource]:
+    """The sources of the datasets of ours in the attributes of an object, and in lists and dicts there."""
+    values: Iterable[Any] = getattr(holder, "__dict__", {}).values()
+    if isinstance(holder, (list, tuple)):
+        values = holder[:_SEARCHED]
+    elif isinstance(holder, dict):
+        values = islice(holder.values(), _SEARCHED)
+    for value in values:
+        try:
+            source = _source_of(value)
+        except Exception:  # noqa: BLE001 - a stranger's attribute
+            source = None
+        if source is not None:
+            yield source
+        elif depth and (isinstance(value, (list, tuple, dict)) or hasattr(value, "__getitem__")):
+            yield from _hidden_sources(value, depth - 1)
 
 
 def _source_of(leaf: Any) -> CollectionSource | None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 _OWN_FILES = rf"|\.json|{_OWN_ROWS.pattern}"
 _LOCK_SUFFIX = ".saving"
+# Keys of a shard that say which sub-dataset it is of.
+_OF_A_PART = frozenset(("dataset", "weight", "source_url"))
 
 
 def save(
@@ -91,6 +93,37 @@ def save(
         index |= named_packs(map(public_place, shards.all_packs()), home)
         index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
     write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+
+
+def save_mixture(
+    parts: Sequence[tuple[str, float, ShardList, str | None]], path: str, *, overwrite: bool = False
+) -> None:
+    """Write an index of sub-datasets with weights, each with the shards of a source.
+
+    Args:
+        parts: (name, weight, shards, place of the index that lists them, or None) of each source.
+        path: a local path.
+        overwrite: a file that is no index is replaced.
+
+    Raises:
+        OutputError, OutputExistsError, OSError: see `save`.
+    """
+    path = check_output(path)
+    home, inputs, datasets = os.path.dirname(path), [], []
+    for name, weight, shards, place in parts:
+        inputs += [(place, f"the index of source {name!r}")] if place is not None else []
+        entries = [shards.describe(k) for k in range(len(shards))]
+        urls = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
+        rows = [
+            {**{key: value for key, value in entry.items() if key not in _OF_A_PART}, "url": url}
+            for entry, url in zip(entries, urls, strict=True)
+        ]
+        packs = named_packs(map(public_place, shards.all_packs()), home)
+        datasets.append({"name": name, "weight": weight, **packs, "shardlist": rows})
+    every = (url for _, _, shards, _ in parts for url in (*shards.urls, *shards.all_packs()))
+    check_index_replaceable(path, inputs=inputs, shards=every, overwrite=overwrite)
+    index = {"__kind__": writing.KIND, "wids_version": 1, "shardlist": [], "datasets": datasets}
+    atomic.write_atomically(path, writing.dump_index(index))
 
 
 def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:

@@ -2,9 +2,10 @@
 
 Samplers use it for the boundaries between shards (`layout`), prefetching for the shards that a sequence of indices
 visits (`Shards`). torch is not imported: an object with ``dataset`` and ``indices`` is taken as a
-`torch.utils.data.Subset`, one with ``datasets`` as a `torch.utils.data.ConcatDataset`; any other dataset without a
-shard list has no layout. A subset in another order than its shards (`random_split`) is sorted, so that it is read shard
-by shard.
+`torch.utils.data.Subset`, one with ``datasets`` that are as long as it together as a
+`torch.utils.data.ConcatDataset`, and each by itself as a `torch.utils.data.StackDataset`, of which an index is one of
+each; any other dataset without a shard list has no layout. A subset in another order than its shards (`random_split`)
+is sorted, so that it is read shard by shard.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,6 +48,8 @@ class Inside:
         mixed_parts: finds its sources; None: it is no mixture.
         prefetch_source: finds the source of downloads or reads ahead (`wids.cache.prefetch.Source`); None: it has none.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
+        listed: finds its shards, the place of the index that lists them (or None), and whether its samples have their
+            fields and no others; None: it has no shards.
         fingerprint, contents: find what the functions of these names give; None: see there.
     """
 
@@ -54,6 +58,7 @@ class Inside:
     mixed_parts: Callable[[], list[SourceSpan] | None] = _nothing
     prefetch_source: Callable[[], Any] = _nothing
     named: Callable[[str], Any] | None = None
+    listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
     contents: Callable[[], dict[str, str] | None] = _nothing
 
@@ -185,7 +190,7 @@ def layout(dataset: Any) -> Layout | None:
     A dataset with ``lengths`` that add up to its length is taken as a shard list.
     """
     try:
-        return _layout(dataset, _ends_by_lengths)
+        return _align(_layouts(dataset, _ends_by_lengths))
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and are of no use then
         return None
 
@@ -205,15 +210,30 @@ def _ends_by_class(dataset: Any) -> Indices | None:
     return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
 
 
-def _layout(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> Layout | None:
+def _layouts(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> list[Layout]:
+    """Of each dataset in a stack, one; of any other dataset one or none."""
     if (joined := parts_of(dataset)) is not None:  # before its lengths, which may be those of its parts
-        return _join([_layout(part, ends_of) or _consecutive(np.array([len(part)]), None) for part in joined])
+        found = [_layouts(part, ends_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
+        unknown = [_consecutive(np.array([len(part)]), None) for part in joined]
+        rows = zip_longest(*found)
+        joins = (_join([own or unknown[k] for k, own in enumerate(row)]) for row in rows)
+        return [each for each in joins if each is not None]
+    if (stacked := stack_of(dataset)) is not None:
+        return [each for part in stacked for each in _layouts(part, ends_of)]
     if (ends := ends_of(dataset)) is not None:
-        return _consecutive(ends, dataset)
+        return [_consecutive(ends, dataset)]
     if (part := part_of(dataset)) is not None:
-        inner = _layout(part[0], ends_of)
-        return _pick(inner, part[1]) if inner is not None else None
-    return None
+        picked = (_pick(inner, part[1]) for inner in _layouts(part[0], ends_of))
+        return [each for each in picked if each is not None]
+    return []
+
+
+def _align(layouts: list[Layout]) -> Layout | None:
+    """The layout by whose boundaries a sampler goes: of a stack, all boundaries of all, else those of the first."""
+    if len(layouts) < 2 or any(len(each.pieces) != 1 or each.pieces[0].places is not None for each in layouts):
+        return layouts[0] if layouts else None
+    ends = np.unique(np.concatenate([each.ends for each in layouts]))
+    return Layout(ends, layouts[0].size, layouts[0].pieces, ((0, None),))
 
 
 def _consecutive(ends: Indices, dataset: Any) -> Layout:
@@ -239,6 +259,14 @@ class Visit(NamedTuple):
     part: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
 
+class _Strand(NamedTuple):
+    """A layout of a dataset; of its shard lists, their first shards, and their numbers in `Shards.datasets`."""
+
+    layout: Layout
+    first_shards: list[int]
+    numbers: list[int | None]
+
+
 class Shards(Generic[T]):
     """The shard lists underneath a dataset, and which of their shards each of its indices is in.
 
@@ -248,15 +276,21 @@ class Shards(Generic[T]):
 
     Attributes:
         datasets: those shard lists, each once. found: the result for each.
+        stacked: of how many shards a sample is made at most.
     """
 
     def __init__(self, dataset: Any, find: Callable[[Any], T | None]) -> None:
         self.datasets: list[Any] = []
         self.found: list[T] = []
-        self._layout, self._length = _layout(dataset, _ends_by_class), len(dataset)
-        lists = () if self._layout is None else self._layout.lists
-        self._first_shards = [first for first, _ in lists]
-        self._numbers = [None if part is None else self._number(part, find) for _, part in lists]
+        self._length = len(dataset)
+        self._strands = [
+            _Strand(
+                each,
+                [first for first, _ in each.lists],
+                [part if part is None else self._number(part, find) for _, part in each.lists],
+            )
+            for each in _layouts(dataset, _ends_by_class)
+        ]
 
     def _number(self, dataset: Any, find: Callable[[Any], T | None]) -> int | None:
         for number, known in enumerate(self.datasets):
@@ -271,15 +305,19 @@ class Shards(Generic[T]):
 
     def count_shards(self, first: int, last: int) -> dict[int, int]:
         """How many shards of each of `datasets`, by its number, hold some of the indices ``first .. last``."""
-        if self._layout is None:
-            return {}
-        shards = self._layout.shards_of(first, last)
-        counts = np.diff(np.searchsorted(shards, [*self._first_shards, len(self._layout.ends)])).tolist()
         found: dict[int, int] = {}
-        for number, count in zip(self._numbers, counts, strict=True):
-            if number is not None and count:
-                found[number] = found.get(number, 0) + count
+        for layout, first_shards, numbers in self._strands:
+            shards = layout.shards_of(first, last)
+            counts = np.diff(np.searchsorted(shards, [*first_shards, len(layout.ends)])).tolist()
+            for number, count in zip(numbers, counts, strict=True):
+                if number is not None and count:
+                    found[number] = found.get(number, 0) + count
         return found
+
+    @property
+    def stacked(self) -> int:
+        """See `Shards`."""
+        return max(len(self._strands), 1)
 
     def visits(self, blocks: Iterable[Indices]) -> Iterator[list[Visit]]:
         """The visits of each block of indices, in order of their first positions; only as many as are requested."""
@@ -290,25 +328,26 @@ class Shards(Generic[T]):
 
     def visits_of(self, indices: Indices, *, first: int) -> list[Visit]:
         """The visits of one block of indices, whose first position is given, in order of theirs."""
-        return sorted(self._visits(indices, first))
+        return sorted(visit for strand in self._strands for visit in self._visits(strand, indices, first))
 
-    def _visits(self, indices: Indices, at: int) -> Iterator[Visit]:
-        if self._layout is None or not len(indices):
+    def _visits(self, strand: _Strand, indices: Indices, at: int) -> Iterator[Visit]:
+        if not len(indices):
             return
-        places = self._layout.places_of(np.where(indices < 0, indices + self._length, indices))
-        shards = np.searchsorted(self._layout.ends, places, side="right")
+        layout, first_shards, numbers = strand
+        places = layout.places_of(np.where(indices < 0, indices + self._length, indices))
+        shards = np.searchsorted(layout.ends, places, side="right")
         # Positions ascend, so a stable sort by shard leaves each shard's first and last at its edges.
         order = np.argsort(shards, kind="stable")
         begins = np.append(0, np.flatnonzero(np.diff(shards[order])) + 1)
         ends = np.append(begins[1:], len(order))
         firsts, lasts = order[begins], order[ends - 1]
         found = shards[firsts]
-        parts = _parts_of(self._layout.ends, found, places[order], begins, ends)
+        parts = _parts_of(layout.ends, found, places[order], begins, ends)
         for shard, first, last, part in zip(found.tolist(), firsts.tolist(), lasts.tolist(), parts, strict=True):
-            k = bisect_right(self._first_shards, shard) - 1
-            number = self._numbers[k]
+            k = bisect_right(first_shards, shard) - 1
+            number = numbers[k]
             if number is not None:
-                yield Visit(at + first, at + last, number, shard - self._first_shards[k], part)
+                yield Visit(at + first, at + last, number, shard - first_shards[k], part)
 
 
 def _parts_of(
@@ -355,6 +394,8 @@ def _fingerprint(dataset: Any) -> str | None:
     if (joined := parts_of(dataset)) is not None:
         marks = [_fingerprint(part) for part in joined]
         return digest(*(f"{mark} {len(part)}".encode() for mark, part in zip(marks, joined, strict=True)))
+    if (stacked := stack_of(dataset)) is not None:
+        return digest(b"stack", *(f"{_fingerprint(part)}".encode() for part in stacked))
     if (part := part_of(dataset)) is not None:
         return digest(f"{_fingerprint(part[0])}".encode(), _compact(part[1]))
     return None
@@ -379,7 +420,7 @@ def _contents(dataset: Any) -> dict[str, str]:
     own = getattr(dataset, "contents", None) if inside is None else inside.contents()
     if isinstance(own, dict) and isinstance(_own_fingerprint(dataset), str):
         return own
-    if (joined := parts_of(dataset)) is not None:
+    if (joined := parts_of(dataset) or stack_of(dataset)) is not None:
         found = [_contents(part) for part in joined]
         kinds = set.intersection(*map(set, found)) if found else set()
         return {kind: digest(*(each[kind].encode() for each in found)) for kind in sorted(kinds)}
@@ -391,7 +432,7 @@ def _contents(dataset: Any) -> dict[str, str]:
 def takes_marks(dataset: Any) -> bool:
     """Whether a `wids.order.mask.MarkedIndex` reaches the samples of a dataset."""
     try:
-        joined = parts_of(dataset)
+        joined = parts_of(dataset) or stack_of(dataset)
         if joined is not None:
             return all(map(takes_marks, joined))
         stated = getattr(dataset, "takes_marked_indices", None)
@@ -436,6 +477,15 @@ def parts_of(dataset: Any) -> list[Any] | None:
     if not isinstance(parts, (list, tuple)) or not all(hasattr(part, "__len__") for part in parts):
         return None
     return list(parts) if sum(map(len, parts)) == len(dataset) else None
+
+
+def stack_of(dataset: Any) -> list[Any] | None:
+    """What a stack is made of: datasets of its length, of each of which an index reads a sample."""
+    parts = getattr(dataset, "datasets", None)
+    parts = list(parts.values()) if isinstance(parts, dict) else parts
+    if not isinstance(parts, (list, tuple)) or not parts or not all(hasattr(part, "__len__") for part in parts):
+        return None
+    return list(parts) if all(len(part) == len(dataset) for part in parts) else None
 
 
 def part_of(dataset: Any) -> tuple[Any, Any] | None:

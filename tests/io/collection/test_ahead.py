@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 import wids
 from tests.support import cache_shards as shards
@@ -199,3 +200,83 @@ def test_an_iteration_that_is_left_is_freed(server, tmp_path):
     finally:
         gc.enable()
     wait_until(lambda: not threads_named("wids-prefetch"))
+
+
+def remote(server, tmp_path, tags, rows=10, **options):
+    """A dataset of remote shards of these names, with a cache of its own."""
+    listed = [{"url": server.add(f"/{tag}.tar", shards.shard(tag, rows)), "nsamples": rows} for tag in tags]
+    directory = tmp_path / f"cache of {tags}"
+    return wids.ShardListDataset(listed, cache_dir=directory, transformations=[], **options)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "subset", "join"])
+def test_all_datasets_of_a_stack_are_prefetched(server, tmp_path, kind):
+    """An index of torch's StackDataset is one of each, also below a subset or a join: their shards come before use."""
+    a, b = remote(server, tmp_path, "ab"), remote(server, tmp_path, "cd")
+    dataset = StackDataset(x=a, y=b) if kind == "dict" else StackDataset(a, b)
+    if kind == "subset":
+        dataset = Subset(dataset, range(19, -1, -1))
+    if kind == "join":
+        dataset = ConcatDataset([dataset, StackDataset(b, a)])
+    drawn = iter(wids.ChunkedSampler(dataset))
+    first = next(drawn)
+    wait_until(lambda: sorted(server.requests) == ["/a.tar", "/b.tar", "/c.tar", "/d.tar"])
+    wait_until(lambda: not threads_named("wids-fetch"))
+    assert len(dataset[first]) == 2
+    assert sorted([first, *drawn]) == list(range(len(dataset)))
+
+
+class Wrapper:
+    """A program's own dataset over another one, which it holds somehow."""
+
+    def __init__(self, held, count, **attributes):
+        self.held, self.count = held, count
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index
+
+
+class Repeated(wids.ShardListDataset):
+    """A subclass with a length of its own."""
+
+    def __len__(self):
+        return 2 * self.total_length
+
+
+HOLDS = {
+    "itself": lambda dataset: dataset,
+    "list": lambda dataset: [dataset],
+    "dict": lambda dataset: {"train": (dataset, 1)},
+    "wrapper": lambda dataset: Wrapper(dataset, 20),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_a_wrapper_that_hides_a_dataset_is_told_of(server, tmp_path, caplog, hold):
+    """Once, with what to do; nothing is told of one whose shards are prefetched, or have no need to be."""
+    dataset = remote(server, tmp_path, "ab")
+    wrapper = Wrapper(hold(dataset), 20)
+    for _ in range(2):
+        next(iter(wids.ChunkedSampler(wrapper)))
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told.startswith("a Wrapper reads a ShardListDataset, and which of its samples is not known")
+    caplog.clear()
+    shown = Wrapper(hold(dataset), 20, dataset=remote(server, tmp_path, "cd"), indices=range(20))
+    drawn = iter(wids.ChunkedSampler(shown))
+    next(drawn)
+    wait_until(lambda: {"/c.tar", "/d.tar"} <= {*server.requests})
+    for quiet in (Wrapper(remote(server, tmp_path, "ef", prefetch=False), 20), Wrapper([1, "x", None], 20)):
+        next(iter(wids.ChunkedSampler(quiet)))
+    assert not caplog.records
+
+
+def test_a_subclass_with_a_length_of_its_own_is_told_of(server, tmp_path, caplog):
+    """Which samples its indices are is as unknown."""
+    listed = [{"url": server.add("/a.tar", shards.shard("a", 10)), "nsamples": 10}]
+    dataset = Repeated(listed, cache_dir=tmp_path / "cache", transformations=[])
+    next(iter(wids.ChunkedSampler(dataset)))
+    assert "a Repeated reads a ShardListDataset" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
 
 import wids
 from tests.support.examples import examples
@@ -171,6 +171,26 @@ def test_a_join_with_others():
         0, 9, is_sorted=True
     )
     assert (boundaries.tolist(), order) == ([0, 4, 6, 9], None)
+
+
+def test_stacks():
+    """A sampler goes by the boundaries of all datasets in a stack; a state knows which these are, and their order."""
+    a, b = Counted([4, 6], "a"), Counted([5, 5], "b")
+    for stacked in (StackDataset(a, b), StackDataset(x=a, y=b)):
+        found = layout(stacked)
+        assert found.arrange(0, 10, is_sorted=True)[0].tolist() == [0, 4, 5, 10]
+        assert takes_marks(stacked)
+        sampler = DistributedChunkedSampler(stacked, num_replicas=1, rank=0, window=1)
+        order = list(sampler)
+        runs = [{0, 1, 2, 3}, {4}, {5, 6, 7, 8, 9}]
+        assert sorted(order) == list(range(10))
+        assert all(np.ptp([order.index(i) for i in run]) == len(run) - 1 for run in runs)
+    assert not takes_marks(StackDataset(a, TensorDataset(torch.arange(10))))
+    marks = [fingerprint(StackDataset(*parts)) for parts in ((a, b), (b, a), (a, a))]
+    assert len({*marks, fingerprint(ConcatDataset([a, b]))}) == 4
+    mixed = StackDataset(Subset(a, [9, 0, 8, 1]), Subset(b, [0, 1, 2, 3]))  # not all in order: by the first
+    boundaries, regrouping = layout(mixed).arrange(0, 4, is_sorted=True)
+    assert (boundaries.tolist()[-1], regrouping.take(np.arange(4)).tolist()) == (4, [1, 3, 2, 0])
 
 
 def test_empty_datasets():
@@ -339,16 +359,29 @@ class Stranger(Dataset):
         return f"Stranger({self.count})"
 
 
+def pairs(sample):
+    """The (leaf, shard) of all datasets that a sample is from: those of a stack have one each."""
+    return [pair for each in sample for pair in pairs(each)] if isinstance(sample[0], tuple) else [sample]
+
+
+def stack(inner):
+    """Stacks on a dataset: of itself, and of shards, or others, of the same number of samples."""
+    n = len(inner)
+    others = [inner, Leaf([1] * n), Leaf([n]), Stranger(n), Subset(Leaf([2, n]), range(n + 1, 1, -1))]
+    return st.builds(lambda more: StackDataset(inner, *more), st.lists(st.sampled_from(others), max_size=3))
+
+
 def expected(dataset, blocks):
     """The visits of each block: (first, last, leaf, shard), each leaf's shard once, looked up one index at a time."""
     at = itertools.count()
     for block in blocks:
         found = {}
         for index in block:
-            position, (leaf, shard) = next(at), dataset[index]
-            if isinstance(leaf, Leaf) and leaf.is_wanted:
-                first, _ = found.setdefault((id(leaf), shard), (position, position))
-                found[id(leaf), shard] = first, position
+            position = next(at)
+            for leaf, shard in pairs(dataset[index]):
+                if isinstance(leaf, Leaf) and leaf.is_wanted:
+                    first, _ = found.setdefault((id(leaf), shard), (position, position))
+                    found[id(leaf), shard] = first, position
         yield found
 
 
@@ -383,7 +416,11 @@ def subsets(inner):
 
 datasets = st.recursive(
     leaves,
-    lambda inner: inner.flatmap(subsets) | st.builds(ConcatDataset, st.lists(inner, min_size=1, max_size=3)),
+    lambda inner: (
+        inner.flatmap(subsets)
+        | inner.flatmap(stack)
+        | st.builds(ConcatDataset, st.lists(inner, min_size=1, max_size=3))
+    ),
     max_leaves=6,
 )
 
