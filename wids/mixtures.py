@@ -201,9 +201,7 @@ class Mixture(ConcatDataset[Any]):
         """The shards of a source, and the place of the index that lists them; see `save`."""
         inside = inside_of(dataset)
         if inside is None or inside.listed is None:
-            raise InputError(
-                f"source {name!r} is a {type(dataset).__name__}; an index holds the shards of a ShardListDataset"
-            )
+            raise InputError(f"source {name!r} is {a_kind(dataset)}; an index holds the shards of a ShardListDataset")
         shards, place, is_plain = inside.listed()
         if shards.selection is not None or not is_plain:
             what = "has columns as fields of its samples" if shards.selection is None else "is a view"
