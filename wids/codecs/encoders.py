@@ -23,6 +23,7 @@ from wids.codecs import tenbin
 from wids.errors import SampleError, a_kind, shown
 
 _QUALITY = 95  # of JPEG and WebP, for images that are not encoded yet
+_LOSSY = frozenset({"JPEG", "WEBP"})
 _FORMATS = {
     **dict.fromkeys(("jpg", "jpeg"), "JPEG"),
     "png": "PNG",
@@ -87,6 +88,12 @@ def encode_field(extension: str, value: Any) -> bytes:
         raise
     except (TypeError, ValueError, OverflowError, OSError, RuntimeError, ImportError) as error:  # torch's are Runtime
         raise SampleError(f".{name} cannot hold this {type(value).__name__}: {error}", field=extension) from error
+
+
+def is_encoded_anew(extension: str, value: Any) -> bool:
+    """Whether `encode_field` loses detail of a picture file: a PIL image that was opened from one, and not changed."""
+    kind = _FORMATS.get(extension.lower().rpartition(".")[2])
+    return kind in _LOSSY and getattr(value, "format", None) is not None and hasattr(value, "getexif")
 
 
 def _refuse(name: str, value: Any, wanted: str) -> SampleError:

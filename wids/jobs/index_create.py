@@ -440,6 +440,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             known=None if Place(shard.url).is_local else known,
             checksums=self._checksums(shard.url),
             has_table=settings.has_tables,
+            keeps_sum=settings.checksums is None,
             rule=settings.rule,
             group=settings.group,
             session=settings.session,

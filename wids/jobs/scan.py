@@ -29,8 +29,8 @@ from wids.files.identity import Identity
 from wids.index import checksums
 from wids.index.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
-from wids.readers.header_reader import FIRST_BYTES, Window
-from wids.tables import member_tables
+from wids.readers.header_reader import FIRST_BYTES, WORTH_BYTES, Window
+from wids.tables import member_tables, tar
 from wids.tables import table as tables
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.tar import Members
@@ -123,6 +123,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         url: a URL or a path.
         checksums: to compute, by their keys in an index.
         has_table: publish its member table beside it.
+        keeps_sum: a CRC-32 is wanted of a remote shard of which (nearly) all bytes are read anyway.
         known: facts of an earlier run; the result, if size and mark have not changed.
         rule, group: how members become samples; see `wids.tables.table.build_table`.
         session: opens URLs.
@@ -132,6 +133,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
     known: ShardFacts | None = None
     checksums: tuple[str, ...] = ()
     has_table: bool = False
+    keeps_sum: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
     session: Session = PLAIN
@@ -176,7 +178,9 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
             # A checksum or a table of mixed versions stays wrong; a wrong count is detected when the shard is opened.
             may_be_mixed = not source.is_strong and (task.checksums or task.has_table)
             if source.has_ranges and not may_be_mixed:
-                return _scan_ranges(task, source, mark, context.is_cancelled)
+                facts = _scan_ranges(task, source, mark, context.is_cancelled)
+                if facts is not None:
+                    return facts
     with tempdirs.directory("scan") as directory:
         task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all bytes are read anyway
         facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
@@ -260,9 +264,14 @@ def scan_copy(
     return facts
 
 
-def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts:
+def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts | None:
+    """The facts of a shard by byte ranges; None: one stream of all its bytes is as short, and gives their checksum."""
     first = source.read(0, _REMOTE_BYTES if task.checksums else FIRST_BYTES)  # its answer has the size
     shard_download.check_content(task.url, first[:512])
+    is_whole = len(first) == source.size
+    is_sure = bool(task.checksums) or source.is_strong or is_whole  # else the bytes may be of two versions
+    if task.keeps_sum and not is_sure and _is_dense(task.url, first, source.size):
+        return None
     window = Window(
         source.read,
         source.size,
@@ -276,10 +285,19 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
     table = task.build_table(members, identity)
     facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
     facts.behind, facts.zeros = members.find_unread()
-    if task.checksums or source.is_strong:  # otherwise the bytes may be of two versions
+    if is_sure:
         facts = msgspec.structs.replace(facts, **window.digests())
     facts.requests, facts.read_bytes = source.requests, source.read_bytes
     return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=facts.md5sum)))
+
+
+def _is_dense(url: str, first: bytes, shard_bytes: int) -> bool:
+    """Whether a shard's members are so short, by its first bytes, that ranges over its headers have all of it."""
+    sizes = []
+    with contextlib.suppress(ShardError):  # it goes on
+        for _, _, _, size in tar.scan(lambda offset, n: first[offset : offset + n], shard_bytes, shard=url):
+            sizes.append(size)
+    return bool(sizes) and max(sizes) <= WORTH_BYTES
 
 
 def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wids.transport.range_client import ShardBytes
 
 # A request takes about as long as these bytes: payload that is shorter is read, longer payload is skipped.
-_WORTH_BYTES = 1 << 20
+WORTH_BYTES = 1 << 20
 # After a skip, so much is read: the next header, and those of the small members that stand beside a large one.
 _AFTER_SKIP_BYTES = 32 << 10
 FIRST_BYTES, _GROWTH, _MAX_BYTES = 256 << 10, 4, 8 << 20
@@ -89,11 +89,13 @@ class Window:
         kept = self._data[max(offset - self._lo, 0) :]
         if self._is_summing:
             length = self._length
-        elif self._step > _WORTH_BYTES:
+        elif self._step > WORTH_BYTES:
             self._length, length = FIRST_BYTES, _AFTER_SKIP_BYTES
         else:
             length = self._length = min(_GROWTH * self._length, _MAX_BYTES)
-        lo = here if self._is_summing else max(here, offset)
+        # A gap that is shorter than a request is read while the checksum of all bytes can still be had.
+        is_short = self._digest is not None and offset - here <= WORTH_BYTES
+        lo = here if self._is_summing or is_short else max(here, offset)
         more = self._read(lo, min(max(length, 0 if self._is_summing else end - lo), self._size - lo))
         if not more:
             self._size, self._digest = here, None  # it has become shorter, which scan finds out

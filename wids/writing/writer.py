@@ -14,7 +14,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from wids.codecs.encoders import encode_field
+from wids.codecs.encoders import encode_field, is_encoded_anew
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size
 from wids.files import finalizers, tempdirs
@@ -187,6 +187,7 @@ class ShardWriter:
         finalizers.begin()
         self._target = ShardTarget(Session(storage_options))
         self._keys: set[str] = set()
+        self._has_warned = False
         self._place: str | None = None  # where shards are written before they go away
         self._at_end = contextlib.ExitStack()
         self.index = self._pattern.index_url
@@ -227,6 +228,13 @@ class ShardWriter:
             fields = [(f, encode_field(f, value)) for f, value in sample.items() if not f.startswith("__")]
         except SampleError as error:
             raise SampleError(f"sample {shown(key)}: {error}", key=key, field=error.field) from error
+        if not self._has_warned and (anew := [name for name, value in sample.items() if is_encoded_anew(name, value)]):
+            self._has_warned = True
+            logger.warning(
+                "%s: sample %s: %s is a picture that was opened from a file, and is encoded anew, which loses detail; "
+                "give bytes to keep a file as it is ({'.jpg': open(path, 'rb').read()})",
+                *(Place(self.index).public, shown(key), shown(anew[0])),
+            )
         members = name_members(key, fields)
         if self._is_full(members):
             self.finish_shard()

@@ -36,7 +36,7 @@ from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, spl
 from wids.jobs.journal import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
-from wids.readers.header_reader import Window
+from wids.readers.header_reader import FIRST_BYTES, Window
 from wids.tables import table as tables
 from wids.tables import tar
 from wids.transport import urls
@@ -319,6 +319,37 @@ def test_what_is_in_no_sample_is_counted(tmp_path, ranged, is_local, checksums):
         assert told.empty == {sources[1]: 0, sources[2]: 3}
         assert told.zeros == {sources[3]: 30_000}
         assert (told.left_files, told.repeated_keys, told.alike_keys, told.samples) == (4, 1, 1, 7)
+
+
+@pytest.mark.parametrize("validators", [("ETag",), ("Last-Modified",)], ids=["strong", "weak"])
+@pytest.mark.parametrize("size", [20_000, 300_000, 700_000])
+def test_a_shard_that_is_nearly_read_is_read_whole(tmp_path, ranged, validators, size):
+    """Where members are short, ranges have nearly all bytes: the rest comes, too, and the index has a checksum."""
+    ranged.validators = validators
+    data = pack([(f"{k:03d}.jpg", bytes([k % 251]) * size) for k in range(6_000_000 // size)])
+    url = ranged.add("/a.tar", data)
+    del ranged.requests[:]
+    told = create_index(url, str(tmp_path / "i.json"))
+    [entry] = read(tmp_path / "i.json")["shardlist"]
+    assert entry["crc32"] == digests(data)["crc32"]
+    assert entry["nsamples"] == told.samples == 6_000_000 // size
+    assert len(ranged.requests) <= 8
+    assert told.read_bytes <= len(data) + FIRST_BYTES
+
+
+@pytest.mark.parametrize("validators", [("ETag",), ("Last-Modified",)], ids=["strong", "weak"])
+def test_long_payloads_are_passed_over(tmp_path, ranged, validators):
+    """Of long members, headers alone come, and no checksum; so it is without checksums of any server."""
+    ranged.validators = validators
+    wide = pack([(f"{k}.mp4", bytes(2_500_000)) for k in range(4)])
+    dense = pack([(f"{k:03d}.jpg", bytes(20_000)) for k in range(100)])
+    url = ranged.add("/w.tar", wide)
+    create_index(url, str(tmp_path / "i.json"))
+    assert "crc32" not in read(tmp_path / "i.json")["shardlist"][0]
+    assert ranged.sent_bytes["/w.tar"] < len(wide) / 4
+    url = ranged.add("/d.tar", dense)
+    create_index(url, str(tmp_path / "d.json"), settings=IndexSettings(checksums=False))
+    assert "crc32" not in read(tmp_path / "d.json")["shardlist"][0]
 
 
 # --- counts of other tools

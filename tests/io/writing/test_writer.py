@@ -761,3 +761,23 @@ def test_a_chain_that_leads_nowhere(name, tmp_path, monkeypatch):
     index = write(f"./{name}", texts(2))
     assert names_in(tmp_path / name) == ["t-000.tar", "t-000.tar.widx", "t.json"]
     assert read_texts(index) == ["0000", "0001"]
+
+
+def test_a_picture_of_a_file_that_is_encoded_anew_is_a_warning(tmp_path, caplog):
+    """Once a writer; bytes, pictures that were made or changed, and formats without loss are none."""
+    made = Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8))
+    made.save(tmp_path / "a.jpg", quality=60)
+    data = (tmp_path / "a.jpg").read_bytes()
+    opened = Image.open(tmp_path / "a.jpg")
+    quiet = [(".jpg", data), (".jpg", made), (".png", opened), (".jpg", opened.resize((8, 8))), (".txt", "a")]
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        for k, (field, value) in enumerate(quiet):
+            writer.write({"__key__": f"a{k}", field: value})
+        assert caplog.text == ""
+        for k, field in enumerate([".left.JPG", "jpeg", ".webp"]):
+            writer.write({"__key__": f"b{k}", field: opened})
+    [line] = caplog.messages
+    assert "sample 'b0': '.left.JPG' is a picture that was opened from a file, and is encoded anew" in line
+    assert "give bytes to keep a file as it is" in line
+    [first, *_] = wids.ShardListDataset(writer.index, transformations="raw")
+    assert first[".jpg"] == data
