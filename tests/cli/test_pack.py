@@ -1753,3 +1753,66 @@ def test_names_with_dots_that_are_one_sample_are_noted(tmp_path):
     assert outcome.samples == 2
     [note] = [note for note in outcome.notes if "one sample" in note]
     assert "20.00.wav and 20.25.wav are one sample, because a key ends at the first dot of a name" in note
+
+
+# Format -> the files of a dataset, and words of the way from it.
+FOREIGN = {
+    "mosaicml": ({"index.json": '{"shards": [], "version": 2}', "shard.00000.mds": "x"}, "streaming.StreamingDataset"),
+    "mosaicml in parts": ({"train/index.json": "{}", "train/shard.00000.mds.zstd": "x"}, "streaming.StreamingDataset"),
+    "litdata": ({"index.json": '{"chunks": [], "config": {}}', "chunk-0-0.bin": "x"}, "litdata.StreamingDataset"),
+    "arrow": ({"state.json": "{}", "dataset_info.json": "{}", "data-0.arrow": "x"}, "datasets.load_from_disk"),
+    "arrow in splits": ({"dataset_dict.json": "{}", "train/state.json": "{}"}, "datasets.load_from_disk"),
+    "tfrecord": ({"a.tfrecord-00000-of-00002": "x"}, "tf.data.TFRecordDataset"),
+    "lance": ({"_versions/1.manifest": "x", "data/1.lance": "x"}, "lance.dataset"),
+    "ffcv": ({"train.beton": "x"}, "ffcv"),
+    "lmdb": ({"data.mdb": "x", "lock.mdb": "x"}, "package lmdb"),
+    "parquet": ({"a.parquet": "x", "b.parquet": "x", "README.md": "x"}, "wids pack 'FOLDER/*.parquet'"),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), FOREIGN.values(), ids=FOREIGN)
+def test_datasets_of_other_tools_are_no_samples(tmp_path, files, words):
+    """They are refused with the way to shards, by all commands; asked for, --format files packs their files."""
+    put(tmp_path / "h", files)
+    for command in (("pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar"), ("info", tmp_path / "h")):
+        told = complaint(1, *command)
+        assert words in told
+        assert "which wids does not read" in told
+        assert "give its file" not in told
+    if "index.json" in files:
+        assert words in complaint(1, "info", tmp_path / "h/index.json")
+        assert words in complaint(1, "pack", tmp_path / "h/index.json", "-o", tmp_path / "o/x-%d.tar")
+    assert not (tmp_path / "o").exists()
+    assert run("pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar", "--format", "files")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+def test_the_table_of_an_imagefolder_is_no_sample(tmp_path, name):
+    """What it says of pictures is packed by that table, which the error names; asked for files, it is left out."""
+    text = '{"file_name": "0.jpg", "text": "a"}\n' if name.endswith("jsonl") else "file_name,text\n0.jpg,a\n"
+    put(tmp_path / "h", {"0.jpg": "x", "1.jpg": "y", name: text})
+    told = complaint(1, "pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar")
+    assert f"wids pack {tmp_path}/h/{name} --field .jpg=file_name" in told
+    assert not (tmp_path / "o").exists()
+    outcome = pack_sources(
+        tmp_path / "h",
+        PackSettings(output=f"{tmp_path}/o/x-%d.tar"),
+        source=PackSource(form="files"),
+        engine=RunOptions(jobs=1),
+    )
+    assert (outcome.samples, outcome.ignored, outcome.ignored_files) == (2, 1, [f"{tmp_path}/h/{name}"])
+    assert "is a table of the files beside it" in outcome.notes[0]
+    outcome = pack_sources(
+        tmp_path / f"h/{name}",
+        PackSettings(output=f"{tmp_path}/p/x-%d.tar"),
+        source=PackSource(fields=[".jpg=file_name", ".txt=text"]),
+        engine=RunOptions(jobs=1),
+    )
+    assert shown(outcome.index) == [("000000000", {".jpg": b"x", ".txt": b"a"})]
+
+
+def test_a_table_without_file_names_is_a_file(tmp_path):
+    """Other files that are called metadata.csv are what they were."""
+    put(tmp_path / "h", {"0.wav": "x", "metadata.csv": "0|a text\n"})
+    outcome = pack_sources(tmp_path / "h", PackSettings(output=f"{tmp_path}/o/x-%d.tar"), engine=RunOptions(jobs=1))
+    assert (outcome.samples, outcome.ignored) == (2, 0)

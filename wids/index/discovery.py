@@ -22,7 +22,7 @@ import msgspec
 
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
 from wids.events import logger
-from wids.index import repository
+from wids.index import foreign_data, repository
 from wids.index.patterns import Glob
 from wids.transport import filesystems, hub, retrying, urls
 from wids.transport.download import read_bytes
@@ -192,6 +192,8 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         before = len(failed)
         paths = _archives_in(path, failed)
         if not paths and len(failed) == before:
+            if foreign := foreign_data.recognise(path):
+                raise SpecError(f"{name}: {foreign}", path=path)
             indexes = [found for found in os.listdir(path) if found.endswith(_INDEXES)]
             advice = "; wids pack makes shards of other files" if os.listdir(path) else ""
             if indexes:

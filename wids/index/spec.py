@@ -28,7 +28,7 @@ import msgspec
 from wids.errors import JsonError, NotAllowedError, SpecError, a_kind, shown
 from wids.events import logger
 from wids.files.json_text import JsonParser
-from wids.index import checks
+from wids.index import checks, foreign_data
 from wids.index.shardlist import (
     GROUPING_KEYS,
     KNOWN_KEYS,
@@ -348,6 +348,8 @@ class _SpecParser:
         """Read the top-level index."""
         index = checks.convert(raw, _Index, place=place)
         if raw.keys().isdisjoint(("wids_version", "shardlist", "datasets")):
+            if foreign := foreign_data.recognise_index(raw):
+                checks.fail(place, "", foreign)
             checks.fail(place, "", 'has no "shardlist"; an index is made by `wids index create`')
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"

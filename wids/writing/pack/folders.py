@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _LOOKED_AT = 10_000  # files, for a guess
+_TABLES = frozenset(("metadata.jsonl", "metadata.csv", "metadata.parquet"))
+_HEAD_BYTES = 64 << 10
 # Names of a dataset's parts.
 _PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"))
 # What zip programs, network disks and file systems leave in folders, in no sample's name.
@@ -180,7 +182,7 @@ def list_files(
     wanted = None if keep_fields is None else frozenset(map(str.casefold, keep_fields))
     samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
     broken: dict[bytes, SampleProblem] = {}
-    for name, path, field, trouble in _files(directory, tell):
+    for name, path, field, trouble in _without_tables(_files(directory, tell), listing):
         parts = first_dot(encode_name(name))
         if parts is None or (wanted is not None and decode_name(parts[1]).casefold() not in wanted):
             listing.ignore(path)
@@ -213,6 +215,18 @@ def list_files(
         raise InputError(f"{directory}: there are no files like key.ext in it to be packed", path=directory)
     listing.items = items
     return listing
+
+
+def _without_tables(
+    files: Iterator[tuple[str, str, InFile | None, str]], listing: SourceListing
+) -> Iterator[tuple[str, str, InFile | None, str]]:
+    """The files of `_files`, without tables of these files, which are noted."""
+    for name, path, field, trouble in files:
+        if _is_table_of_files(path):
+            listing.ignore(path)
+            listing.notes.append(f"{path}: is a table of the files beside it, and left out; pack that for its columns")
+        else:
+            yield name, path, field, trouble
 
 
 def _note_merged(listing: SourceListing, items: Sequence[Sample], directory: str) -> None:
@@ -257,7 +271,11 @@ def guess_format(directory: str) -> str:
     images, others = list[str](), list[str]()  # in folders
     count = above = tars = 0
     has_other = False
-    for name, *_ in itertools.islice(_names(directory), _LOOKED_AT):
+    tables = list[str]()
+    for name, path, _ in itertools.islice(_names(directory), _LOOKED_AT):
+        if _is_table_of_files(path):
+            tables.append(path)
+            continue
         extension = name.rpartition(".")[2].lower()
         is_above = "/" not in name
         count += 1
@@ -267,6 +285,15 @@ def guess_format(directory: str) -> str:
             above += extension in IMAGES
         else:
             (images if extension in IMAGES else others).append(name)
+    if tables:
+        table = min(tables)
+        more = f" (and {len(tables) - 1:,} more)" if len(tables) > 1 else ""
+        raise InputError(
+            f"{directory}: holds {os.path.relpath(table, directory)}{more}, a table of these files; "
+            f"pack that: wids pack {table} --field .jpg=file_name --field .json=COLUMN,COLUMN",
+            path=directory,
+            hint="format_either",
+        )
     if not count:
         raise InputError(f"{directory}: there are no files in it", path=directory)
     if tars and not has_other:
@@ -285,6 +312,17 @@ def guess_format(directory: str) -> str:
     if len(beside) > max(1, 0.1 * len(keys)) or 2 * alone > max(2, len(images)):
         raise _either(directory, images, others, beside=len(beside), above=above)
     return "folder"
+
+
+def _is_table_of_files(path: str) -> bool:
+    """Whether a file is the table of an ImageFolder, whose column ``file_name`` names the files beside it."""
+    if os.path.basename(path) not in _TABLES:
+        return False
+    try:
+        with open(path, "rb") as file:
+            return path.endswith(".parquet") or b"file_name" in file.read(_HEAD_BYTES)
+    except OSError:  # who reads it says so
+        return False
 
 
 def _key(name: str) -> bytes:

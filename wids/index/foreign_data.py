@@ -1,0 +1,118 @@
+"""Datasets of other tools, recognised by the names of their files: what they are, and the way from them to shards."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+
+_MAX_NAMES = 2000
+_WRITE = "write what it yields with wids.ShardWriter"
+_PACK = "and pack that: wids pack x.parquet --field .jpg=COLUMN"
+
+
+class ForeignFormat(NamedTuple):
+    """A format that wids does not read.
+
+    Attributes:
+        name: its name. way: from it to shards.
+        is_it: takes the names of a dataset's files; whether they are of this format.
+    """
+
+    name: str
+    way: str
+    is_it: Callable[[frozenset[str]], bool]
+
+
+def _has(pattern: str) -> Callable[[frozenset[str]], bool]:
+    """Whether a name matches, from its first character to its last."""
+    compiled = re.compile(pattern)
+    return lambda names: any(map(compiled.fullmatch, names))
+
+
+def _are_parquet(names: frozenset[str]) -> bool:
+    return {name for name in names if not name.endswith((".json", ".md", ".crc"))} <= {
+        name for name in names if name.endswith(".parquet")
+    } and _has(r".*\.parquet")(names)
+
+
+_FORMATS = (
+    ForeignFormat(
+        "a dataset of MosaicML's streaming (.mds)",
+        f"read it with streaming.StreamingDataset(local=...), and {_WRITE}",
+        _has(r".*\.mds(\.[a-z0-9]+)?"),
+    ),
+    ForeignFormat(
+        "a dataset of LitData (chunk-*.bin)",
+        f"read it with litdata.StreamingDataset(...), and {_WRITE}",
+        lambda names: "index.json" in names and _has(r"chunk-.*\.bin")(names),
+    ),
+    ForeignFormat(
+        "a dataset that Hugging Face's datasets saved (save_to_disk, .arrow)",
+        f"datasets.load_from_disk(...).to_parquet('x.parquet') makes a table of it; {_PACK.removeprefix('and ')}",
+        lambda names: "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names,
+    ),
+    ForeignFormat(
+        "TFRecord files",
+        f"read them with tf.data.TFRecordDataset or the package tfrecord, and {_WRITE}",
+        _has(r".*\.?tfrec(ord)?s?(-\d+-of-\d+)?(\.gz)?"),
+    ),
+    ForeignFormat(
+        "a Lance dataset",
+        f"lance.dataset(...).to_table() is a table; store it as Parquet, {_PACK}",
+        lambda names: "_versions" in names or _has(r".*\.lance")(names),
+    ),
+    ForeignFormat(
+        "a file of FFCV (.beton)",
+        f"read it with ffcv.loader.Loader, or pack what it was made of, and {_WRITE}",
+        _has(r".*\.beton"),
+    ),
+    ForeignFormat(
+        "an LMDB (data.mdb)", f"read it with the package lmdb, and {_WRITE}", lambda names: "data.mdb" in names
+    ),
+    ForeignFormat(
+        "a folder of Parquet files",
+        "pack them as a table: wids pack 'FOLDER/*.parquet' --field .jpg=COLUMN",
+        _are_parquet,
+    ),
+)
+
+
+def recognise(place: str) -> str:
+    """What a local folder or file of another tool is, and the way from it to shards, in words; "": nothing known.
+
+    Args:
+        place: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
+    """
+    folder = place if os.path.isdir(place) else os.path.dirname(place) or "."
+    if folder != place and os.path.basename(place) != "index.json":
+        return _words_of([os.path.basename(place)])
+    return next((words for names in _names(folder, is_deep=folder == place) if (words := _words_of(names))), "")
+
+
+def recognise_index(keys: Container[str]) -> str:
+    """The same of the top-level keys of a JSON file that was taken for an index."""
+    if "shards" in keys and "version" in keys:
+        return _words_of(["shard.00000.mds"])
+    return _words_of(["index.json", "chunk-0-0.bin"]) if "chunks" in keys and "config" in keys else ""
+
+
+def _names(folder: str, *, is_deep: bool) -> Iterable[list[str]]:
+    """The names in a folder, then those in each of its folders."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
+    except OSError:  # who opens it says so
+        return
+    yield [entry.name for entry in found if entry.name == "_versions" or not entry.is_dir()]
+    for entry in found if is_deep else ():
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _names(entry.path, is_deep=False)
+
+
+def _words_of(names: Iterable[str]) -> str:
+    seen = frozenset(name for name in names if not name.startswith("."))
+    return next((f"is {each.name}, which wids does not read; {each.way}" for each in _FORMATS if each.is_it(seen)), "")
