@@ -1237,7 +1237,7 @@ def test_classes_of_two_fields(tmp_path):
         ("r.jsonl", '{"key": "a", "text": NaN}', 1, "column 'text' is empty"),
         ("r.jsonl", '{"key": "a"}\n{"key": "b", "text": "c"}', 1, "there is no column 'text' in this row"),
         ("r.jsonl", '{"key": "' + "a." * 500 + '", "text": "b"}', 1, "... (900 more) has a dot"),
-        ("r.jsonl", "[" * 100_000 + "\n" + '{"key": "a", "text": "b"}', 1, "is not JSON (maximum recursion"),
+        ("r.jsonl", "[" * 100_000 + "\n" + '{"key": "a", "text": "b"}', 1, "is not JSON (it is nested too deeply"),
     ],
 )
 def test_rows_that_do_not_fit(tmp_path, name, text, line, words):
