@@ -41,6 +41,7 @@ _ROWS = ".parquet"
 _BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
 _READ = 16
+_MAX_NAMES = 2000  # that are looked at in a folder of another tool
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
@@ -192,7 +193,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         before = len(failed)
         paths = _archives_in(path, failed)
         if not paths and len(failed) == before:
-            if foreign := foreign_data.recognise(path):
+            if foreign := recognise_foreign(path):
                 raise SpecError(f"{name}: {foreign}", path=path)
             indexes = [found for found in os.listdir(path) if found.endswith(_INDEXES)]
             advice = "; wids pack makes shards of other files" if os.listdir(path) else ""
@@ -372,3 +373,30 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
         # The client keeps its own retries, for the pages of a long listing; a missing store is reported before.
         retrying.try_repeatedly(ask, url=url, path=None, hooks=())
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())
+
+
+def recognise_foreign(place: str) -> str:
+    """What a local folder or file of another tool is, and the way from it to shards, in words; "": nothing known.
+
+    Args:
+        place: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
+    """
+    folder = place if os.path.isdir(place) else os.path.dirname(place) or "."
+    if folder != place and os.path.basename(place) != "index.json":
+        return foreign_data.words_of([os.path.basename(place)])
+    return next(
+        (words for names in _names_in(folder, is_deep=folder == place) if (words := foreign_data.words_of(names))), ""
+    )
+
+
+def _names_in(folder: str, *, is_deep: bool) -> Iterable[list[str]]:
+    """The names in a folder, then those in each of its folders."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
+    except OSError:  # who opens it says so
+        return
+    yield [entry.name for entry in found if entry.name == "_versions" or not entry.is_dir()]
+    for entry in found if is_deep else ():
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _names_in(entry.path, is_deep=False)

@@ -1,15 +1,16 @@
-"""Datasets of other tools, recognised by the names of their files: what they are, and the way from them to shards."""
+"""Datasets of other tools, recognised by the names of their files: what they are, and the way from them to shards.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-_MAX_NAMES = 2000
 _WRITE = "write what it yields with wids.ShardWriter"
 _PACK = "and pack that: wids pack x.parquet --field .jpg=COLUMN"
 
@@ -81,38 +82,14 @@ _FORMATS = (
 )
 
 
-def recognise(place: str) -> str:
-    """What a local folder or file of another tool is, and the way from it to shards, in words; "": nothing known.
-
-    Args:
-        place: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
-    """
-    folder = place if os.path.isdir(place) else os.path.dirname(place) or "."
-    if folder != place and os.path.basename(place) != "index.json":
-        return _words_of([os.path.basename(place)])
-    return next((words for names in _names(folder, is_deep=folder == place) if (words := _words_of(names))), "")
-
-
 def recognise_index(keys: Container[str]) -> str:
-    """The same of the top-level keys of a JSON file that was taken for an index."""
+    """The words for the top-level keys of a JSON file that was taken for an index."""
     if "shards" in keys and "version" in keys:
-        return _words_of(["shard.00000.mds"])
-    return _words_of(["index.json", "chunk-0-0.bin"]) if "chunks" in keys and "config" in keys else ""
+        return words_of(["shard.00000.mds"])
+    return words_of(["index.json", "chunk-0-0.bin"]) if "chunks" in keys and "config" in keys else ""
 
 
-def _names(folder: str, *, is_deep: bool) -> Iterable[list[str]]:
-    """The names in a folder, then those in each of its folders."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [entry for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
-    except OSError:  # who opens it says so
-        return
-    yield [entry.name for entry in found if entry.name == "_versions" or not entry.is_dir()]
-    for entry in found if is_deep else ():
-        if entry.is_dir() and not entry.name.startswith("."):
-            yield from _names(entry.path, is_deep=False)
-
-
-def _words_of(names: Iterable[str]) -> str:
+def words_of(names: Iterable[str]) -> str:
+    """What a dataset with these files is, and the way from it to shards, in words; "": nothing known."""
     seen = frozenset(name for name in names if not name.startswith("."))
     return next((f"is {each.name}, which wids does not read; {each.way}" for each in _FORMATS if each.is_it(seen)), "")

@@ -12,7 +12,7 @@ import msgspec
 from wids.errors import InputError
 from wids.files.own_folder import default_cache_dir
 from wids.files.terminal import progress as bar_of
-from wids.index.foreign_data import recognise
+from wids.index.discovery import recognise_foreign
 from wids.index.paths import absolute
 from wids.index.repository import parse_name
 from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
@@ -198,7 +198,7 @@ def _find_format(source: str) -> str:
         InputError: it is of no kind that can be packed.
     """
     path = os.path.expanduser(source)
-    if os.path.exists(path) and not source.lower().endswith(SUFFIXES) and (foreign := recognise(path)):
+    if os.path.exists(path) and not source.lower().endswith(SUFFIXES) and (foreign := recognise_foreign(path)):
         raise InputError(f"{source}: {foreign}", path=path)
     if os.path.isdir(path):
         return folders.guess_format(path)
