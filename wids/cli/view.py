@@ -10,6 +10,7 @@ import typer
 from wids.cli.format import count_of, parse_range, shown_path
 from wids.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag
 from wids.cli.plain_help import App
+from wids.transport.place import Place
 from wids.transport.session import PLAIN
 
 app: App = App()
@@ -66,7 +67,11 @@ def run_view(
     if columns is not None and where is None:
         raise typer.BadParameter("--columns is for --where")
     from wids.dataset import ShardListDataset
+    from wids.files.replaced import ReplacedFile
 
+    path = Place(output).absolute.path
+    is_of_itself = Place(index).is_local and Place(index).absolute.path == path
+    file = ReplacedFile(path) if is_of_itself else None
     dataset = ShardListDataset(
         index, cache_dir=cache_dir or None, storage_options=session.storage_options, transformations=[], access="auto"
     )
@@ -80,6 +85,6 @@ def run_view(
         dataset = dataset.where(where)
     for path in exclude or ():
         dataset = dataset.exclude(path)
-    dataset.save(output, overwrite=overwrite)
+    dataset._save(output, overwrite=overwrite, file=file)  # noqa: SLF001 - as `save`
     shards = count_of(sum(map(bool, dataset.lengths)), "shard")
     print(f"{shown_path(os.path.abspath(output))}: {len(dataset):,} of {count_of(whole, 'sample')}, in {shards}")

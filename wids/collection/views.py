@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from wids.collection.keys import Keys
     from wids.collection.shard_collection import ShardCollection
+    from wids.files.replaced import ReplacedFile
     from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
 
@@ -270,6 +271,10 @@ class WithViews(WithIndex):
             OutputExistsError: there is a file that is not to be replaced. OutputError: it is no name of a local file.
             OSError: it cannot be written.
         """
+        self._save(os.fspath(path), overwrite=overwrite)
+
+    def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
+        """See `save`, and `wids.index.view_saving.write_view` of ``file``."""
         collection = self._collection
         selection = collection.shards.selection
         if selection is None:
@@ -284,11 +289,12 @@ class WithViews(WithIndex):
         save(
             collection.as_read(),
             selection,
-            os.fspath(path),
+            path,
             place=collection.place,
             made_by=self._steps,
             inputs=inputs,
             overwrite=overwrite,
+            file=file,
         )
 
     def _named(self, name: str) -> Self:

@@ -18,6 +18,7 @@ import msgspec
 from wids.errors import SpecError
 from wids.events import logger
 from wids.files import atomic, locks, system
+from wids.files.replaced import ReplacedFile
 from wids.index import view_file, writing
 from wids.index.fingerprint import contents, fingerprint
 from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, public_place
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 _OWN_FILES = rf"|\.json|{_OWN_ROWS.pattern}"
-_LOCK_SUFFIX = ".saving"
 # Keys of a shard that say which sub-dataset it is of.
 _OF_A_PART = frozenset(("dataset", "weight", "source_url"))
 
@@ -49,6 +49,7 @@ def save(
     made_by: Sequence[str],
     inputs: Sequence[tuple[str, str]] = (),
     overwrite: bool = False,
+    file: ReplacedFile | None = None,
 ) -> None:
     """Write a view: its index at ``path``, and its rows beside it.
 
@@ -60,6 +61,7 @@ def save(
         made_by: how it was made, a step each.
         inputs: (URL or path, words for it) of other files that are never replaced.
         overwrite: a file that is no index is replaced.
+        file: see `write_view`.
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
@@ -92,7 +94,7 @@ def save(
         written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
         index |= named_packs(map(public_place, shards.all_packs()), home)
         index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
-    write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+    write_view({key: value for key, value in index.items() if value is not None}, selection, path, file)
 
 
 def save_mixture(
@@ -123,26 +125,29 @@ def save_mixture(
     every = (url for _, _, shards, _ in parts for url in (*shards.urls, *shards.all_packs()))
     check_index_replaceable(path, inputs=inputs, shards=every, overwrite=overwrite)
     index = {"__kind__": writing.KIND, "wids_version": 1, "shardlist": [], "datasets": datasets}
-    atomic.write_atomically(path, writing.dump_index(index))
+    with ReplacedFile(path, advice=None).alone():
+        atomic.write_atomically(path, writing.dump_index(index))
 
 
-def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+def write_view(index: dict[str, Any], selection: Selection, path: str, file: ReplacedFile | None = None) -> None:
     """Write the index of a view, and its rows beside it under a name of their own.
 
     Args:
         index: as JSON has it; its ``rows`` are named here.
         selection: the rows.
         path: an absolute path, as `check_output` gives it.
+        file: at the path, as it was read; None: whatever is there is replaced.
 
     Raises:
-        OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
+        OutputExistsError: the output is the index that this is a view of. OutputError: it is a device, or another
+            program has written ``file``.
         OSError: it cannot be written.
     """
     check_not_parent(path, str(Place(os.path.dirname(path)).join(index["view_of"])) if "view_of" in index else None)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
     names = {"rows": relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
-    with locks.acquire(path + _LOCK_SUFFIX):
+    with (file or ReplacedFile(path, advice=None)).alone():
         locks.remove_parts(_stem(path), more=_OWN_FILES)
         _publish(path, text, rows, parts)
 

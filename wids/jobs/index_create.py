@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, ShardNotFoundError, SpecError, WidsError
+from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError, WidsError
 from wids.files import atomic
+from wids.files.replaced import ReplacedFile
 from wids.index import checks, checksums, writing
 from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
@@ -188,7 +189,8 @@ def create_index(
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
-    settings, grouping = choose_grouping(settings, _grouping_before(output))
+    before = _grouping_before(output)
+    settings, grouping = choose_grouping(settings, before)
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # raises before the work
     with Indexing(output, settings, engine, progress) as indexing:
@@ -203,8 +205,12 @@ def create_index(
         del index["shardlist"]  # added last
         root = Place(home).join(base or "")
         written = (str(root.join(place).absolute) for place in places)
+        file = ReplacedFile(output)
+        if _grouping_before(output) != before:
+            words = "another program has written it meanwhile, with other rules for samples; run it again"
+            raise OutputError(f"{output}: {words}", path=output)
         kept = _packs_before(output, {*(each.url for each in scanned), *written})
-        indexing.publish({**index, **grouping, **kept, "shardlist": entries}, scanned)
+        indexing.publish({**index, **grouping, **kept, "shardlist": entries}, scanned, file)
     return indexing.outcome
 
 
@@ -390,17 +396,26 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
                 entry.pop("crc32", None)
         return entry
 
-    def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts]) -> None:
+    def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts], file: ReplacedFile) -> None:
         """Write the index, and the state for the next run.
 
+        Args:
+            index: to write.
+            scanned: its shards.
+            file: that the index replaces, as it was read.
+
         Raises:
-            OutputError: they cannot be written; shards that were read stay known.
+            OutputError: they cannot be written, or another program has written the file; shards that were read stay
+                known.
         """
         try:
-            atomic.write_atomically(self._output, writing.dump_index(index))
+            with file.alone():
+                atomic.write_atomically(self._output, writing.dump_index(index))
             kept = (each.kept(each.url) for each in scanned if not each.is_claimed)
             self._known_shards.put_state(self._known_shards.format_state(kept))
             self._known_shards.finish()
+        except OutputError:
+            raise
         except OSError as error:
             raise unwritten(self._output, error) from error
         outcome, entries = self.outcome, index["shardlist"]

@@ -15,6 +15,7 @@ import msgspec
 from wids.collection.shard_collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
 from wids.files import atomic, system
+from wids.files.replaced import ReplacedFile
 from wids.index import checks, checksums, compiled, view_file, writing
 from wids.index.discovery import Found, look_for_shards, look_local
 from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, names_of
@@ -140,6 +141,7 @@ def update_index(
     check_index_grouping(settings)
     place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)
     output = check_output(place)
+    file = ReplacedFile(output)
     index = read_index(output)
     settings, grouping = choose_grouping(settings, index)
     home = os.path.dirname(output)
@@ -177,7 +179,7 @@ def update_index(
         places = writing.place_entries(fresh, home=home, base=base) if fresh else []
         entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
         rest = {key: value for key, value in index.items() if key != "shardlist"}
-        indexing.publish({**rest, **grouping, "shardlist": entries}, scanned)
+        indexing.publish({**rest, **grouping, "shardlist": entries}, scanned, file)
     indexing.outcome.added = len(fresh)
     indexing.outcome.dropped = len(index["shardlist"]) - (len(entries) - len(fresh))
     return indexing.outcome
@@ -311,6 +313,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     Raises:
         OutputExistsError: a file exists that must not be replaced.
     """
+    file = ReplacedFile(Place(output or place).absolute.path)
     index, view = _read(place)
     path = check_output(output or place)
     check_index_replaceable(path, overwrite=overwrite)
@@ -323,8 +326,8 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     if PACKS in index:
         rebased |= named_packs(own_packs(index, place, str(Place(place).absolute.directory)), os.path.dirname(path))
     if view is None:
-        return _write(path, rebased)
-    selection = view_edit.write_rebased(rebased, view, place, path)
+        return _write(path, rebased, file=file)
+    selection = view_edit.write_rebased(rebased, view, place, file, path)
     if selection is None:
         return rebase_index(place, base, output=output, overwrite=overwrite)
     return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
@@ -423,8 +426,9 @@ def _merged_view(output: str, view: ShardList, *, repeated_samples: int = 0) -> 
     return Merged(output=output, shards=shards, samples=samples, repeated_samples=repeated_samples)
 
 
-def _write(path: str, index: dict[str, Any], *, repeated: int = 0) -> Merged:
-    atomic.write_atomically(path, writing.dump_index(index))
+def _write(path: str, index: dict[str, Any], *, repeated: int = 0, file: ReplacedFile | None = None) -> Merged:
+    with (file or ReplacedFile(path, advice=None)).alone():
+        atomic.write_atomically(path, writing.dump_index(index))
     entries = index["shardlist"]
     samples = sum(entry["nsamples"] for entry in entries)
     return Merged(output=path, shards=len(entries), samples=samples, repeated=repeated)

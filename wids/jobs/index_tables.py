@@ -20,6 +20,7 @@ from wids.collection.shard_collection import count_mismatch, load_shards
 from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
 from wids.files import atomic, locks, system
+from wids.files.replaced import ReplacedFile
 from wids.index import checks, compiled, writing
 from wids.index.discovery import look_local
 from wids.index.paths import absolute, check_output
@@ -288,17 +289,20 @@ def _name_pack(index: str, path: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    raw = parse_json(read_bytes(index), index)  # again: it may have changed during the job
-    home = os.path.dirname(index)
-    if own_packs(raw, index, home) == (path,):
-        return
-    checks.check_finite(raw, "", index)
-    rest = {key: value for key, value in raw.items() if key in ("shardlist", "datasets")}
-    header = {key: value for key, value in raw.items() if key not in rest}
-    named = {**header, PACKS: writing.written(path, home), **rest}
     try:
-        atomic.write_atomically(index, writing.dump_index(named))
+        with ReplacedFile(index, advice=None).alone():
+            raw = parse_json(read_bytes(index), index)  # again: it may have changed during the job
+            home = os.path.dirname(index)
+            if own_packs(raw, index, home) == (path,):
+                return
+            checks.check_finite(raw, "", index)
+            rest = {key: value for key, value in raw.items() if key in ("shardlist", "datasets")}
+            header = {key: value for key, value in raw.items() if key not in rest}
+            named = {**header, PACKS: writing.written(path, home), **rest}
+            atomic.write_atomically(index, writing.dump_index(named))
     except OSError as error:
+        if isinstance(error, FetchError):  # it is gone
+            raise
         raise unwritten(index, error) from error
 
 

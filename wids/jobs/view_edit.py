@@ -27,6 +27,7 @@ from wids.transport.place import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from wids.files.replaced import ReplacedFile
     from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
@@ -203,14 +204,15 @@ def split_view(
     return found
 
 
-def write_rebased(index: dict[str, Any], view: View, place: str, output: str) -> Selection | None:
+def write_rebased(index: dict[str, Any], view: View, place: str, file: ReplacedFile, output: str) -> Selection | None:
     """Write a view that was read from ``place``, its rows beside it.
 
     Args:
         index: the keys of the view, with the new URLs.
         view: the parsed view.
         place: its URL or path.
-        output: an absolute path.
+        file: that is replaced, as it was read.
+        output: its absolute path.
 
     Returns:
         Its samples; None: nothing was written, because the view was saved again after it was read.
@@ -224,5 +226,5 @@ def write_rebased(index: dict[str, Any], view: View, place: str, output: str) ->
     selection = load_rows(IndexRequest(place=place), view)
     if selection is not None:
         index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}
-        write_view(index, selection, output)
+        write_view(index, selection, output, file)
     return selection

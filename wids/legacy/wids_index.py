@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from wids.errors import SpecError, WidsError
 from wids.files.atomic import write_atomically
+from wids.files.replaced import ReplacedFile
 from wids.index import writing
 from wids.index.paths import check_index_replaceable
 from wids.index.writing import shorten_name
@@ -81,7 +82,8 @@ def main_create(args: argparse.Namespace) -> None:
     with contextlib.closing(run(scan_shard, tasks, options)) as results:
         entries = [result.get().entry() for result in results]
     entries.sort(key=lambda entry: str(entry["url"]))
-    _write(output, writing.make_index(entries, name=name or None, info=info, base=args.base))
+    with ReplacedFile(os.path.abspath(output), advice=None).alone():
+        _write(output, writing.make_index(entries, name=name or None, info=info, base=args.base))
 
 
 def main_update(args: argparse.Namespace) -> None:
@@ -106,7 +108,11 @@ def main_update(args: argparse.Namespace) -> None:
 
 
 class AtomicJsonUpdate:
-    """An index to change within the ``with`` block, written when that ends well; the old one stays as ``.bak``."""
+    """An index to change within the ``with`` block, written when that ends well; the old one stays as ``.bak``.
+
+    Raises:
+        OutputError: at the end: another program has written it meanwhile.
+    """
 
     data: dict[str, Any]
 
@@ -114,14 +120,16 @@ class AtomicJsonUpdate:
         self.filename = filename
 
     def __enter__(self) -> dict[str, Any]:
+        self._file = ReplacedFile(os.path.abspath(self.filename))
         self.data = read_index(self.filename)
         return self.data
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            # A copy, not a rename: at no moment is there no index.
-            write_atomically(f"{self.filename}.bak", read_bytes(self.filename))
-            _write(self.filename, self.data)
+            with self._file.alone():
+                # A copy, not a rename: at no moment is there no index.
+                write_atomically(f"{self.filename}.bak", read_bytes(self.filename))
+                _write(self.filename, self.data)
 
 
 def main_info(args: argparse.Namespace) -> None:

@@ -1,15 +1,13 @@
 """Marked samples, and the file that they are kept in: a view, or a list as ``exclude`` takes it.
 
 Rules: a change is in the file before it is answered. The file is replaced as a whole; one that is not of marks of this
-dataset is refused at the start, and one that another program has written since is not replaced: who looks whether it
-has holds a lock until the file is replaced. A list of keys means
+dataset is refused at the start, and one that another program has written since is not replaced. A list of keys means
 all samples that have one of them: marked with one are the others of its shard, and of all shards those that a list
 names when it is read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -28,14 +26,14 @@ from wids.dataset import ShardListDataset
 from wids.errors import (
     InputError,
     JsonError,
-    OutputError,
     OutputExistsError,
     SelectionError,
     SpecError,
     WidsError,
     shown,
 )
-from wids.files import atomic, json_text, locks
+from wids.files import atomic, json_text
+from wids.files.replaced import ReplacedFile
 from wids.index import view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 MAX_MARKS = 1_000_000
 _MAX_BODY = 8 << 20
 _ASKED, _SOME = 5000, 3  # keys in a query, and in an answer
-_LOCK_SUFFIX = ".marks.lock"  # a view is saved under another lock
+_ADVICE = "start this wids serve again, and it reads the present file"
 _KINDS = {".json": "view", ".npy": "indices"}  # of any other suffix, keys
 
 
@@ -86,7 +84,6 @@ class Marks:
         self._keys = dict[int, str]()  # of those that are marked, where keys are kept
         self._lock = threading.Lock()
         self.path, self.kind = "", ""
-        self._version: tuple[int, ...] | None = None  # of the file, as it was read or written last
         if path:
             self.kind = _KINDS.get(os.path.splitext(path)[1].lower(), "keys")
             self.path = check_place(path, "a file of marks", "marks.json")
@@ -195,31 +192,15 @@ class Marks:
         if not self.path:
             return
         indices = self._sorted(marked)
-        with explained(self.path), contextlib.ExitStack() as held:
-            os.stat(os.path.dirname(self.path))  # the lock would make the directory
-            held.enter_context(locks.acquire(self.path + _LOCK_SUFFIX))
-            self._check_unchanged()
+        with explained(self.path):
             if self.kind == "view":
-                self._served.dataset.select(indices).save(self.path)
-            elif self.kind == "indices":
-                atomic.write_atomically(self.path, pack_indices(indices), is_synced=True)
-            else:
-                lines = dict.fromkeys(keys[index] for index in indices.tolist())
-                atomic.write_atomically(self.path, pack_keys(lines), is_synced=True)
-            self._version = _version_of(self.path)
-
-    def _check_unchanged(self) -> None:
-        """See that the file is the one that was read or written last.
-
-        Raises:
-            OutputError: it is not.
-        """
-        if _version_of(self.path) not in (None, self._version):  # of one that was deleted, nothing is lost
-            raise OutputError(
-                f"{self.path}: another program has written it, maybe another wids serve; start this one again, and it "
-                "reads the present file",
-                path=self.path,
-            )
+                self._served.dataset.select(indices)._save(self.path, file=self._file)  # noqa: SLF001 - as `save`
+                return
+            data = pack_indices(indices)
+            if self.kind == "keys":
+                data = pack_keys(dict.fromkeys(keys[index] for index in indices.tolist()))
+            with self._file.alone():
+                atomic.write_atomically(self.path, data, is_synced=True)
 
     def _open(self) -> None:
         """Read the file that is there, if there is one.
@@ -227,7 +208,7 @@ class Marks:
         Raises:
             WidsError: see the class.
         """
-        self._version = _version_of(self.path)
+        self._file = ReplacedFile(self.path, advice=_ADVICE)
         served, read = self._served, {"view": self._read_view, "indices": self._read_indices, "keys": self._read_keys}
         found: list[Integers] = []
         reasons: list[Exception] = []
@@ -315,15 +296,6 @@ def _find_keys(served: Served, keys: set[str]) -> tuple[Integers, set[str]]:
             found.append(index)
             missing.discard(key)
     return np.array(found, np.int64), missing
-
-
-def _version_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from one that is written later; None: none exists."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _may_be_listed(key: str) -> bool:

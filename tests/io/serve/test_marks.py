@@ -13,7 +13,7 @@ from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_shards, write_tar
 from wids.dataset import ShardListDataset
 from wids.errors import InputError, OutputError, OutputExistsError, ShardNotFoundError
-from wids.files import locks
+from wids.files import locks, replaced
 from wids.serve import marks as serve_marks
 from wids.serve.served import Served
 from wids.testing import Server
@@ -405,8 +405,8 @@ def test_two_servers_at_once(tmp_path, index, serve_index, name, monkeypatch):
 
     should_end = locks._Wait.should_end
     monkeypatch.setattr(locks._Wait, "should_end", lambda self: is_waiting.set() or should_end(self))
-    version_of = serve_marks._version_of
-    monkeypatch.setattr(serve_marks, "_version_of", look)
+    version_of = replaced._version_of
+    monkeypatch.setattr(replaced, "_version_of", look)
     answers["first"] = mark(first, 1)
     other.join()
     assert answers == {"first": 200, "second": 400}
