@@ -194,3 +194,21 @@ def test_a_view_is_rebased(index, view, tmp_path):
     os.rename(tmp_path / "data", tmp_path / "moved")
     assert run_ok("index", "rebase", view, "--base", "moved").endswith("view.json: 2 shards, 3 samples\n")
     assert keys(view) == before
+
+
+def test_a_view_of_itself_that_another_program_saves(index, view, tmp_path, monkeypatch):
+    """What was saved while it was read is not lost: it is said, and stays."""
+
+    def exclude(dataset, samples):
+        wids.ShardListDataset(index).select([1, 9]).save(view)
+        return real(dataset, samples)
+
+    real = wids.ShardListDataset.exclude
+    monkeypatch.setattr(wids.ShardListDataset, "exclude", exclude)
+    (tmp_path / "bad.txt").write_text(f"{keys(view)[0]}\n")
+    words = complaint(1, "view", view, "--exclude", str(tmp_path / "bad.txt"), "-o", view)
+    assert "another program has written it since it was read" in words
+    assert len(keys(view)) == 2
+    monkeypatch.undo()
+    run_ok("view", view, "--exclude", str(tmp_path / "bad.txt"), "-o", view)
+    assert len(keys(view)) == 1

@@ -102,7 +102,7 @@ def test_a_view_is_saved_onto_marks(tmp_path, monkeypatch):
         found, _ = collide(mark, lambda: view.save(path), stop_at=stop)  # noqa: B023
         calls = found if not stop else calls
         assert ShardListDataset(path)[0]["__shardindex__"] == 2, stop
-        with pytest.raises(OutputError, match="start this wids serve again"):
+        with pytest.raises(OutputError, match="another program"):
             served.marks.change([4], is_marked=True)
         served.close()
         stop += 1
