@@ -237,6 +237,7 @@ def choose_grouping(settings: IndexSettings, before: Mapping[str, Any]) -> tuple
 def _grouping_before(output: str) -> dict[str, Any]:
     """The keys by which the existing index says how members become samples; {}: none does."""
     keys = _keys_before(output)
+    keys = {key: keys[key] for key in GROUPING_KEYS.values() if key in keys}
     try:
         parse_grouping(keys)
     except SpecError:  # of somebody else

@@ -1,6 +1,7 @@
 """Files that are read, changed and replaced: each order of two programs that change one file at once."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,7 @@ def collide(first, second, *, stop_at):
         def run():
             try:
                 act()
-            except OutputError as error:
-                assert "another" in str(error)
+            except OutputError:
                 told.add(name)
 
         return run
@@ -70,7 +70,7 @@ def test_two_changes_of_an_index(tmp_path, monkeypatch, first, second):
     stop, calls = 0, 1
     while stop <= calls:
         path = write_index(tmp_path / str(stop))
-        found, told = collide(*(lambda name=name: CHANGES[name][0](path) for name in (first, second)), stop_at=stop)
+        found, told = collide(*(partial(CHANGES[name][0], path) for name in (first, second)), stop_at=stop)
         calls = found if not stop else calls
         lost = [name for name in (first, second) if not CHANGES[name][1](read(path))]
         assert len(lost) == len(told), (stop, lost, told)
@@ -80,14 +80,16 @@ def test_two_changes_of_an_index(tmp_path, monkeypatch, first, second):
 def test_an_index_that_is_made_again_keeps_its_tables(tmp_path, monkeypatch):
     """Also those that are named while its shards are read."""
     watch_calls(monkeypatch)
-    stop, calls = 0, 1
+    stop, calls, refused = 0, 1, 0
     while stop <= calls:
         path = write_index(tmp_path / str(stop))
-        made = lambda: create_index(str(Path(path).parent), path)  # noqa: B023, E731
-        found, told = collide(made, lambda: create_tables(path), stop_at=stop)  # noqa: B023
+        made = partial(create_index, str(Path(path).parent), path)
+        found, told = collide(made, partial(create_tables, path), stop_at=stop)
         calls = found if not stop else calls
         assert told or "member_tables" in read(path), stop
+        refused += bool(told)
         stop += 1
+    assert refused < calls / 4  # only from the last look on
 
 
 def test_a_view_is_saved_onto_marks(tmp_path, monkeypatch):
@@ -98,8 +100,7 @@ def test_a_view_is_saved_onto_marks(tmp_path, monkeypatch):
     while stop <= calls:
         path = str(tmp_path / f"{stop}.json")
         served, view = Served(index, marks=path), ShardListDataset(index).select([2])
-        mark = lambda: served.marks.change([1], is_marked=True)  # noqa: B023, E731
-        found, _ = collide(mark, lambda: view.save(path), stop_at=stop)  # noqa: B023
+        found, _ = collide(partial(served.marks.change, [1], is_marked=True), partial(view.save, path), stop_at=stop)
         calls = found if not stop else calls
         assert ShardListDataset(path)[0]["__shardindex__"] == 2, stop
         with pytest.raises(OutputError, match="another program"):
