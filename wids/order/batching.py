@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat, zip_longest
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -211,7 +212,8 @@ def _check_count(name: str, values: Any, samples: int) -> None:
 def _parse_number(name: str, value: Any) -> float:
     try:
         found = float(value)
-        found = math.nextafter(found, 0) if found > value else found  # of an integer that is no float
+        if isinstance(value, Integral) and found > value:  # an integer that is no float
+            found = math.nextafter(found, 0)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not 0 < found <= _MOST_TOKENS:

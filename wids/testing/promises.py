@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from wids.files import finalizers
 from wids.transport import retrying
 from wids.transport.failures import CancelledTransferError
 
@@ -103,6 +104,7 @@ def skip_waits(patch: Callable[..., None] = setattr) -> list[float]:
 
 def files_open_in(directory: str | os.PathLike[str]) -> list[str]:
     """The files below ``directory`` that this process has open, once for each descriptor."""
+    finalizers.do_left()  # a file that was freed while another thread held the lock of forks is closed here
     found = []
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
