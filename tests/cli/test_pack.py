@@ -1762,6 +1762,8 @@ FOREIGN = {
     "litdata": ({"index.json": '{"chunks": [], "config": {}}', "chunk-0-0.bin": "x"}, "litdata.StreamingDataset"),
     "arrow": ({"state.json": "{}", "dataset_info.json": "{}", "data-0.arrow": "x"}, "datasets.load_from_disk"),
     "arrow in splits": ({"dataset_dict.json": "{}", "train/state.json": "{}"}, "datasets.load_from_disk"),
+    "arrow in a cache": ({"imdb-train.arrow": "x", "dataset_info.json": "{}"}, "datasets.Dataset.from_file"),
+    "array_record": ({"a.array_record-00000-of-00002": "x"}, "package array_record"),
     "tfrecord": ({"a.tfrecord-00000-of-00002": "x"}, "tf.data.TFRecordDataset"),
     "lance": ({"_versions/1.manifest": "x", "data/1.lance": "x"}, "lance.dataset"),
     "ffcv": ({"train.beton": "x"}, "ffcv"),

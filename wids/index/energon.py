@@ -89,7 +89,7 @@ class Splits(msgspec.Struct, frozen=True):
             SpecError: single samples of them are excluded, which no index of whole shards can leave out; or a name is
                 a regular expression or glob, or there are too many names.
         """
-        kept, samples, missing = dict.fromkeys(shards), list[str](), list[str]()
+        kept, samples, missing = dict.fromkeys(shards), dict[str, str](), list[str]()
         for text, name in self._names(self.exclude, "exclude"):
             shard = next((home for home in _homes(name) if home in there), None)
             if name in there:
@@ -98,14 +98,15 @@ class Splits(msgspec.Struct, frozen=True):
                 self._check_name(text, "exclude")
                 missing.append(name)
             else:
-                samples.append(name)
-        samples = [name for name in samples if any(home in kept for home in _homes(name))]
+                samples[name] = shard
+        samples = {name: shard for name, shard in samples.items() if shard in kept}
         if samples:
-            keys = [name.rpartition("/")[2] for name in samples]
+            first, shard = next(iter(samples.items()))
             raise SpecError(
-                f"{self.place}: exclude leaves out {len(samples):,} single samples ({shown(samples[0])}), and an index "
-                "lists whole shards; open the shards by their names, without this index, and leave the samples out by "
-                f"their keys: ShardListDataset('DIRECTORY/*.tar').exclude([{keys[0]!r:.100}, ...])",
+                f"{self.place}: exclude leaves out {len(samples):,} single samples ({shown(first)}), and an index "
+                "lists whole shards; open the shards by their names, without this index and without those that exclude "
+                "names, and leave the samples out by their keys: ShardListDataset('DIRECTORY/*.tar')"
+                f".exclude([{first.removeprefix(f'{shard}/')!r:.100}, ...])",
                 path="exclude",
                 url=self.place,
             )

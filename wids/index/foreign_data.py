@@ -34,10 +34,15 @@ def _has(pattern: str) -> Callable[[frozenset[str]], bool]:
     return lambda names: any(map(compiled.fullmatch, names))
 
 
-def _are_parquet(names: frozenset[str]) -> bool:
-    return {name for name in names if not name.endswith((".json", ".md", ".crc"))} <= {
-        name for name in names if name.endswith(".parquet")
-    } and _has(r".*\.parquet")(names)
+def _are_all(pattern: str) -> Callable[[frozenset[str]], bool]:
+    """Whether all names, except those of notes, match."""
+    compiled = re.compile(pattern)
+
+    def are_all(names: frozenset[str]) -> bool:
+        own = [name for name in names if not name.endswith((".json", ".md", ".crc"))]
+        return bool(own) and all(map(compiled.fullmatch, own))
+
+    return are_all
 
 
 _FORMATS = (
@@ -55,6 +60,11 @@ _FORMATS = (
         "a dataset that Hugging Face's datasets saved (save_to_disk, .arrow)",
         f"datasets.load_from_disk(...).to_parquet('x.parquet') makes a table of it; {_PACK.removeprefix('and ')}",
         lambda names: "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names,
+    ),
+    ForeignFormat(
+        "a table that Hugging Face's datasets keep (.arrow)",
+        f"datasets.Dataset.from_file(...).to_parquet('x.parquet') makes a table of each; {_PACK.removeprefix('and ')}",
+        _has(r".*\.arrow"),
     ),
     ForeignFormat(
         "TFRecord files",
@@ -75,9 +85,14 @@ _FORMATS = (
         "an LMDB (data.mdb)", f"read it with the package lmdb, and {_WRITE}", lambda names: "data.mdb" in names
     ),
     ForeignFormat(
+        "ArrayRecord files",
+        f"read them with the package array_record, and {_WRITE}",
+        _has(r".*\.array_?record(-\d+-of-\d+)?"),
+    ),
+    ForeignFormat(
         "a folder of Parquet files",
         "pack them as a table: wids pack 'FOLDER/*.parquet' --field .jpg=COLUMN",
-        _are_parquet,
+        _are_all(r".*\.parquet"),
     ),
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 from bisect import bisect_left
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wids.errors import SpecError, shown
 
@@ -114,8 +114,15 @@ class Glob:
         return states | {state + 1 for state in states & self._skips}
 
 
-def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -> list[str]:
-    """The paths that patterns match, each once, pattern by pattern; a pattern may be a folder, too.
+class Matches(NamedTuple):
+    """The paths that patterns match, each once, pattern by pattern; the patterns that match none."""
+
+    paths: list[str]
+    unmatched: list[str]
+
+
+def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -> Matches:
+    """The paths that patterns match; a pattern may be a folder, too.
 
     Args:
         patterns: normal, as of `posixpath.normpath`.
@@ -125,18 +132,18 @@ def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -
     Raises:
         SpecError: a pattern is malformed; or there are too many, for so many paths.
     """
-    found, names, cost = dict[str, None](), frozenset(paths), 0
+    found, names, cost, unmatched = dict[str, None](), frozenset(paths), 0, list[str]()
     ranked = sorted(range(len(paths)), key=paths.__getitem__)
     texts = [paths[k] for k in ranked]
     for pattern in patterns:
         if pattern in names:  # a card may name each of thousands of files
             found[pattern] = None
             continue
-        glob = Glob(pattern)
+        glob, is_matched = Glob(pattern), False
         first = bisect_left(texts, glob.home)
         for k in sorted(ranked[first : bisect_left(texts, glob.home + chr(0x10FFFF), first)]):
             if glob.matches(paths[k], or_folder=True):
-                found[paths[k]] = None
+                found[paths[k]], is_matched = None, True
             if cost + glob.cost > _MAX_COST:
                 raise SpecError(
                     f"{where}: its patterns take more than {_MAX_COST:,} comparisons with {len(paths):,} paths; name "
@@ -144,7 +151,9 @@ def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -
                     path="patterns",
                 )
         cost += glob.cost
-    return list(found)
+        if not is_matched:
+            unmatched.append(pattern)
+    return Matches(list(found), unmatched)
 
 
 def _is_any(_: str) -> bool:

@@ -69,11 +69,21 @@ _EXACT = {
     )
     for split, words in _WORDS.items()
 }
+_HELD_OUT = frozenset(_WORDS) - {DEFAULT_SPLIT}
 _ENDINGS = ("", "set", "sets", "data", "dataset", "datasets", "split", "splits", "images", "imgs", "files", "shards")
 _LOOSE = {word + ending: split for split, words in _WORDS.items() for word in words for ending in _ENDINGS}
 _CAPITAL, _LETTERS = re.compile(r"(?<=[a-z])(?=[A-Z])"), re.compile(r"[a-z]+")
 # Words of other splits than train, within other words.
-_HELD = re.compile(r"test|valid|eval|(?<![a-z])(?:val|dev)|(?:val|dev)(?![a-z])")
+_HELD = re.compile(
+    r"test|valid|eval|(?<![a-z])(?:val|dev)|(?:val|dev)(?![a-z])|(?<![a-z])tst(?![a-z])|hold.?out|held.?out|"
+    r"prueba|pr(?:ü|u\u0308)fung|тест|测试|測試|验证|驗證|テスト|検証|테스트|검증"
+)
+# Words that hold one of these, and name no split.
+_INNOCENT = re.compile(
+    r"(?<![a-z])(?:(?:at|brigh|con|cu|fas|grea|hot|la|ligh|pro|shor|smar)tests?(?![a-z])|intestin|testi(?:mon|cul)|testament|"
+    r"(?:appro|arri|carni|festi|inter|na|o|remo|retrie|revi|ri|survi)vals?(?![a-z])|medieval|"
+    r"val(?:en[ct]|ley|or|ue|ve)|dev(?:anag|elop|ia|ic|il|on|ot))"
+)
 _NUMBERED = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}[^/]*")
 _TIMM = ("_info.json", "info.json")
 _ENERGON = (".nv-meta/.info.json", ".nv-meta/.info.yaml")
@@ -244,7 +254,7 @@ def find_split(
     if not source.splits[found]:
         raise SpecError(f"{name}: the split {shown(found)} {source.why_empty(found)}", url=name)
     shards = _drop_excluded(files, source.splits[found], kept, read, name)
-    notes = list(source.notes)
+    notes = [*source.notes, *_repeats(source, found, name)]
     if split is None and _canonical(found) != DEFAULT_SPLIT:
         notes.append(f"{name}: its only split is {shown(found)}, which is read")
     if source.is_by_names:
@@ -252,7 +262,32 @@ def find_split(
     used = set().union(*source.splits.values())
     others = {other: len(paths) for other, paths in source.splits.items() if other != found}
     left = [path for path in kept if path not in used]
+    if left and source.is_by_names and split is None and _canonical(found) in _HELD_OUT:  # as trainval/ beside test/
+        what = f"no name is that of the split {DEFAULT_SPLIT}: {len(shards):,} shards are of {shown(found)}, and"
+        words = f"{len(left):,} of none: {', '.join(map(shown, left[:_SHOWN]))}"
+        raise SpecError(
+            f"{name}: {what} {words}; name the files, as {_root(name)}/FOLDER/*.tar, or choose split={found!r}",
+            path="split",
+            url=name,
+        )
     return RepositorySplit(found, shards, others, left, config, notes)
+
+
+def _repeats(source: _Source, split: str, name: str) -> list[str]:
+    """Notes on patterns of a split that match no shard, and on shards that it has in common with held-out ones."""
+    notes = []
+    if missing := source.unmatched.get(split):
+        words = ", ".join(map(shown, missing[:_SHOWN]))
+        notes.append(
+            f"{name}: {CARD}: {len(missing):,} patterns of the split {shown(split)} match no .tar file: {words}"
+        )
+    usual = {_canonical(other): paths for other, paths in source.splits.items() if _canonical(other) in _WORDS}
+    own = set(source.splits[split])
+    for other, paths in usual.items() if _canonical(split) in usual else ():
+        if other != _canonical(split) and (both := sorted(own.intersection(paths), key=urls.natural_key)):
+            words = ", ".join(map(shown, both[:_SHOWN]))
+            notes.append(f"{name}: {len(both):,} shards of the split {shown(split)} are of {other}, too: {words}")
+    return notes
 
 
 def _what_instead(files: Iterable[str], name: str) -> str:
@@ -304,6 +339,7 @@ class _Source(NamedTuple):
         splits: split -> its shards. unsure: shards that may be of several splits -> these, by their usual names.
         notes: see `RepositorySplit`. is_by_names: the names of files assign them.
         empty: the end of the message about a split without shards, from its name.
+        unmatched: split -> patterns for .tar files that match none.
     """
 
     splits: dict[str, list[str]]
@@ -311,6 +347,7 @@ class _Source(NamedTuple):
     notes: Sequence[str] = ()
     is_by_names: bool = False
     empty: Callable[[str], str] | None = None
+    unmatched: Mapping[str, list[str]] = {}
 
     def why_empty(self, split: str) -> str:
         """Why a split has no shards."""
@@ -327,16 +364,18 @@ def _splits_of(
         why = partial(_why_empty, config=config, card=card, name=name)
         if (named := _card_files(config, name)) is not None:
             where = f"{name}: {CARD}: data_files"
-            return _Source(
-                {
-                    split: find_matches(map(posixpath.normpath, patterns), archives, where=where)
-                    for split, patterns in named.items()
-                },
-                empty=why,
-            )
+            found = {
+                split: find_matches(map(posixpath.normpath, patterns), archives, where=where)
+                for split, patterns in named.items()
+            }
+            unmatched = {
+                split: [pattern for pattern in each.unmatched if pattern.endswith(".tar")]
+                for split, each in found.items()
+            }
+            return _Source({split: each.paths for split, each in found.items()}, empty=why, unmatched=unmatched)
         home = _home_of(config)
-        found = _by_names([path for path in archives if path.startswith(home)], home, name)
-        return found._replace(splits=found.splits or {DEFAULT_SPLIT: []}, empty=why)
+        source = _by_names([path for path in archives if path.startswith(home)], home, name)
+        return source._replace(splits=source.splits or {DEFAULT_SPLIT: []}, empty=why)
     timm = _timm_of(files, read, name)
     if timm:
         there = set(archives)
@@ -509,7 +548,7 @@ def _by_names(archives: Sequence[str], home: str, name: str) -> _Source:
         for of_folders in (True, False):
             if any(rule(part, of_folders) for own in parts.values() for part in (own[:-1] if of_folders else own[-1:])):
                 return _assign(parts, rule, of_folders=of_folders)
-    notes, odd = [], [path for path in archives if _HELD.search(path.removeprefix(home).lower())]
+    notes, odd = [], [path for path in archives if _HELD.search(_INNOCENT.sub("", path.removeprefix(home).lower()))]
     if odd:
         words = ", ".join(map(shown, odd[:_SHOWN]))
         notes.append(

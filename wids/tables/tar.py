@@ -60,7 +60,9 @@ _MAX_EXTENDED_BYTES = 16 << 20
 _WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, BLOCK, 4 << 10
 # Zeros that writers append: an end marker of two blocks, and the rest of a record. Records have 10,240 bytes (GNU tar,
 # tarfile, bsdtar), or with `tar -b` another size, of which powers of two up to 1 MiB are taken for real ones.
+# `tar -A` leaves two records; records of tapes have any size up to 64 KiB (`tar -b 126`).
 _PADDING_BYTES, _MAX_RECORD_BYTES = 10_240 + 2 * BLOCK, 1 << 20
+_APPENDED_BYTES, _ODD_RECORD_BYTES = 20_480 + 2 * BLOCK, 64 << 10
 
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -166,9 +168,20 @@ class Members:
         """The number of the bytes that `find_unread` finds; where they are many, none of them is read."""
         if self._unread is None:
             end = self._size if self.end is None else self.end
-            is_padded = is_padding(end, self._size) and find_behind(self._read, end, self._size) is None
+            is_padded = is_padding(end, self._size) or self._may_be_padding(end)
+            is_padded = is_padded and find_behind(self._read, end, self._size) is None
             self._unread = 0 if is_padded else self._size - end
         return self._unread
+
+    def _may_be_padding(self, end: int) -> bool:
+        """Whether zeros from byte ``end`` on fill a record of a tape, as of ``tar -b 100``, or are of ``tar -A``.
+
+        Zeros in the place of lost samples mostly begin within a member: its last block then has no other byte.
+        """
+        zeros = self._size - end
+        sizes = range(BLOCK * -(-(zeros - 2 * BLOCK) // BLOCK), _ODD_RECORD_BYTES + 1, BLOCK)
+        is_filled = zeros <= _APPENDED_BYTES or any(self._size % record == 0 for record in sizes)
+        return is_filled and end >= BLOCK and any(self._read(end - BLOCK, BLOCK))
 
 
 def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Generator[Member, None, int]:

@@ -69,5 +69,5 @@ def test_too_much_is_refused(monkeypatch):
 def test_matches_have_the_order_of_patterns_and_paths():
     """Each once; a pattern may be a folder, and only what is below its home is compared."""
     paths = ["b/10.tar", "b/9.tar", "bb/1.tar", "a/1.tar"]
-    assert find_matches(["a/*", "b", "b/9.tar"], paths, where="") == ["a/1.tar", "b/10.tar", "b/9.tar"]
-    assert find_matches([f"d{k}/*.tar" for k in range(20_000)], [f"d{k}/0.tar" for k in range(20_000)], where="")
+    assert find_matches(["a/*", "b", "b/9.tar"], paths, where="").paths == ["a/1.tar", "b/10.tar", "b/9.tar"]
+    assert find_matches([f"d{k}/*.tar" for k in range(20_000)], [f"d{k}/0.tar" for k in range(20_000)], where="").paths

@@ -458,9 +458,44 @@ def test_doubts_are_told(archives, words):
 
 
 def test_names_without_doubt():
-    """The usual ones say nothing."""
+    """The usual ones say nothing, nor do words that hold the letters of a split."""
     for archives in (["train/0.tar", "test/0.tar"], ["0.tar"], ["train-0.tar"], ["data/train-00000-of-00001.tar"]):
         assert not find(repository(*archives))[0].notes
+    words = "contest latest Testimonials festival retrieval-0 medieval devices valley devanagari intestine intervals"
+    for word in words.split():
+        assert not find(repository(f"{word}/0.tar", "reviews/0.tar"))[0].notes
+
+
+@pytest.mark.parametrize("folder", ["tst-COMMON", "prueba", "Prüfung", "测试", "тест", "holdout"])
+def test_held_out_data_in_other_words(folder):
+    """They are named, where no name is that of a split."""
+    (note,) = find(repository(f"{folder}/0.tar", "mine/0.tar"))[0].notes
+    assert f"1 of them may be of another: '{folder}/0.tar'" in note
+
+
+@pytest.mark.parametrize("archives", [["trainval/0.tar", "test/0.tar"], ["laion_test_0.tar", "laion_0.tar"]])
+def test_held_out_data_are_no_default_beside_others(archives):
+    """A split that is test data is read only if it is asked for, where other shards are of no split."""
+    given = repository(*archives)
+    with pytest.raises(SpecError, match=r"no name is that of the split train: 1 shards are of 'test', and 1 of none: "):
+        find(given)
+    assert len(find(given, "test")[0].shards) == 1
+
+
+def test_patterns_of_a_card_that_match_nothing():
+    """They are named, those for .tar files; without them a part of the split would be missing unnoticed."""
+    files = card("configs:\n- data_files:\n  - {split: train, path: [a/*.tar, b/*.tar, 'a/*.json']}")
+    (note,) = find(repository("a/0.tar", **files))[0].notes
+    assert note.endswith("README.md: 1 patterns of the split 'train' match no .tar file: 'b/*.tar'")
+
+
+def test_shards_that_two_splits_of_a_card_have():
+    """Training data that are test data, too, are named; a split of all shards says nothing."""
+    files = card("configs:\n- data_files: {train: 'a/*.tar', test: a/1.tar, all: '**/*.tar'}")
+    given = repository("a/0.tar", "a/1.tar", **files)
+    (note,) = find(given)[0].notes
+    assert note.endswith("1 shards of the split 'train' are of test, too: 'a/1.tar'")
+    assert not find(given, "all")[0].notes
 
 
 SPLIT_YAML = "split_parts:\n  train: ['s/{0..3}.tar']\nexclude: "
@@ -492,7 +527,7 @@ def test_what_energon_excludes_holds_for_other_sources():
     ("exclude", "words"),
     [
         ("[s/1.tar/000032]", r"exclude leaves out 1 single samples \('s/1.tar/000032'\).*exclude\(\['000032', ...\]\)"),
-        ("['s/{1..2}.tar/{a,b}/k']", "exclude leaves out 4 single samples"),
+        ("['s/{1..2}.tar/{a,b}/k']", r"exclude leaves out 4 single samples .*exclude\(\['a/k', ...\]\)"),
         ("['s/*.tar']", r"exclude has 's/\*\.tar', which is neither the name"),
         ("['s/{0..3}.tar']", "its owner excludes all 4 shards"),
         ("7", "exclude has 7"),

@@ -819,12 +819,35 @@ def test_few_zeros_are_padding(count):
     assert find_unread(ONE_FILE + bytes(count * BLOCK)) == (None, 0, 0)
 
 
-@pytest.mark.parametrize("size", [23 * BLOCK, 40_000, 300_032])
+@pytest.mark.parametrize("size", [43 * BLOCK + 1, 40_000, 300_032])
 def test_many_zeros_are_a_loss(size):
     """Zeros that no writer appends are counted, and so is a tail in which one byte is none."""
     assert find_unread(ONE_FILE + bytes(size)) == (None, size, size)
     junk = find_unread(ONE_FILE + bytes(size) + b"x")
     assert junk == (len(ONE_FILE) + size, 0, size + 1)
+
+
+@pytest.mark.parametrize("blocks", [21, 60, 100, 126])
+def test_records_of_tapes_are_padding(tmp_path, blocks):
+    """Of a number of blocks that is no power of two; zeros that begin within a member are a loss all the same."""
+    (tmp_path / "a.txt").write_bytes(b"1")
+    made = subprocess.run(["tar", "-b", str(blocks), "-C", tmp_path, "-cf", "-", "a.txt"], check=True, stdout=-1)
+    assert (len(made.stdout), find_unread(made.stdout)) == (blocks * BLOCK, (None, 0, 0))
+    lost = tars.member(b"a.txt", bytes(9))
+    assert find_unread(lost + bytes(61 * BLOCK - len(lost))) == (None, 59 * BLOCK, 59 * BLOCK)
+
+
+def test_appended_archives_are_padded(tmp_path):
+    """GNU tar leaves the zeros of both archives behind ``tar -A``."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_bytes(b"1")
+        subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / f"{name}.tar", f"{name}.txt"], check=True)
+    subprocess.run(["tar", "-Af", tmp_path / "a.tar", tmp_path / "b.tar"], check=True)
+    data = (tmp_path / "a.tar").read_bytes()
+    members = Members(tars.reader(data), len(data), shard="a.tar")
+    assert [name for name, *_ in members] == [b"a.txt", b"b.txt"]
+    assert len(data) - members.end > 10_240 + 2 * BLOCK
+    assert members.find_unread() == (None, 0)
 
 
 def test_a_tail_that_is_short_is_read():
