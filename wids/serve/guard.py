@@ -132,8 +132,8 @@ def _is_for_ours(headers: Headers, host: str, *, runs_sql: bool) -> bool:
         runs_sql: an address that a person opens does not suffice: a mail may have it.
     """
     site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin" or (site == "none" and not runs_sql)
+    if site is not None:  # a browser that loads in advance what another site's page lists says "none", too
+        return site == "same-origin" or (site == "none" and not runs_sql and "sec-purpose" not in headers)
     source = headers.get("origin") or headers.get("referer")
     return OWN_HEADER in headers if source is None else _is_at(source, host)
 

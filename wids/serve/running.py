@@ -82,6 +82,7 @@ class PageServer:
         config = uvicorn.Config(
             make_app(served, token=token, has_frames=has_frames),
             log_config=None,
+            log_level="error",  # warnings are of requests, and any page may send some
             access_log=False,  # whose lines would have the token
             lifespan="off",
             http=LimitedProtocol,

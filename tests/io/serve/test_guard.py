@@ -196,3 +196,14 @@ def test_browsers_that_do_not_say_who_asks(path, headers, status):
 def test_pages_name_themselves_to_us_alone():
     """Browsers that do not say who asks need the address of the asking page; no other host hears it."""
     assert client().get("/").headers["referrer-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_what_is_loaded_in_advance(path):
+    """A browser that prefetches what another site's page lists names no site, and still gives us no work."""
+    headers = {"sec-fetch-site": "none", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for purpose in ("prefetch", "prefetch;prerender"):
+        found = client().get(path, headers={**headers, "sec-purpose": purpose, "referer": "http://evil.example/"})
+        assert found.status_code == 403
+        own = client().get(path, headers={"sec-fetch-site": "same-origin", "sec-purpose": purpose})
+        assert own.status_code == 200

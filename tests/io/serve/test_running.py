@@ -175,3 +175,17 @@ def test_a_token_is_in_no_log(tmp_path, caplog):
             assert (answer.status, answer.url) == (200, server.url.partition("?")[0])
     assert len(token) > 20
     assert token not in caplog.text
+
+
+def test_odd_requests(tmp_path, caplog):
+    """Any page can send some, such as for a websocket; the terminal does not fill with words about them."""
+    with start(write_index(tmp_path)) as server:
+        port = int(server.url.rsplit(":", 1)[1].strip("/"))
+        for request in (
+            "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            "\0\r\n\r\n",
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as asking:
+                asking.sendall(request.encode())
+                assert asking.recv(100).startswith(b"HTTP/1.1 ")
+    assert not caplog.records
