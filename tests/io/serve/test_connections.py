@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
-from tests.support.shards import write_index
+from tests.support.shards import write_index, write_json, write_tar
 from wids.serve import start
 from wids.serve.connections import LimitedProtocol
 
@@ -42,6 +42,7 @@ def count(server):
 
 
 ASKING = b"POST /api/marks HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\nContent-Length: 100\r\n\r\n{"
+TAKING = b"GET /field/0/.bin HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\n\r\n"
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n"])
@@ -66,6 +67,27 @@ def test_requests_that_run_stay(server):
                 held.enter_context(connect(server))
         asking.sendall(b" " * 99)
         assert asking.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("what", ["answers that nobody takes", "requests without an end"])
+def test_who_lets_the_server_wait(tmp_path, monkeypatch, what):
+    """Running requests make room, too, once their browser has done nothing for long."""
+    monkeypatch.setattr(LimitedProtocol, "most", 5)
+    write_tar(tmp_path / "a.tar", {"a.bin": bytes(64 << 20)})
+    index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}]})
+    data = ASKING if what == "requests without an end" else TAKING
+    with start(str(index)) as server, contextlib.ExitStack() as held:
+        for _ in range(5):
+            held.enter_context(connect(server, data))
+        connections = server._server.server_state.connections
+        wait_until(lambda: all(each._is_running() for each in [*connections]) and len(connections) == 5)
+        if data is TAKING:
+            wait_until(lambda: all(each._full_since for each in [*connections]))
+        for each in [*connections]:  # a minute passes
+            each._waits_since -= 60
+            each._full_since = each._full_since and each._full_since - 60
+        with urllib.request.urlopen(server.url, timeout=PATIENCE_SECONDS) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", ASKING])
