@@ -1755,6 +1755,15 @@ def test_names_with_dots_that_are_one_sample_are_noted(tmp_path):
     assert "20.00.wav and 20.25.wav are one sample, because a key ends at the first dot of a name" in note
 
 
+def test_keys_with_a_dot_of_a_dataset_are_numbered(tmp_path):
+    """An index with a key rule may have them: the message names the option that helps, and it does."""
+    write_tar(tmp_path / "a.tar", {"sp0.9-a.txt": b"a", "sp0.9-b.txt": b"b"})
+    assert run("index", "create", tmp_path / "a.tar", "--key-rule", "last-dot", "-o", tmp_path / "i.json")[0] == 0
+    command = ("pack", tmp_path / "i.json", "-o", tmp_path / "o/x-%d.tar")
+    assert "--number-keys" in complaint(1, *command)
+    assert run(*command, "--number-keys")[0] == 0
+
+
 # Format -> the files of a dataset, and words of the way from it.
 FOREIGN = {
     "mosaicml": ({"index.json": '{"shards": [], "version": 2}', "shard.00000.mds": "x"}, "streaming.StreamingDataset"),

@@ -96,6 +96,13 @@ def is_encoded_anew(extension: str, value: Any) -> bool:
     return kind in _LOSSY and getattr(value, "format", None) is not None and hasattr(value, "getexif")
 
 
+def extension_of(extension: str, picture: Any) -> str:
+    """The extension for the bytes of the file of such a picture: the given one, if it is of the file's format."""
+    kind = "JPEG" if picture.format == "MPO" else picture.format  # of telephones
+    is_own = _FORMATS.get(extension.lower().rpartition(".")[2]) == kind
+    return extension if is_own else f".{'jpg' if kind == 'JPEG' else kind.lower()}"
+
+
 def _refuse(name: str, value: Any, wanted: str) -> SampleError:
     return SampleError(f".{name} holds {wanted}, not {a_kind(value)}; or give bytes", field=f".{name}")
 

@@ -22,7 +22,7 @@ import msgspec
 
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
 from wids.events import logger
-from wids.index import foreign_data, repository
+from wids.index import energon, foreign_data, repository
 from wids.index.patterns import Glob
 from wids.transport import filesystems, hub, retrying, urls
 from wids.transport.download import read_bytes
@@ -192,6 +192,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     if os.path.isdir(path):
         before = len(failed)
         paths = _archives_in(path, failed)
+        _warn_of_exclude(path)
         if not paths and len(failed) == before:
             if foreign := recognise_foreign(path):
                 raise SpecError(f"{name}: {foreign}", path=path)
@@ -212,6 +213,25 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     else:
         paths = [path]
     return [look_local(str(Place.of_path(found))) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
+
+
+def _warn_of_exclude(directory: str) -> None:
+    """Warn where Energon's files of a directory exclude shards or samples: its shards are listed without them."""
+    for place in (os.path.join(directory, ".nv-meta", name) for name in energon.SPLITS):
+        data = b""
+        with contextlib.suppress(OSError), open(place, "rb") as file:
+            data = file.read(repository.MAX_CARD_BYTES)
+        if b"exclude" not in data:
+            continue
+        with contextlib.suppress(WidsError):  # it may be excluding, too
+            if not energon.parse_splits(data, place=place).exclude:
+                continue
+        logger.warning(
+            "%s: excludes shards or samples, which are read with the others of this directory; to leave them out, open "
+            "%s",
+            place,
+            os.path.join(directory, ".nv-meta", ".info.json"),
+        )
 
 
 def _local_names(pattern: str) -> list[str] | None:

@@ -14,7 +14,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from wids.codecs.encoders import encode_field, is_encoded_anew
+from wids.codecs.encoders import encode_field, extension_of, is_encoded_anew
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size
 from wids.files import finalizers, tempdirs
@@ -92,7 +92,7 @@ def check_key(key: Any) -> None:
         elif not folders[0] or ".." in folders:
             trouble = "is no path within an archive (it begins with / or goes up)"
     if trouble:
-        raise SampleError(f"key {shown(key)} {trouble}; choose another key", key=key)
+        raise SampleError(f"key {shown(key)} {trouble}; choose another key", key=key, hint="number_keys")
 
 
 def check_extension(extension: str, key: str) -> None:
@@ -232,8 +232,8 @@ class ShardWriter:
             self._has_warned = True
             logger.warning(
                 "%s: sample %s: %s is a picture that was opened from a file, and is encoded anew, which loses detail; "
-                "give bytes to keep a file as it is ({'.jpg': open(path, 'rb').read()})",
-                *(Place(self.index).public, shown(key), shown(anew[0])),
+                "give bytes to keep a file as it is ({%s: open(path, 'rb').read()})",
+                *(Place(self.index).public, shown(key), shown(anew[0]), shown(extension_of(anew[0], sample[anew[0]]))),
             )
         members = name_members(key, fields)
         if self._is_full(members):

@@ -233,3 +233,16 @@ def test_a_web_directory_is_listed_by_its_links(tmp_path):
             create_index([f"{server.url}/d/s*.tar"], str(tmp_path / "i.json"))
         with pytest.raises(ShardNotFoundError, match="does not exist; check the URL"):
             create_index([f"{server.url}/d/s7.tar"], str(tmp_path / "i.json"))
+
+
+def test_what_an_owner_excludes_from_a_directory_is_named(tmp_path, caplog):
+    """Of Energon's files beside the shards, which no listing of a directory reads; an empty list is nothing."""
+    write_shards(tmp_path, [1])
+    splits = tmp_path / ".nv-meta" / "split.yaml"
+    splits.parent.mkdir()
+    splits.write_text("exclude: []")
+    assert len(find_shards([str(tmp_path)])) == 1
+    assert caplog.text == ""
+    splits.write_text("exclude: [a.tar]")
+    assert len(find_shards([str(tmp_path)])) == 1
+    assert f"{splits}: excludes shards or samples, which are read with the others of this directory" in caplog.text

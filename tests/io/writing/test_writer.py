@@ -778,6 +778,14 @@ def test_a_picture_of_a_file_that_is_encoded_anew_is_a_warning(tmp_path, caplog)
             writer.write({"__key__": f"b{k}", field: opened})
     [line] = caplog.messages
     assert "sample 'b0': '.left.JPG' is a picture that was opened from a file, and is encoded anew" in line
-    assert "give bytes to keep a file as it is" in line
+    assert "give bytes to keep a file as it is ({'.left.JPG': open(path, 'rb').read()})" in line
     [first, *_] = wids.ShardListDataset(writer.index, transformations="raw")
     assert first[".jpg"] == data
+
+
+def test_the_bytes_of_a_picture_go_to_a_field_of_their_format(tmp_path, caplog):
+    """Of a picture that is encoded in another format: the advice keeps the file, and names no wrong extension."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        writer.write({"__key__": "a", ".jpg": Image.open(tmp_path / "a.png")})
+    assert "({'.png': open(path, 'rb').read()})" in caplog.text

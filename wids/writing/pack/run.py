@@ -157,7 +157,7 @@ def _real(url: str) -> str:
 def _of_problems(problems: Sequence[SampleProblem]) -> SampleError:
     more = len(problems) - 1
     rest = f" ({more:,} more sample{'' if more == 1 else 's'} cannot be packed)" if more else ""
-    is_key = problems[0].why.endswith("number the keys")
+    is_key = problems[0].why.endswith(("number the keys", "choose another key"))
     return SampleError(f"{problems[0].why}{rest}", hint="number_keys" if is_key else "skip_errors")
 
 
