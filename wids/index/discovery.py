@@ -172,7 +172,9 @@ def find_split(
     sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
     split = repository.find_split(sizes, archives, read, split=named.split, name=name, config=named.config)
     if split.left:
-        left = f"{name}: {len(split.left)} .tar files belong to no split: {shown_names(split.left)}"
+        more = f" and {len(split.left) - _SHOWN:,} more" if len(split.left) > _SHOWN else ""
+        words = ", ".join(map(shown, split.left[:_SHOWN])) + more
+        left = f"{name}: {len(split.left):,} .tar files belong to no split: {words}"
         split = split._replace(notes=[*split.notes, left])
     for note in split.notes:
         logger.warning("%s", note)

@@ -178,6 +178,13 @@ def test_the_layouts_open_by_name(stand_in, caplog, layout):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+def test_shards_of_no_split_are_named_with_their_folders(stand_in, caplog):
+    """Those of different folders may have one last name; the first few stand for all."""
+    stand_in.put({f"{folder}/0.tar": SHARDS["train/1.tar"] for folder in ("train", "a", "b", "c", "d")})
+    wids.ShardListDataset(HUB)
+    assert "4 .tar files belong to no split: 'a/0.tar', 'b/0.tar', 'c/0.tar' and 1 more" in caplog.text
+
+
 def test_a_file_for_each_shard_is_read_with_others_and_once_for_a_commit(stand_in, monkeypatch, caplog):
     """Several at a time; the next run reads none of them."""
     count, together, read = 40, threading.Barrier(8), loading.discovery.read_bytes
