@@ -201,7 +201,7 @@ def test_a_signal_leaves_the_old_index(server, number, code):
     server.has_ranges = True
     gate = server.gate()
     urls = [server.add("/a.tar", pack([("a.txt", b"1")])), server.add("/b.tar", pack([("b.txt", b"1")]), gate)]
-    old = json.dumps({"wids_version": 1, "shardlist": [{"url": "c.tar", "nsamples": 1}]})
+    old = json.dumps({"wids_version": 1, "shardlist": [{"url": urls[0], "nsamples": 1}]})
     Path("i.json").write_text(old)
     with spawn("index", "create", *urls, "-o", "i.json", "--jobs", 2) as process:
         assert gate.entered.wait(PATIENCE_SECONDS)

@@ -44,7 +44,10 @@ app: App = App(help="Make indexes of shards; update, merge, split, move and comp
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
-    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: from -o.", show_default=False)
+    str | None,
+    typer.Option(
+        "--name", "-n", help="Name of the dataset; default: that of the index at -o, else from -o.", show_default=False
+    ),
 ]
 _SkipErrors = Annotated[
     bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
@@ -138,7 +141,9 @@ def create_index(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", "-b", metavar="URL", help="Where the shards will be read from.", show_default=False),
+        typer.Option(
+            "--base", "-b", metavar="URL", help="Where the shards will be read from; '': none.", show_default=False
+        ),
     ] = None,
     overwrite: Overwrite = False,
     should_upload: Annotated[
@@ -155,7 +160,7 @@ def create_index(
 
     Local shards are read where they are, whole for their CRC-32 (--no-checksums: headers alone); of remote ones byte
     ranges over their headers. A second run reads only what changed since (INDEX.state remembers sizes and versions);
-    one that was killed goes on where it was.
+    one that was killed goes on where it was. Keys that you wrote into the index or its shards stay.
 
     In a directory, links are followed, each file comes once. A file that is named like an archive and cannot be read
     (compressed, a link to nothing) is an error, or with --skip-errors left out and listed.
@@ -190,9 +195,10 @@ def create_index(
         outcome = index_create.create_index(
             found,
             output,
-            name=stem_of(output) if name is None else name or None,
+            name=name,
             info=_text_of(info, output),
-            base=base or None,
+            base=base,
+            default_name=stem_of(output),
             overwrite=overwrite,
             settings=flags.settings(),
             engine=engine,
@@ -249,7 +255,8 @@ def merge_indexes(
 ) -> None:
     """Write one index of the shards of several.
 
-    A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`. Where one of
+    A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`. Other keys
+    stay if all have them with one value; a warning names those that are left out. Where one of
     them is a view, a view is written, of the samples of all, each once.
 
     `wids index merge cats.json gs://bucket/dogs.json -o pets.json`
@@ -442,11 +449,21 @@ def _warnings(outcome: IndexOutcome) -> Iterator[str]:
             f"{printable(other)}, because a key ends at the first dot of a name; if these are two samples, "
             "--key-rule last-dot takes them apart, and if they are one, --key-rule first-dot says so"
         )
+    if outcome.gone:
+        yield f"{count_of(len(outcome.gone), 'shard')} of the index before {_gone(outcome.gone)}"
+    if "base" in outcome.dropped_keys:
+        yield "the index before has a base, and this one has none (--base keeps it, --base '' says that it goes)"
     for url, first in outcome.repeated.items():
         yield f"{shown_url(url)}: is the same file as {shown_url(first)}, and comes once"
     if outcome.unused_counts:
         names = ", ".join(map(printable, outcome.unused_counts[:3])) + ", ..." * (len(outcome.unused_counts) > 3)
         yield f"{count_of(len(outcome.unused_counts), 'count')} of shards that are not in the index: {names}"
+
+
+def _gone(places: Sequence[str]) -> str:
+    """The words about shards that are not in an index any more."""
+    names = ", ".join(map(shown_url, places[:3])) + ", ..." * (len(places) > 3)
+    return f"{'is' if len(places) == 1 else 'are'} not in it any more: {names}"
 
 
 def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:
@@ -471,6 +488,9 @@ def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None 
             "counts": [f"{count_of(n, 'count')} from {shown_url(source)}" for source, n in outcome.counts.items()],
             "repeated_keys": f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same "
             "shard; where the files of a sample are not adjacent, --group key makes one sample of them",
+            "kept": [f"kept of the index before: {', '.join(map(printable, outcome.kept))}"] * bool(outcome.kept),
+            "kept_of_shards": [f"kept of its shards: {', '.join(map(printable, outcome.kept_of_shards))}"]
+            * bool(outcome.kept_of_shards),
             "rule": [f"key rule {outcome.rule}, which the index keeps"] * (outcome.rule != "first-dot"),
             "group": [f"members grouped by {outcome.group}, which the index keeps"] * (outcome.group != "adjacent"),
             "alike_keys": f"{count_of(outcome.alike_keys, 'sample')} with the name of another one in a second Unicode "
@@ -496,6 +516,10 @@ def _report_upload(published: Published) -> None:
 
 
 def _report_written(written: Sequence[Merged], *, is_json: bool) -> None:
+    gone = [each for each in written if each.gone]
+    print_errors([
+        f"warning: {count_of(len(each.gone), 'shard')} of the index before {_gone(each.gone)}" for each in gone
+    ])  # fmt: skip
     if is_json:
         print_json(list(written))
         return
@@ -505,3 +529,5 @@ def _report_written(written: Sequence[Merged], *, is_json: bool) -> None:
             again = each.repeated or count_of(each.repeated_samples, "sample")
             words += f" ({again} that came twice left out)"
         print(f"{shown_path(each.output)}: {words}")
+        if each.kept:
+            print(f"kept of the index before: {', '.join(map(printable, each.kept))}")

@@ -264,7 +264,8 @@ class WithViews(WithIndex):
         the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
 
         Args:
-            path: a local path, such as ``"good.json"``. An index that is there is replaced.
+            path: a local path, such as ``"good.json"``. A view of the same index that is there is replaced; keys in it
+                that wids does not know stay.
             overwrite: any other file is replaced, too, unless it is one of those that this dataset is made of.
 
         Raises:

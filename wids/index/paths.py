@@ -1,22 +1,36 @@
 """Paths of indexes and other outputs to be written, and of the shards in them.
 
-Rules: an output replaces an earlier one of its kind, recognised by its content, or an empty file. It replaces any other
-file only with ``overwrite``, and never one of its inputs, by any path.
+Rules: an output replaces an earlier version of itself (`wids.index.earlier`), recognised by its content, or an empty
+file. It replaces any other file only with ``overwrite``, and never one of its inputs, by any path.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, NamedTuple
 
 from wids.errors import OutputError
 from wids.files import container
 from wids.index import compiled, writing
+from wids.index.earlier import EarlierIndex, other_compiled
 from wids.index.spec import PACKS, is_index
 from wids.transport.place import Place
 from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+
+class ViewShards(NamedTuple):
+    """The shards of a view.
+
+    Attributes:
+        parent: place of the index that lists them; None: the view lists them itself.
+        digest: their fingerprint.
+    """
+
+    parent: str | None
+    digest: str
 
 
 def absolute(url: str) -> str:
@@ -56,16 +70,56 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
 
 
 def check_index_replaceable(
-    path: str, *, inputs: Iterable[tuple[str, str]] = (), shards: Iterable[str] = (), overwrite: bool | None = False
-) -> None:
-    """Check that a new index, JSON or compiled, replaces only such an index; see `check_replaceable`.
+    path: str,
+    *,
+    inputs: Iterable[tuple[str, str]] = (),
+    shards: Iterable[str] = (),
+    is_later: Callable[[EarlierIndex], bool] = lambda _: False,
+    view: ViewShards | None = None,
+    is_view: bool = False,
+    has_parts: bool = False,
+    overwrite: bool | None = False,
+) -> EarlierIndex:
+    """Check that a new index, JSON or compiled, replaces only an earlier version of itself; see `check_replaceable`.
+
+    Args:
+        path: of the output, absolute.
+        inputs: files that the output is made from; see there.
+        shards: URLs or paths of its shards.
+        is_later: whether the output is a later version of an index that lists none of ``shards``.
+        view: the shards of a view.
+        is_view: the output is a view, whose shards are not known yet.
+        has_parts: the output lists its shards as sub-datasets.
+        overwrite: also replace any other file; see there.
+
+    Returns:
+        The earlier version; without keys if there is none.
 
     Raises:
-        OutputExistsError, OutputError: see there.
+        OutputExistsError, OutputError: see there. OutputExistsError: it is a view and the output is none, or the
+            reverse; or it has other shards.
     """
-    is_binary = compiled.is_compiled(path)
-    what, is_such = ("compiled index", _is_compiled) if is_binary else ("index", _is_json_index)
-    check_replaceable(path, what, is_such, inputs=inputs, shards=shards, overwrite=overwrite)
+    shards = list(shards)
+    if compiled.is_compiled(path):
+        what, other = "compiled index", functools.partial(other_compiled, path, shards)
+        check_replaceable(path, what, _is_compiled, other=other, inputs=inputs, shards=shards, overwrite=overwrite)
+        return EarlierIndex(path, {})
+    found: list[EarlierIndex] = []
+
+    def other_index() -> str | None:
+        earlier = EarlierIndex.read(path)
+        words = earlier.other_kind(is_view=is_view or view is not None, has_parts=has_parts)
+        if words is None and view is not None:
+            words = earlier.other_parent(view.parent, view.digest, shards)
+        elif words is None and not is_view and earlier.entries:
+            words = None if earlier.lists(shards) or is_later(earlier) else earlier.other_shards()
+        found.extend([earlier] if words is None else [])
+        return words
+
+    check_replaceable(
+        path, "index", _is_json_index, other=other_index, inputs=inputs, shards=shards, overwrite=overwrite
+    )
+    return found[0] if found else EarlierIndex(path, {})
 
 
 def _is_compiled(path: str) -> bool:

@@ -20,8 +20,9 @@ from wids.events import logger
 from wids.files import atomic, locks, system
 from wids.files.replaced import ReplacedFile
 from wids.index import view_file, writing
+from wids.index.earlier import COMPUTED
 from wids.index.fingerprint import contents, fingerprint
-from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, public_place
+from wids.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, public_place
 from wids.index.shardlist import GROUPING_KEYS
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
@@ -51,7 +52,7 @@ def save(
     overwrite: bool = False,
     file: ReplacedFile | None = None,
 ) -> None:
-    """Write a view: its index at ``path``, and its rows beside it.
+    """Write a view: its index at ``path``, and its rows beside it. Keys of an earlier version that no view has stay.
 
     Args:
         shards: all that the rows are of.
@@ -60,7 +61,7 @@ def save(
         place: of the index that lists these shards; None: the view lists them itself.
         made_by: how it was made, a step each.
         inputs: (URL or path, words for it) of other files that are never replaced.
-        overwrite: a file that is no index is replaced.
+        overwrite: also replace a file that is no view, or a view of other shards.
         file: see `write_view`.
 
     Raises:
@@ -69,17 +70,19 @@ def save(
     """
     path = check_output(path)
     parts = {name for keys in shards.defaults if isinstance(name := keys.get("source_url"), str)}
-    check_index_replaceable(
+    digest = fingerprint(shards)
+    earlier = check_index_replaceable(
         path,
         inputs=[*inputs, *((name, "a part of the index that this is a view of") for name in parts)],
         shards=itertools.chain(shards.urls, shards.all_packs()),
+        view=ViewShards(place, digest),
         overwrite=overwrite,
     )
     home = os.path.dirname(path)
     view = View(
         name=shards.header.get("name"),
         view_of=None if place is None else writing.written(name_parent(absolute(place)), home),
-        view_of_fingerprint=fingerprint(shards),
+        view_of_fingerprint=digest,
         view_of_counts=(len(shards), sum(shards.nsamples)),
         view_of_contents=contents(shards),
         rows="",  # these two `write_view` sets
@@ -89,11 +92,14 @@ def save(
     )
     said = {key: shards.header.get(key) for key in GROUPING_KEYS.values()}
     index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view), **said}
+    own = earlier.own_keys()
     if place is None:
+        own |= {key: value for key, value in shards.header.items() if key not in COMPUTED and key != "weight"}
         entries = [shards.describe(k) for k in range(len(shards))]
         written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
         index |= named_packs(map(public_place, shards.all_packs()), home)
         index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
+    index = {**{key: own[key] for key in own if key not in index}, **index}
     write_view({key: value for key, value in index.items() if value is not None}, selection, path, file)
 
 
@@ -123,8 +129,14 @@ def save_mixture(
         packs = named_packs(map(public_place, shards.all_packs()), home)
         datasets.append({"name": name, "weight": weight, **packs, "shardlist": rows})
     every = (url for _, _, shards, _ in parts for url in (*shards.urls, *shards.all_packs()))
-    check_index_replaceable(path, inputs=inputs, shards=every, overwrite=overwrite)
-    index = {"__kind__": writing.KIND, "wids_version": 1, "shardlist": [], "datasets": datasets}
+    earlier = check_index_replaceable(path, inputs=inputs, shards=every, has_parts=True, overwrite=overwrite)
+    index = {
+        "__kind__": writing.KIND,
+        "wids_version": 1,
+        **earlier.own_keys(),
+        "shardlist": [],
+        "datasets": datasets,
+    }
     with ReplacedFile(path, advice=None).alone():
         atomic.write_atomically(path, writing.dump_index(index))
 

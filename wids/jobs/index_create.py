@@ -7,23 +7,25 @@ and their order, not on the engine or the order of completion. The complete inde
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError, WidsError
+from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError
 from wids.files import atomic
 from wids.files.replaced import ReplacedFile
-from wids.index import checks, checksums, writing
+from wids.index import checksums, writing
 from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
-from wids.index.shardlist import GROUPING_KEYS, Row, parse_grouping
-from wids.index.spec import PACKS, own_packs, parse_json
+from wids.index.shardlist import GROUPING_KEYS, parse_grouping
+from wids.index.spec import PACKS, own_packs
 from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
-from wids.jobs.journal import KnownShards, unwritten
+from wids.jobs.journal import KnownShards, shards_before, unwritten
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.tables.member_tables import check_table_replaceable
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from wids.index.discovery import Found, Sources
+    from wids.index.earlier import EarlierIndex
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine, RunOptions
 
@@ -89,7 +92,11 @@ class IndexOutcome(JobOutcome, kw_only=True):
         counted: shards indexed by their counts, not read.
         counts: file of counts -> number of counts from it.
         unused_counts: shards that these files name and the sources do not.
-        added, dropped: by an update.
+        added: by an update. dropped: by an update, or not named by a new run any more.
+        gone: the shards of the earlier index that are not in this one, without those in ``failed`` and those that an
+            update was told to drop.
+        kept, kept_of_shards: keys of the earlier index and of its shards that stay, because wids does not compute them.
+        dropped_keys: keys of the earlier index that do not stay.
         requests, read_bytes: byte ranges of remote shards.
         tables: member tables that could not be written beside their shards: place -> path.
         repeated: further name of a file that the index already has -> its first name.
@@ -120,6 +127,10 @@ class IndexOutcome(JobOutcome, kw_only=True):
     unused_counts: list[str] = msgspec.field(default_factory=list)
     added: int = 0
     dropped: int = 0
+    gone: list[str] = msgspec.field(default_factory=list)
+    kept: list[str] = msgspec.field(default_factory=list)
+    kept_of_shards: list[str] = msgspec.field(default_factory=list)
+    dropped_keys: list[str] = msgspec.field(default_factory=list)
     requests: int = 0
     read_bytes: int = 0
     tables: dict[str, str] = msgspec.field(default_factory=dict)
@@ -142,6 +153,7 @@ def create_index(
     name: str | None = None,
     info: str | None = None,
     base: str | PathLike[str] | None = None,
+    default_name: str | None = None,
     overwrite: bool = False,
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
     engine: Engine = "auto",
@@ -149,15 +161,19 @@ def create_index(
 ) -> IndexOutcome:
     """Write the index of the shards that ``sources`` name.
 
+    An earlier index of these shards at the output is replaced. Of it, keys that wids does not compute stay, those of
+    the index and those of shards that are still named, and so do its name and info where none are given.
+
     A run that ends early (KeyboardInterrupt, a kill) leaves its journal: the next run reads only the other shards.
 
     Args:
         sources: tars, directories of tars, patterns (``s/*.tar``, ``s-{000..009}.tar``) or URLs: one, or several.
         output: path of the index. Beside it is its ``.state``, and until the end of the job its ``.journal``.
-        name: of the dataset.
+        name: of the dataset. "": none.
         info: a description of the dataset.
-        base: of relative URLs: a directory or URL, itself relative to the index's directory.
-        overwrite: also replace a file that is neither an index nor one of the shards.
+        base: of relative URLs: a directory or URL, itself relative to the index's directory. "": none.
+        default_name: the name, where neither ``name`` nor the earlier index says one.
+        overwrite: also replace a file that is no index, a view, or an index of other shards.
         settings: of the job.
         engine: runs the tasks: ``"threads"``, ``"processes"``, ``"ray"``, or `RunOptions`; by default threads, and
             processes where there is much to do for the processor.
@@ -183,33 +199,42 @@ def create_index(
     base = None if base is None else text_of("base", base)
     check_value("name", name, Name | None)
     check_value("info", info, Name | None)
+    check_value("default_name", default_name, Name | None)
     check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
-    check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
-    before = _grouping_before(output)
+    home, urls = os.path.dirname(output), [shard.url for shard in found]
+    root = Place(home).join(base or "")
+    names = writing.place_entries(urls, home=home, base=base)  # raises before the work
+    shards = [*urls, *(str(root.join(name)) for name in names)]
+
+    def is_later(earlier: EarlierIndex) -> bool:
+        return bool(earlier.find(urls)) and not shards_before(output).isdisjoint(urls)
+
+    earlier = check_index_replaceable(output, shards=shards, is_later=is_later, overwrite=overwrite)
+    before = _grouping_of(earlier)
     settings, grouping = choose_grouping(settings, before)
-    home = os.path.dirname(output)
-    writing.place_entries([shard.url for shard in found], home=home, base=base)  # raises before the work
     with Indexing(output, settings, engine, progress) as indexing:
         indexing.note(named)
         indexing.has_rule = "key_rule" in grouping
         scanned = indexing.scan(found)
         counts = ((source, "one of the files of counts") for source in indexing.outcome.counts)
-        check_index_replaceable(output, inputs=counts, shards=(shard.url for shard in found), overwrite=overwrite)
-        places = writing.place_entries([each.url for each in scanned], home=home, base=base)
-        entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
-        index = writing.make_index((), name=name, info=info, base=base)
-        del index["shardlist"]  # added last
-        root = Place(home).join(base or "")
-        written = (str(root.join(place).absolute) for place in places)
         file = ReplacedFile(output)
-        if _grouping_before(output) != before:
+        earlier = check_index_replaceable(output, inputs=counts, shards=shards, is_later=is_later, overwrite=overwrite)
+        if _grouping_of(earlier) != before:
             words = "another program has written it meanwhile, with other rules for samples; run it again"
             raise OutputError(f"{output}: {words}", path=output)
-        kept = _packs_before(output, {*(each.url for each in scanned), *written})
+        places = writing.place_entries([each.url for each in scanned], home=home, base=base)
+        entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
+        indexing.outcome.dropped_keys = ["base"] * bool(earlier.base and base is None)
+        said = earlier.keys.get("name") if name is None else name
+        named_now = said if isinstance(said, str) else default_name
+        index = writing.make_index((), name=named_now or None, info=info, base=base or None)
+        del index["shardlist"]  # added last
+        kept = indexing.keep(earlier, index, {each.url: entry for each, entry in zip(scanned, entries, strict=True)})
+        indexing.outcome.kept += ["name"] * (name is None and named_now != default_name)
         indexing.publish({**index, **grouping, **kept, "shardlist": entries}, scanned, file)
     return indexing.outcome
 
@@ -234,10 +259,9 @@ def choose_grouping(settings: IndexSettings, before: Mapping[str, Any]) -> tuple
     return msgspec.structs.replace(settings, **found), {key: value for key, value in keys.items() if value}
 
 
-def _grouping_before(output: str) -> dict[str, Any]:
-    """The keys by which the existing index says how members become samples; {}: none does."""
-    keys = _keys_before(output)
-    keys = {key: keys[key] for key in GROUPING_KEYS.values() if key in keys}
+def _grouping_of(earlier: EarlierIndex) -> dict[str, Any]:
+    """The keys by which an index says how members become samples; {}: none does."""
+    keys = {key: earlier.keys[key] for key in GROUPING_KEYS.values() if key in earlier.keys}
     try:
         parse_grouping(keys)
     except SpecError:  # of somebody else
@@ -270,34 +294,6 @@ def check_counts(settings: IndexSettings) -> None:
             f"settings: counts={settings.counts!r:.200}: shards that have counts are not read, and checksums and "
             "member tables are made by reading them; ask for one of these"
         )
-
-
-def _keys_before(output: str) -> dict[str, Any]:
-    """The top-level keys of the existing index; {}: none that can be read."""
-    try:
-        fd, _ = atomic.open_file(output)  # does not wait for a FIFO
-        with open(fd, "rb") as file:
-            return parse_json(file.read(), output)
-    except (OSError, WidsError):
-        return {}
-
-
-def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
-    """The key that names packs of member tables, if the existing index has it and shares a shard; otherwise {}.
-
-    As after an update, the pack then lacks new shards, and readers ignore its tables of changed shards.
-    """
-    try:
-        index, home = _keys_before(output), os.path.dirname(output)
-        if not own_packs(index, output, home):
-            return {}
-        base = index.get("base") or index.get("base_path")
-        root = Place(home).join(base if isinstance(base, str) else "")
-        rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
-        is_same = any(str(root.join(row.url).absolute) in shards for row in rows)
-    except (OSError, WidsError):  # no index that can be read
-        return {}
-    return {PACKS: index[PACKS]} if is_same else {}
 
 
 class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
@@ -396,6 +392,38 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             if settings.checksums is False:
                 entry.pop("crc32", None)
         return entry
+
+    def keep(
+        self, earlier: EarlierIndex, index: Mapping[str, Any], entries: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Note what stays and what goes of an earlier version of the index.
+
+        As after an update, its packs of member tables lack new shards, and readers ignore their tables of changed ones.
+
+        Args:
+            earlier: that version.
+            index: the new top-level keys.
+            entries: URL of a shard -> its new entry, to which its own keys are added.
+
+        Returns:
+            The top-level keys that stay.
+        """
+        outcome = self.outcome
+        places = earlier.find([*entries, *outcome.failed, *outcome.repeated])
+        own = {url: earlier.own_keys_of(places[url]) for url in entries if url in places}
+        for url, keys in own.items():
+            entries[url].update(keys)
+        outcome.gone = [place for place in earlier.entries if place not in {*places.values()}]
+        outcome.dropped = len(outcome.gone)
+        kept = {key: value for key, value in earlier.own_keys().items() if key not in {*index, "name"}}
+        outcome.kept, outcome.kept_of_shards = (
+            list(kept),
+            list(dict.fromkeys(itertools.chain.from_iterable(own.values()))),
+        )
+        with contextlib.suppress(SpecError):  # no names of packs
+            if places and own_packs(earlier.keys, self._output, None):
+                kept[PACKS] = earlier.keys[PACKS]
+        return kept
 
     def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts], file: ReplacedFile) -> None:
         """Write the index, and the state for the next run.

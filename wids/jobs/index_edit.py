@@ -1,7 +1,8 @@
 """Changes existing indexes: update, merge, split, rebase, compile.
 
-Rules: an index is replaced in one step; until then the old index does not change. Keys that wids does not know stay.
-Only an update reads shards. `wids.jobs.view_edit` makes views from views.
+Rules: an index is replaced in one step; until then the old index does not change. Keys that wids does not know stay;
+of a merge, those in which all inputs agree, and a warning names the others. Only an update reads shards.
+`wids.jobs.view_edit` makes views from views.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from wids.files import atomic, system
 from wids.files.replaced import ReplacedFile
 from wids.index import checks, checksums, compiled, view_file, writing
 from wids.index.discovery import Found, look_for_shards, look_local
-from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, names_of
+from wids.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
+    from wids.index.earlier import EarlierIndex
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
     from wids.jobs.progress import Progress
@@ -56,6 +58,9 @@ class Merged(msgspec.Struct, kw_only=True):
         output: the path of the index.
         shards, samples: in it; of a view, the chosen samples and their shards.
         repeated: further occurrences of shards in several indexes; the output has each shard once.
+        gone: of a merge: shards of the earlier index at the output that are not in this one.
+        kept: keys of that index that stay, because wids does not compute them and no input has them.
+        dropped_keys: of a merge: keys of inputs that are left out, because the inputs do not agree.
         repeated_samples: further occurrences of samples in several views.
     """
 
@@ -64,6 +69,9 @@ class Merged(msgspec.Struct, kw_only=True):
     samples: int
     repeated: int = 0
     repeated_samples: int = 0
+    gone: list[str] = msgspec.field(default_factory=list)
+    kept: list[str] = msgspec.field(default_factory=list)
+    dropped_keys: list[str] = msgspec.field(default_factory=list)
 
 
 class _Base(msgspec.Struct):
@@ -147,8 +155,7 @@ def update_index(
     home = os.path.dirname(output)
     said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
     base = said.base or said.base_path
-    root = Place(home).join(base or "")
-    old = [(str(root.join(entry["url"]).absolute), entry) for entry in index["shardlist"]]
+    old = list(_placed(index, home))
     kept = _without(old, drop)
     summed = {url for url, entry in kept if entry.get("crc32")}
     if any(entry.get("md5sum") for _, entry in kept):
@@ -180,6 +187,7 @@ def update_index(
         entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
         rest = {key: value for key, value in index.items() if key != "shardlist"}
         indexing.publish({**rest, **grouping, "shardlist": entries}, scanned, file)
+    indexing.outcome.gone = [url for url, _ in kept if url not in now and url not in indexing.outcome.failed]
     indexing.outcome.added = len(fresh)
     indexing.outcome.dropped = len(index["shardlist"]) - (len(entries) - len(fresh))
     return indexing.outcome
@@ -201,14 +209,15 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
 def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None, overwrite: bool = False) -> Merged:
     """Write one index of the shards of several, in order. Sub-datasets are flattened; each shard keeps its keys.
 
-    A shard that belongs to no sub-dataset gets the name of its index as ``dataset``. If one input is a view, the output
-    is a view; see `wids.jobs.view_edit`.
+    A shard that belongs to no sub-dataset gets the name of its index as ``dataset``. Of the other top-level keys, those
+    stay that all inputs have with the same value; a warning names those that are left out. If one input is a view, the
+    output is a view; see `wids.jobs.view_edit`.
 
     Args:
         places: of the indexes.
-        output: its path. It may replace an index, but none of ``places`` and none that these name.
-        name: of the dataset; None: the name of the output's file; "": none.
-        overwrite: also replace a file that is neither an index nor a shard.
+        output: its path. It may replace an index of shards of these, but none of ``places`` and none that these name.
+        name: of the dataset; None: that of the earlier index, else the name of the output's file; "": none.
+        overwrite: also replace a file that is no index, or one of another kind or of other shards.
 
     Raises:
         OutputExistsError: a file exists that must not be replaced.
@@ -219,11 +228,23 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     for source in sources:
         for url, entry in source.entries:
             entries.setdefault(url, entry)
-    check_index_replaceable(output, inputs=_made_of(*sources), shards=entries, overwrite=overwrite)
-    name = writing.stem_of(output) if name is None else name or None
-    if any(source.shards.selection is not None for source in sources):
-        view, repeated = view_edit.merge_views(sources, output, name=name, overwrite=overwrite)
-        return _merged_view(output, view, repeated_samples=repeated)
+    is_view = any(source.shards.selection is not None for source in sources)
+    earlier = check_index_replaceable(
+        output,
+        inputs=_made_of(*sources),
+        shards=entries,
+        is_later=lambda earlier: earlier.is_like(entries.values()),
+        is_view=is_view,
+        overwrite=overwrite,
+    )
+    if name is None:
+        before = earlier.keys.get("name")
+        name = before if isinstance(before, str) else writing.stem_of(output)
+    name = name or None
+    common, dropped = view_edit.common_keys(sources, output)
+    if is_view:
+        view, repeated = view_edit.merge_views(sources, output, keys=common, name=name, overwrite=overwrite)
+        return _merged_view(output, view, repeated_samples=repeated, dropped_keys=dropped)
     grouping = view_edit.common_grouping(sources)
     for source in sources:
         for url, entry in source.entries:
@@ -235,8 +256,11 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     index = writing.make_index((), name=name)
     del index["shardlist"]  # which comes last
     packs = [url for source in sources for url in source.shards.all_packs()]
-    index = {**index, **grouping, **named_packs(packs, home), "shardlist": merged}
-    return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
+    index = {**index, **common, **grouping, **named_packs(packs, home), "shardlist": merged}
+    repeated = sum(len(source.entries) for source in sources) - len(merged)
+    written_index = _write(output, index, earlier, repeated=repeated, dropped_keys=dropped)
+    there = {*earlier.find(list(entries)).values()}
+    return msgspec.structs.replace(written_index, gone=[place for place in earlier.entries if place not in there])
 
 
 def split_index(
@@ -249,8 +273,8 @@ def split_index(
         outputs: a path for each part, or one path with ``{}`` for the number of the part.
         parts: takes the sample counts of the shards, returns the shards of each part; see `wids.index.writing`. Of a
             view, it gets the counts of chosen samples, without shards that have none.
-        overwrite: also replace files that are neither indexes nor shards. The input and the indexes that it names are
-            never replaced.
+        overwrite: also replace files that are no indexes, or ones of another kind or of other shards. The
+            input and the indexes that it names are never replaced.
 
     Raises:
         InputError: the numbers of outputs and parts differ. OutputExistsError: a file exists that must not be replaced.
@@ -262,18 +286,23 @@ def split_index(
     is_view = shards.selection is not None
     ranges = parts([count for count in shards.lengths if count or not is_view])
     checked = _name_parts(outputs, len(ranges))
-    for output in checked:
-        check_index_replaceable(output, inputs=_made_of(source), shards=(url for url, _ in flat), overwrite=overwrite)
+    earlier = [
+        check_index_replaceable(
+            output, inputs=_made_of(source), shards=(url for url, _ in flat), is_view=is_view, overwrite=overwrite
+        )
+        for output in checked
+    ]
     if is_view:
         views = view_edit.split_view(source, ranges, checked, overwrite=overwrite)
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
     source.tell_weights(", ".join(outputs))
     found = []
-    for output, part in zip(checked, ranges, strict=True):
+    for output, before, part in zip(checked, earlier, ranges, strict=True):
         chosen, home = [flat[k] for k in part], os.path.dirname(output)
         written = writing.place_entries([url for url, _ in chosen], home=home)
         entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
-        found.append(_write(output, {**header, **named_packs(shards.all_packs(), home), "shardlist": entries}))
+        index = {**header, **named_packs(shards.all_packs(), home), "shardlist": entries}
+        found.append(_write(output, index, before))
     return found
 
 
@@ -308,7 +337,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
         place: of the index.
         base: a URL or a path.
         output: its path; None: the index is replaced.
-        overwrite: also replace a file that is not an index.
+        overwrite: also replace a file that is no index, or one of another kind or of other shards.
 
     Raises:
         OutputExistsError: a file exists that must not be replaced.
@@ -316,7 +345,6 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     file = ReplacedFile(Place(output or place).absolute.path)
     index, view = _read(place)
     path = check_output(output or place)
-    check_index_replaceable(path, overwrite=overwrite)
     if "shardlist" in index:
         index = {**index, "shardlist": [_named_as_file(entry, index, place) for entry in index["shardlist"]]}
     try:
@@ -325,12 +353,31 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
         raise SpecError(f"{place}: {error}", url=place, hint=error.hint) from error
     if PACKS in index:
         rebased |= named_packs(own_packs(index, place, str(Place(place).absolute.directory)), os.path.dirname(path))
+    homes = ((str(Place(place).absolute.directory), index), (os.path.dirname(path), rebased))
+    parents = [str(Place(home).join(each["view_of"])) for home, each in homes if "view_of" in each]
+    inputs = [(parent, f"the index that {place} is a view of") for parent in parents if view is not None]
+    earlier = check_index_replaceable(
+        path,
+        inputs=inputs,
+        shards=(url for url, _ in _placed(rebased, os.path.dirname(path))),
+        is_later=lambda earlier: path == absolute(place) or earlier.is_like(rebased.get("shardlist", [])),
+        view=None if view is None else ViewShards(rebased.get("view_of"), view.view_of_fingerprint),
+        overwrite=overwrite,
+    )
     if view is None:
-        return _write(path, rebased, file=file)
+        return _write(path, rebased, earlier, file=file)
+    rebased = {**earlier.own_keys(), **rebased}
     selection = view_edit.write_rebased(rebased, view, place, file, path)
     if selection is None:
         return rebase_index(place, base, output=output, overwrite=overwrite)
     return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
+
+
+def _placed(index: dict[str, Any], home: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, entry) of each shard that an index in the directory ``home`` lists."""
+    root = Place(home).join(index.get("base") or index.get("base_path") or "")
+    for entry in index.get("shardlist", []):
+        yield str(root.join(entry["url"]).absolute), entry
 
 
 def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> dict[str, Any]:
@@ -349,7 +396,7 @@ def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged
     Args:
         place: the index: JSON or compiled.
         output: its path, which ends in ``.widsx``. URLs of shards below its directory become relative to it.
-        overwrite: also replace a file that is neither a compiled index nor a shard.
+        overwrite: also replace a file that is no compiled index, or one of other shards.
 
     Raises:
         SpecError: it is not an index. OutputError: the output cannot be written, or has another ending.
@@ -413,22 +460,48 @@ def _flatten(place: str) -> IndexToMerge:
 
 
 def _made_of(*sources: IndexToMerge) -> Iterator[tuple[str, str]]:
-    """The input indexes, including their sub-datasets: (URL or path, words for it)."""
+    """The input indexes, with their sub-datasets and the indexes of views: (URL or path, words for it)."""
     for source in sources:
         yield source.place, "one of the indexes that it is made of"
+        if source.shards.selection is not None and source.listed_by is not None:
+            yield source.listed_by, f"the index that {source.place} is a view of"
         for keys in source.shards.defaults:
             if isinstance(part := keys.get("source_url"), str):
                 yield part, f"a part of {source.place}"
 
 
-def _merged_view(output: str, view: ShardList, *, repeated_samples: int = 0) -> Merged:
-    samples, shards = sum(view.lengths), sum(map(bool, view.lengths))
-    return Merged(output=output, shards=shards, samples=samples, repeated_samples=repeated_samples)
+def _merged_view(
+    output: str, view: ShardList, *, repeated_samples: int = 0, dropped_keys: Sequence[str] = ()
+) -> Merged:
+    return Merged(
+        output=output,
+        shards=sum(map(bool, view.lengths)),
+        samples=sum(view.lengths),
+        repeated_samples=repeated_samples,
+        dropped_keys=[*dropped_keys],
+    )
 
 
-def _write(path: str, index: dict[str, Any], *, repeated: int = 0, file: ReplacedFile | None = None) -> Merged:
-    with (file or ReplacedFile(path, advice=None)).alone():
-        atomic.write_atomically(path, writing.dump_index(index))
+def _write(
+    path: str,
+    index: dict[str, Any],
+    earlier: EarlierIndex,
+    *,
+    repeated: int = 0,
+    dropped_keys: Sequence[str] = (),
+    file: ReplacedFile | None = None,
+) -> Merged:
+    """Write an index; keys of an earlier version of it stay if no input has or had them."""
+    kept = {key: value for key, value in earlier.own_keys().items() if key not in {*index, *dropped_keys, "name"}}
     entries = index["shardlist"]
-    samples = sum(entry["nsamples"] for entry in entries)
-    return Merged(output=path, shards=len(entries), samples=samples, repeated=repeated)
+    rest = {key: value for key, value in index.items() if key != "shardlist"}
+    with (file or ReplacedFile(path, advice=None)).alone():
+        atomic.write_atomically(path, writing.dump_index({**rest, **kept, "shardlist": entries}))
+    return Merged(
+        output=path,
+        shards=len(entries),
+        samples=sum(entry["nsamples"] for entry in entries),
+        repeated=repeated,
+        kept=list(kept),
+        dropped_keys=[*dropped_keys],
+    )

@@ -2,8 +2,8 @@
 
 The index is a file at the top, ``SPLIT.json``, or ``wids-SPLIT.json`` if another file has that name. Rules: predictable
 failures are raised before a shard is read. The commit is made only on top of the commit whose shards were indexed. An
-existing index of the split is replaced and keeps its own keys; an equal one needs no commit. An index that could not be
-read back is not committed.
+existing index of the split is replaced and keeps its own keys and those of its shards; an equal one needs no commit. An
+index that could not be read back is not committed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from wids.errors import InputError, OutputError
 from wids.files import atomic
 from wids.index import discovery, repository, writing
+from wids.index.earlier import EarlierIndex
 from wids.index.spec import PACKS, parse_json
 from wids.transport import hub
 from wids.transport.session import PLAIN, Session
@@ -112,7 +113,13 @@ class IndexUpload:
         made.pop(PACKS, None)  # packs are beside the local file
         before = {} if self._before is None else parse_json(self._before, self._path)
         kept = {key: value for key, value in before.items() if key not in _OWN and key not in made}
-        rows = [{**row, "url": writing.written(row["url"], self._root)} for row in made.pop("shardlist")]
+        entries = made.pop("shardlist")
+        earlier = EarlierIndex(f"{self._root}/{self._path}", before)
+        places = earlier.find([entry["url"] for entry in entries])
+        rows = []
+        for entry in entries:
+            own = earlier.own_keys_of(places[entry["url"]]) if entry["url"] in places else {}
+            rows.append({**own, **entry, "url": writing.written(entry["url"], self._root)})
         data = writing.dump_index({**made, **kept, "shardlist": rows})
         files, split = {self._path: len(data)}, self._split
         claims = repository.find_counts(files, split, lambda _: data, name=self._given).nsamples

@@ -256,10 +256,31 @@ class KnownShards(Generic[R]):
     def _learn(self, records: Iterable[R]) -> None:
         for record in records:
             url: str = record.url  # type: ignore[attr-defined]
-            place = url if "://" in url else os.path.join(self._home, url)
+            place = _place_of(url, self._home)
             absolute = msgspec.structs.replace(record, url=place)
             if self._is_known(absolute):
                 self.records[place] = absolute
+
+
+class _Named(msgspec.Struct):
+    """Any record of a shard."""
+
+    url: str
+
+
+def shards_before(output: str) -> set[str]:
+    """The places of the shards of the last run that wrote an output, by its state."""
+    try:
+        fd, _ = atomic.open_file(output + STATE_SUFFIX)
+        with open(fd, "rb") as file:
+            return {_place_of(record.url, os.path.dirname(output)) for record in parse_records(file, _Named)}
+    except OSError:
+        return set()
+
+
+def _place_of(url: str, home: str) -> str:
+    """The place of a shard, by a record of it."""
+    return url if "://" in url else os.path.join(home, url)
 
 
 def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:

@@ -14,6 +14,7 @@ from wids.collection.views import choose
 from wids.errors import SpecError
 from wids.events import logger
 from wids.index import checksums
+from wids.index.earlier import COMPUTED
 from wids.index.fingerprint import fingerprint
 from wids.index.loading import IndexRequest, load_rows
 from wids.index.paths import absolute, public_place
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from wids.index.view_file import View
 
 
-# The most weights that a warning names.
+# The most weights or keys that a warning names.
 _SHOWN = 5
+# Top-level keys that a merged index has of its own, or its shards.
+_OWN = COMPUTED | {"name", "weight"}
 
 
 class IndexToMerge(NamedTuple):
@@ -99,8 +102,38 @@ def common_grouping(sources: Sequence[IndexToMerge]) -> dict[str, str]:
     return {key: header[key] for key in GROUPING_KEYS.values() if header.get(key)}
 
 
+def common_keys(sources: Sequence[IndexToMerge], output: str) -> tuple[dict[str, Any], list[str]]:
+    """The top-level keys of a merged index that wids does not compute.
+
+    Args:
+        sources: its inputs.
+        output: its path, for the warning.
+
+    Returns:
+        Those that all sources have with one value, and the names of the others, which a warning names.
+    """
+    first, *others = (
+        {key: value for key, value in source.shards.header.items() if key not in _OWN} for source in sources
+    )
+    common = {key: value for key, value in first.items() if all(key in keys and keys[key] == value for keys in others)}
+    dropped = [key for key in dict.fromkeys(key for keys in (first, *others) for key in keys) if key not in common]
+    if dropped:
+        logger.warning(
+            "%s: has no %s, because the indexes that it is made of do not agree in that; only keys with one value in "
+            "all of them stay",
+            output,
+            " and no ".join(map(repr, dropped[:_SHOWN])) + (", ..." if len(dropped) > _SHOWN else ""),
+        )
+    return common, dropped
+
+
 def merge_views(
-    sources: Sequence[IndexToMerge], output: str, *, name: str | None, overwrite: bool = False
+    sources: Sequence[IndexToMerge],
+    output: str,
+    *,
+    keys: Mapping[str, Any],
+    name: str | None,
+    overwrite: bool = False,
 ) -> tuple[ShardList, int]:
     """Write one view of the samples of several indexes and views; each sample once.
 
@@ -110,8 +143,9 @@ def merge_views(
     Args:
         sources: the inputs.
         output: an absolute path.
+        keys: other top-level keys, where the view lists its shards itself.
         name: of the dataset.
-        overwrite: also replace a file that is not an index.
+        overwrite: also replace a file that is no index, or one of another kind or of other shards.
 
     Returns:
         The written view, and the number of repeated samples, which it has once.
@@ -134,7 +168,8 @@ def merge_views(
         whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
     chosen = np.unique(indices)
     selection = SharedSelection(*pick(chosen, whole.whole_ends()))
-    found = whole.select(selection).with_header({**whole.header, **grouping, "name": name})
+    header = {**(keys if place is None else {}), **whole.header, **grouping, "name": name}
+    found = whole.select(selection).with_header(header)
     names = ", ".join(Place(source.place).name for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
     save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)
@@ -189,7 +224,7 @@ def split_view(
         source: the view.
         parts: the numbers of `IndexToMerge.entries` in each part.
         outputs: an absolute path for each part.
-        overwrite: also replace files that are not indexes.
+        overwrite: also replace files that are no indexes, or ones of another kind or of other shards.
     """
     shards = source.shards
     ends = np.cumsum([0, *(count for count in shards.lengths if count)])

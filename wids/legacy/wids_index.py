@@ -12,6 +12,7 @@ from wids.errors import SpecError, WidsError
 from wids.files.atomic import write_atomically
 from wids.files.replaced import ReplacedFile
 from wids.index import writing
+from wids.index.earlier import EarlierIndex
 from wids.index.paths import check_index_replaceable
 from wids.index.writing import shorten_name
 from wids.jobs.index_edit import read_index
@@ -66,7 +67,12 @@ def main_create(args: argparse.Namespace) -> None:
     if not names:
         raise SpecError("no shards to index")
     output = args.output or _OUTPUT
-    check_index_replaceable(os.path.abspath(output), shards=names, overwrite=None)
+    path = os.path.abspath(output)
+    earlier = EarlierIndex.read(path)
+    # As in 0.1, an index of whatever shards is replaced.
+    check_index_replaceable(path, shards=names, is_later=lambda _: True, overwrite=None)
+    if earlier.entries and not earlier.lists(names):
+        print(f"widsindex: {output}: {earlier.other_shards()}; it is replaced", file=sys.stderr)
     name = args.name
     if name is None:
         name = shorten_name(os.path.splitext(names[0])[0])

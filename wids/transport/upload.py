@@ -197,6 +197,7 @@ def check_replaceable(
     what: str,
     is_such: Callable[[str], bool],
     *,
+    other: Callable[[], str | None] = lambda: None,
     inputs: Iterable[tuple[str, str]] = (),
     shards: Iterable[str] = (),
     overwrite: bool | None = False,
@@ -207,12 +208,13 @@ def check_replaceable(
         path: of the output, absolute.
         what: it is, in words.
         is_such: whether the file at a path is such an output, by its content; an error of reading means no.
+        other: words for such an output that is not an earlier version of this one, but of other data; None: it is one.
         inputs: (URL or path, words for it) of the files that the output is made from, or needs.
         shards: URLs or paths of the shards; compared only if the file is no such output.
         overwrite: allow to replace any other file; None: the caller has no such option.
 
     Raises:
-        OutputExistsError: it is one of the inputs; or something else, and ``overwrite`` is not set.
+        OutputExistsError: it is one of the inputs; or something else, or of other data, and ``overwrite`` is not set.
         OutputError: it is a device or a FIFO.
     """
     check_no_device(path, path)
@@ -227,9 +229,10 @@ def check_replaceable(
     for place, words in needed:
         if _is_file(place, status):
             raise OutputExistsError(f"{path}: is {words}; give the output another name", path=path)
-    if not (is_own or overwrite) and status.st_size:
+    found = other() if is_own else f"exists, and is no {what}"
+    if found is not None and not overwrite and status.st_size:
         words, hint = (", or pass overwrite=True", "overwrite") if overwrite is not None else ("", None)
-        raise OutputExistsError(f"{path}: exists, and is no {what}; write elsewhere{words}", path=path, hint=hint)
+        raise OutputExistsError(f"{path}: {found}; write elsewhere{words}", path=path, hint=hint)
 
 
 def _is_file(url: str, status: os.stat_result) -> bool:

@@ -36,11 +36,11 @@ def repository(stand_in, monkeypatch):
     return stand_in.repository
 
 
-def upload(tmp_path, name=HUB, **options):
+def upload(tmp_path, name=HUB, *, output="i.json", **options):
     """Make the index of a data set, and publish it."""
     place = IndexUpload([name], **options)
-    create_index([name], str(tmp_path / "i.json"), name=place.name)
-    return place.publish(str(tmp_path / "i.json"))
+    create_index([name], str(tmp_path / output), name=place.name)
+    return place.publish(str(tmp_path / output))
 
 
 def files_of(repository, revision="main"):
@@ -87,24 +87,25 @@ def test_the_index_is_used(stand_in, repository, tmp_path, monkeypatch):
 def test_each_split_has_its_own(repository, tmp_path):
     """Of validation, whose folder has another word for it."""
     upload(tmp_path)
-    published = upload(tmp_path, f"{HUB}?split=validation")
+    published = upload(tmp_path, f"{HUB}?split=validation", output="validation.json")
     assert (published.path, published.split) == ("validation.json", "validation")
     assert [len(wids.ShardListDataset(HUB, split=split)) for split in ("train", "val")] == [5, 1]
 
 
 def test_an_index_that_is_there(stand_in, repository, tmp_path, monkeypatch):
-    """As it is: no commit. Of other shards: replaced; its own keys stay, and the message says so."""
+    """As it is: no commit. Of other shards: replaced; its own keys and those of shards stay, and the message says so."""
     first = upload(tmp_path)
     again = upload(tmp_path)
     assert (again.change, again.commit, again.page, len(repository.messages)) == ("unchanged", first.commit, "", 1)
     found = json.loads(files_of(repository)["train.json"])
+    found["shardlist"][0]["site"] = "Bern"
     put(stand_in, train={**found, "name": "own", "license": "mit", "wids_tables": "old.tables"})
     stand_in.put({"data/train-1.tar": tar(7, 3)})
     begin_run(monkeypatch)
     assert upload(tmp_path).change == "replaced"
     found = json.loads(files_of(repository)["train.json"])
     assert (found["name"], found["license"]) == ("own", "mit")
-    assert [row["nsamples"] for row in found["shardlist"]] == [3, 7]
+    assert [(row["nsamples"], row.get("site")) for row in found["shardlist"]] == [(3, "Bern"), (7, None)]
     assert repository.messages[1] == "Replace train.json: wids index of the split train, 10 samples in 2 shards"
 
 

@@ -2,9 +2,10 @@
 
 Rules: a predicate has the form of `wids.columns.sql`, over a table ``samples`` with ``index``, ``key``, and for each
 field its value under its extension (``cls``, ``txt``; ``seg_png`` of ``.seg.png``; JSON as its text) and whether the
-sample has it (``has_jpg``). A dataset also has the columns of the file beside its index, which take precedence. Samples
-are inspected in the source, before packing. Only fields that a predicate names are read; none is, if the file beside
-the index has all named columns. A field that a sample lacks is null.
+sample has it (``has_jpg``; false for all, with a warning, if none has). A dataset also has the columns of the file
+beside its index, which take precedence. Samples are inspected in the source, before packing. Only fields that a
+predicate names are read; none is, if the file beside the index has all named columns. A field that a sample lacks is
+null.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from wids.codecs.decode import SampleDecoder
-from wids.columns import kinds, sql
+from wids.columns import kinds, members, sql
 from wids.columns.extract import decode_value
 from wids.columns.packages import import_arrow
 from wids.columns.spec import fold, stem_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from wids.writing.pack.listing import SourceListing
 
-_HAS = "has_"
 _TELL_EACH = 256
 
 
@@ -46,10 +46,11 @@ def keep_matching(
         QueryError: a predicate is invalid, or has an unknown name.
         WidsError: a sample cannot be inspected, and is not to be skipped; or no sample matches.
     """
-    named = frozenset[str]().union(*(sql.names_in(predicate).names for predicate in predicates))
+    found = [sql.names_in(predicate) for predicate in predicates]
+    named = frozenset[str]().union(*(each.names for each in found))
     count, own = len(listing.items), listing.columns() if listing.columns else None
     own_names = () if own is None else sql.names_of(own)
-    looked = _Looked(named, own_names)
+    looked = _Looked(named, own_names, frozenset[str]().union(*(each.own for each in found)))
     if not named <= {"index", *(name.casefold() for name in own_names)}:
         _look(listing, looked, skips_errors=skips_errors, tell=tell)
     kept = set(range(count)) - looked.bad
@@ -91,15 +92,16 @@ class _Looked:
     Args:
         named: the names in predicates, in lower case.
         own_names: existing columns.
+        columns: the names that can be nothing else than columns.
 
     Attributes:
         named: likewise. bad: samples that could not be inspected.
     """
 
-    def __init__(self, named: frozenset[str], own_names: Sequence[str]) -> None:
+    def __init__(self, named: frozenset[str], own_names: Sequence[str], columns: frozenset[str]) -> None:
         own = {name.casefold() for name in own_names}
         self.named, self.bad = named - own, set[int]()
-        self._own = own
+        self._own, self._columns = own, columns - own
         self._keys: list[str | None] = []
         self._stems: dict[str, str] = {}  # the column of a field -> its extension
         self._values: dict[str, list[Any]] = {}
@@ -116,8 +118,8 @@ class _Looked:
             stem = stem_of(extension).casefold()
             if fold(self._stems.setdefault(stem, extension)) != fold(extension) and stem in self.named:
                 raise InputError(f"{extension} and {self._stems[stem]} are both called {stem} in a predicate")
-            if f"{_HAS}{stem}" in self.named:
-                values[_HAS + stem] = True
+            if f"{members.HAS}{stem}" in self.named:
+                values[members.HAS + stem] = True
         for extension, found in data.items():
             name = stem_of(extension).casefold()
             if name in values:
@@ -142,7 +144,7 @@ class _Looked:
             return []
         columns = {} if "key" in self._own else {"key": pa.array(self._keys, pa.string())}
         for stem in sorted(self._stems):
-            for name in (stem, _HAS + stem):
+            for name in (stem, members.HAS + stem):
                 if name in self._own or name in columns or name == "index":
                     continue
                 values = self._values.get(name)
@@ -151,6 +153,9 @@ class _Looked:
                     continue
                 values += [None] * (count - len(values))
                 columns[name] = pa.array([value is True for value in values]) if name != stem else _array(values)
+        asked = members.MemberNames(names=self._columns, own=self._columns)
+        absent = [name for name, of in members.presence(map(fold, self._stems.values()), asked).items() if not of]
+        columns.update((name, pa.repeat(pa.scalar(value=False), count)) for name in absent)
         return [pa.table(columns)] if columns else []
 
     def _value(self, key: str, extension: str, data: bytes) -> Any:
