@@ -68,6 +68,38 @@ def test_other_files_stay(name):
     assert run(*command, output).code == 0
 
 
+OTHER = {
+    "index": "is an index of 2 shards, and ",
+    "view": "is a view of ",
+    "parts": "is an index of sub-datasets",
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+@pytest.mark.parametrize(
+    "name", ["view", "create", "merge", "merge of a view", "split", "split of a view", "rebase", "convert"]
+)
+def test_indexes_of_other_data_stay(name, kind):
+    """And views where the output is an index, or the reverse, unless --overwrite is there."""
+    output, command = COMMANDS[name]
+    other = made.write_dataset("e", (7, 8))
+    if name == "convert":
+        run_ok("index", "convert", other, "-o", output)
+    elif kind == "view":
+        run_ok("view", other, "--select", ":3", "-o", output)
+    elif kind == "parts":
+        Path(output).write_text('{"wids_version": 1, "datasets": [{"source_url": "e/train.json"}]}')
+    else:
+        run_ok("index", "merge", other, "-o", output)
+    before = Path(output).read_bytes()
+    said = complaint(1, *command, output)
+    assert ("is a compiled index of 2 other shards" if name == "convert" else OTHER[kind]) in said
+    assert said.endswith("; write elsewhere, or pass --overwrite")
+    assert Path(output).read_bytes() == before
+    run_ok(*command, output, "--overwrite")
+    run_ok(*command, output)
+
+
 @pytest.mark.parametrize("name", ["view", "create", "merge", "split", "rebase"])
 @pytest.mark.parametrize(
     "text", ['{"a": 1}', '{"datasets": ["a", "b"]}', '{"shardlist": "none"}', "[1]", '{"shardlist"']

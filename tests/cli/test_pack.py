@@ -606,6 +606,21 @@ def test_where_names_fields_in_any_case(tmp_path):
     run_ok("pack", tmp_path / "in", "-o", tmp_path / "y/x-%d.tar", *options, "has_txt and key = 'b'")
 
 
+def test_where_names_a_field_that_no_sample_has(tmp_path):
+    """It is false for all, with a warning that lists the fields; any other unknown name is an error."""
+    put(tmp_path / "in", {"a.cls": b"1", "a.jpg": b"x", "b.jpg": b"y"})
+    source = (tmp_path / "in", "--format", "files", "-o")
+    code, out, err = run_pack(*source, tmp_path / "out/x-%d.tar", "--where", "has_cls or has_png")
+    said = in_one_line(out + err)
+    assert code == 0
+    assert said.count("no sample has a field for has_png: false for all; the fields of the samples are ") == 1
+    assert ".cls (has_cls)" in said
+    assert len(wids.ShardListDataset(str(tmp_path / "out/x.json"))) == 1
+    code, _, err = run_pack(*source, tmp_path / "no/x-%d.tar", "--where", "has_cls or width > 1")
+    assert code
+    assert "width" in err
+
+
 @pytest.mark.parametrize(
     ("condition", "code", "words"),
     [

@@ -50,6 +50,11 @@ def describe_fields(extensions: Iterable[str]) -> str:
     return f"the fields of the samples are {', '.join(words)}" + ", ..." * (len(found) > _NAMED)
 
 
+def describe_absent(names: Iterable[str], extensions: Iterable[str]) -> str:
+    """The words for columns ``has_FIELD`` of fields that no sample has, beside those that samples have."""
+    return f"no sample has a field for {', '.join(map(shorten, names))}: false for all; {describe_fields(extensions)}"
+
+
 class MemberNames(msgspec.Struct, frozen=True, kw_only=True):
     """The names in SQL for which member tables may have a column, in lower case.
 
@@ -112,8 +117,7 @@ def presence(extensions: Iterable[str], asked: MemberNames) -> dict[str, list[st
     absent = sorted(name for name in asked.own if name.startswith(HAS) and not found.get(name))
     if absent:
         found.update((name, []) for name in absent)
-        words = "no sample has a field for %s: false for all; %s"
-        logger.warning(words, ", ".join(map(shorten, absent)), describe_fields(there))
+        logger.warning("%s", describe_absent(absent, there))
     return found
 
 

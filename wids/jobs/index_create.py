@@ -196,7 +196,7 @@ def create_index(
     check_counts(settings)
     check_index_grouping(settings)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
-    base = None if base is None else text_of("base", base)
+    base = base if base in (None, "") else text_of("base", base)
     check_value("name", name, Name | None)
     check_value("info", info, Name | None)
     check_value("default_name", default_name, Name | None)

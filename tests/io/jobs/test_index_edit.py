@@ -222,3 +222,49 @@ def test_no_part_of_a_split_is_written_over_another(tmp_path):
     with pytest.raises(InputError, match="one file"):
         split_index(index, outputs, parts=lambda counts: [range(k, k + 1) for k in range(len(counts))])
     assert not (tmp_path / "a.json").exists()
+
+
+def test_merge_keeps_what_the_inputs_agree_in(tmp_path, caplog):
+    """Other keys are left out and named; what was written into the merged index by hand stays."""
+    one = write_index(tmp_path / "a", (1, 2), classes=["x", "y"], license="MIT", site="Bern")
+    two = write_index(tmp_path / "b", (3,), classes=["x", "y"], license="BSD")
+    output = str(tmp_path / "z.json")
+    found = merge_indexes([one, two], output)
+    index = read(output)
+    assert index["classes"] == ["x", "y"]
+    assert found.dropped_keys == ["license", "site"]
+    assert {"license", "site"}.isdisjoint(index)
+    assert "has no 'license' and no 'site', because the indexes that it is made of do not agree" in caplog.text
+    write_json(output, {**index, "my_note": 1, "name": "both"})
+    found = merge_indexes([two], output)
+    assert (read(output)["my_note"], read(output)["license"], read(output)["name"]) == (1, "BSD", "both")
+    assert (found.kept, found.gone) == (["my_note"], [str(tmp_path / "a/s0.tar"), str(tmp_path / "a/s1.tar")])
+
+
+def test_merge_of_views_keeps_what_they_agree_in(tmp_path):
+    """A view that lists its shards itself has no other place for it; a saved one keeps keys written by hand."""
+    views = []
+    for name in ("a", "b"):
+        index = write_index(tmp_path / name, (3, 2), classes=["x"], site=name)
+        ShardListDataset(index).select([1, 4]).save(view := str(tmp_path / f"{name}.json"))
+        views.append(view)
+    output = str(tmp_path / "z.json")
+    found = merge_indexes(views, output)
+    assert (read(output)["classes"], found.dropped_keys) == (["x"], ["site"])
+    ShardListDataset(output).select([0, 2]).save(part := str(tmp_path / "part.json"))
+    write_json(part, {**read(part), "my_note": 1})
+    ShardListDataset(output).select([1]).save(part)
+    assert (read(part)["classes"], read(part)["my_note"], read(part)["nsamples"]) == (["x"], 1, 1)
+
+
+def test_split_and_rebase_keep_what_was_written_by_hand(tmp_path):
+    """Into their outputs."""
+    index = write_index(tmp_path / "d", (1, 2), classes=["x"])
+    part, moved = str(tmp_path / "p.json"), str(tmp_path / "m.json")
+    for number in range(2):
+        split_index(index, [part], parts=lambda counts: [range(len(counts))])
+        rebase_index(index, f"https://host{number}/d", output=moved)
+        for path in (part, moved):
+            write_json(path, {**read(path), "my_note": 1})
+    rebase_index(index, "https://host/", output=moved)
+    assert [(read(path)["classes"], read(path)["my_note"]) for path in (part, moved)] == [(["x"], 1)] * 2

@@ -93,7 +93,7 @@ def test_each_split_has_its_own(repository, tmp_path):
 
 
 def test_an_index_that_is_there(stand_in, repository, tmp_path, monkeypatch):
-    """As it is: no commit. Of other shards: replaced; its own keys and those of shards stay, and the message says so."""
+    """As it is: no commit. Of other shards: replaced; its own keys and those of shards stay; the message says so."""
     first = upload(tmp_path)
     again = upload(tmp_path)
     assert (again.change, again.commit, again.page, len(repository.messages)) == ("unchanged", first.commit, "", 1)

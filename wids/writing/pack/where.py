@@ -2,7 +2,7 @@
 
 Rules: a predicate has the form of `wids.columns.sql`, over a table ``samples`` with ``index``, ``key``, and for each
 field its value under its extension (``cls``, ``txt``; ``seg_png`` of ``.seg.png``; JSON as its text) and whether the
-sample has it (``has_jpg``; false for all, with a warning, if none has). A dataset also has the columns of the file
+sample has it (``has_jpg``; false for all, with a note, if none has). A dataset also has the columns of the file
 beside its index, which take precedence. Samples are inspected in the source, before packing. Only fields that a
 predicate names are read; none is, if the file beside the index has all named columns. A field that a sample lacks is
 null.
@@ -54,6 +54,7 @@ def keep_matching(
     if not named <= {"index", *(name.casefold() for name in own_names)}:
         _look(listing, looked, skips_errors=skips_errors, tell=tell)
     kept = set(range(count)) - looked.bad
+    listing.notes += looked.note()
     table = _join(own or sql.SampleTable(samples=count), looked.table(count))
     for predicate in predicates:
         kept.intersection_update(sql.find_rows(table, predicate).tolist())
@@ -153,10 +154,18 @@ class _Looked:
                     continue
                 values += [None] * (count - len(values))
                 columns[name] = pa.array([value is True for value in values]) if name != stem else _array(values)
-        asked = members.MemberNames(names=self._columns, own=self._columns)
-        absent = [name for name, of in members.presence(map(fold, self._stems.values()), asked).items() if not of]
-        columns.update((name, pa.repeat(pa.scalar(value=False), count)) for name in absent)
+        columns.update((name, pa.repeat(pa.scalar(value=False), count)) for name in self.absent())
         return [pa.table(columns)] if columns else []
+
+    def absent(self) -> list[str]:
+        """The named columns ``has_FIELD`` of fields that no inspected sample has."""
+        there = {members.HAS + stem for stem in self._stems}
+        return sorted(name for name in self._columns - there if name.startswith(members.HAS)) if self._keys else []
+
+    def note(self) -> list[str]:
+        """A sentence about `absent`, if there are some."""
+        absent = self.absent()
+        return [members.describe_absent(absent, self._stems.values())] if absent else []
 
     def _value(self, key: str, extension: str, data: bytes) -> Any:
         try:
