@@ -112,6 +112,19 @@ def test_json_that_is_no_index(name, text):
     assert Path(output).read_text() == text
 
 
+def test_a_table_of_other_shards_stays():
+    """Unless --overwrite is there; one whose index was moved is not of others."""
+    output, command = COMMANDS["columns"]
+    run_ok(*command, output)
+    os.rename("d", "moved")
+    run_ok("columns", "create", "moved/train.json", "-o", output)
+    before, other = Path(output).read_bytes(), made.write_dataset("e", (7, 8))
+    create = ("columns", "create", other, "--field", ".cls=label", "-o", output)
+    assert "is a table of the columns of 3 other shards; write elsewhere, or pass --over" in complaint(1, *create)
+    assert Path(output).read_bytes() == before
+    run_ok(*create, "--overwrite")
+
+
 def test_tables_of_others():
     """A Parquet file that neither command wrote stays, and neither replaces what the other wrote."""
     pq.write_table(pa.table({"score": [1]}), "scores.parquet")

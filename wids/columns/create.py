@@ -16,18 +16,27 @@ import numpy as np
 from wids.collection.shard_collection import lists_shards, load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, Part, extract_part
-from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_table, place_beside, table_schema
+from wids.columns.file import (
+    METADATA_KEY,
+    SUFFIX,
+    VERSION,
+    TableFacts,
+    is_table,
+    open_table,
+    place_beside,
+    table_schema,
+)
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
 from wids.errors import ColumnsError, DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.files import atomic
-from wids.index.fingerprint import contents, fingerprint_of
+from wids.index.fingerprint import contents, fingerprint, fingerprint_of
 from wids.index.paths import absolute
 from wids.jobs.arguments import check_index, check_job, check_session, check_value, text_of, texts_of
 from wids.jobs.job import ShardJob, choose_engine
-from wids.jobs.journal import unwritten
+from wids.jobs.journal import shards_before, unwritten
 from wids.jobs.outcome import JobOutcome
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
@@ -135,7 +144,7 @@ def create_columns(
         spec: the rules of the columns, beside those from member tables and those of an earlier table; see
             `wids.columns.spec.parse_spec`.
         drop: columns of the earlier table that are left out.
-        overwrite: also replace a file that is no such table, unless it is a shard or the index.
+        overwrite: also replace a file that is no such table, or one of other shards, unless it is a shard or the index.
         session: opens URLs.
         engine: runs the tasks; by default threads, and processes where many local samples are parsed.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
@@ -169,7 +178,15 @@ def create_columns(
     output = check_output(place_of_table(index) if output is None else text_of("output", output))
     _, shards, narrowed = load_shards(index, session=session)
     inputs = [(os.fspath(index), "the index itself")] if isinstance(index, (str, os.PathLike)) else []
-    check_replaceable(output, _TABLE, is_table, inputs=inputs, shards=shards.urls, overwrite=overwrite)
+    check_replaceable(
+        output,
+        _TABLE,
+        is_table,
+        other=lambda: _other_shards(output, shards),
+        inputs=inputs,
+        shards=shards.urls,
+        overwrite=overwrite,
+    )
     if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
         raise InputError(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
@@ -180,6 +197,20 @@ def create_columns(
         creating.read(narrowed, engine)
         creating.publish()
     return creating.outcome
+
+
+def _other_shards(output: str, shards: ShardList) -> str | None:
+    """Words for a table that has none of these shards, by its state; None for one that has, or is damaged."""
+    before = shards_before(output)
+    if not before or not before.isdisjoint(map(absolute, shards.urls)):
+        return None
+    try:
+        table = open_table(output)
+    except ColumnsError:
+        return None
+    table.close()
+    is_moved = table.facts.fingerprint == fingerprint(shards)
+    return None if is_moved else f"is a table of the columns of {len(before):,} other shards"
 
 
 def place_of_table(index: Shards) -> str:
