@@ -285,11 +285,14 @@ def test_weights_that_are_lost_are_named(tmp_path, index, caplog):
     output = str(tmp_path / "out.json")
     parts = [str(tmp_path / f"{k}.json") for k in range(2)]
     for write, is_told in (
-        (lambda: merge_indexes([index], output), True),
-        (lambda: merge_indexes([view, plain], output), True),
-        (lambda: merge_indexes([view, index], output), False),
-        (lambda: split_index(index, parts, parts=lambda _: [range(4), range(4, 7)]), True),
-        (lambda: split_index(view, parts, parts=lambda counts: [range(2), range(2, len(counts))]), False),
+        (lambda: merge_indexes([index], output, overwrite=True), True),
+        (lambda: merge_indexes([view, plain], output, overwrite=True), True),
+        (lambda: merge_indexes([view, index], output, overwrite=True), False),
+        (lambda: split_index(index, parts, parts=lambda _: [range(4), range(4, 7)], overwrite=True), True),
+        (
+            lambda: split_index(view, parts, parts=lambda counts: [range(2), range(2, len(counts))], overwrite=True),
+            False,
+        ),
         (lambda: convert_index(index, str(tmp_path / "c.widsx")), False),
     ):
         caplog.clear()
