@@ -33,6 +33,7 @@ from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
+from wids.files.held import holding, release
 from wids.index.repository import with_split
 from wids.order.layout import Inside
 from wids.order.mask import MarkedIndex
@@ -103,6 +104,7 @@ class _SharedTally(Tally):
         self.join(counts.numpy())
 
 
+@holding
 class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     """Random access to the samples of a list of tar shards.
 
@@ -266,6 +268,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        release(self)
         shards = with_split(shards, split=split, revision=revision, config=config)
         cache = arguments.parse_cache(
             cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local

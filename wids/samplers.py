@@ -32,6 +32,7 @@ from wids.legacy.sampler_attributes import SamplerAttributes
 from wids.order import cursor
 from wids.order.config import EpochConfig, SamplerSettings, Setting
 from wids.order.iteration import Iteration, Run, state_of
+from wids.order.lane import MAX_TOGETHER
 from wids.order.layout import takes_marks
 from wids.order.mixture import MixtureWeights, choose_samples, mixed_parts
 from wids.order.samples import GivenChunks, SampleRange
@@ -612,7 +613,7 @@ class ShardListSampler(_EpochSampler):
         if ends is None:
             raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
-        if len(chunks) and (most := int(np.diff(chunks).max())) > _MOST_IN_MEMORY:
+        if len(chunks) and (most := int(np.diff(chunks).max())) > MAX_TOGETHER:
             raise InputError(
                 f"a shard has {most:,} samples, and this sampler has the indices of {window} whole shards in memory; "
                 "use ChunkedSampler, or see whether the lengths are right"
@@ -623,8 +624,6 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
-# Indices of a shard that is shuffled as a whole: 2 GiB.
-_MOST_IN_MEMORY = 1 << 28
 # Why no weights are changed before the end of an epoch.
 _IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 

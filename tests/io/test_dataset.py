@@ -748,7 +748,6 @@ class Unready(wids.ShardListDataset):
         lambda: Unready()[0],
         lambda: Unready().__getitems__([0]),
         lambda: len(Unready()),
-        lambda: Unready().shards,
         lambda: Unready().keys[0],
         lambda: Unready().get_stats(),
         lambda: Unready().stats(),
@@ -757,12 +756,12 @@ class Unready(wids.ShardListDataset):
         lambda: list(wids.DistributedChunkedSampler(Unready())),
         lambda: next(iter(DataLoader(Unready(total_length=3)))),
         lambda: pickle.loads(pickle.dumps(Unready())),
-        lambda: Unready(shards=[("a.tar", 1)]),
-        lambda: Unready(spec={"shardlist": []}),
-        lambda: Unready(spec={}),
-        lambda: Unready(spec={"datasets": [{}], "shardlist": []}),
-        lambda: Unready(lengths=[3], total_length=3, keys={}, spec={}),
-        lambda: Unready(shards="no such index"),
+        lambda: len(Unready(shards=[("a.tar", 1)])),
+        lambda: len(Unready(spec={"shardlist": []})),
+        lambda: len(Unready(spec={})),
+        lambda: len(Unready(spec={"datasets": [{}], "shardlist": []})),
+        lambda: Unready(lengths=[3], total_length=3, keys={}, spec={})[0],
+        lambda: len(Unready(shards="no such index")),
         lambda: Unready().split(-1),
         lambda: Unready().select("no such file"),
         lambda: Unready().column_names,
@@ -770,14 +769,13 @@ class Unready(wids.ShardListDataset):
         lambda: Unready().with_table({}, on="key"),
         lambda: Unready().fingerprint,
         lambda: Unready().add_transform(3),
-        lambda: Unready(transformations=3),
-        lambda: Unready(transformations="PIL"),
+        lambda: len(Unready(transformations=3)),
+        lambda: len(Unready(transformations="PIL")),
     ],
     ids=[
         "item",
         "items",
         "len",
-        "shards",
         "keys",
         "get_stats",
         "stats",
@@ -845,6 +843,41 @@ def test_attributes_of_a_subclass_by_names_of_ours(index, early, tmp_path):
     assert state == wids.ChunkedSampler(plain).state_dict()
     mixed = wids.mix({"a": (dataset, 1), "b": (dataset.select([0]), 1)})
     assert wids.ChunkedSampler(mixed).state_dict()["order"]["sources"]["a"]["dataset"] == plain.fingerprint
+
+
+@pytest.mark.parametrize("name", ["shards", "spec", "transformations"])
+def test_what_a_subclass_has_by_names_that_may_be_assigned(index, name):
+    """It is read until the constructor of the base has run, which replaces it, be it of the object or of the class."""
+
+    class Early(wids.ShardListDataset):
+        def __init__(self, where):
+            setattr(self, name, where)
+            super().__init__(getattr(self, name))
+
+    class Stated(wids.ShardListDataset):
+        def __init__(self):
+            super().__init__(getattr(self, name))
+
+    setattr(Stated, name, index)
+    plain = wids.ShardListDataset(index)
+    for dataset in (Early(index), Stated(), Stated(), copy.copy(Stated())):
+        assert labels(dataset) == list(range(TOTAL))
+        assert list(getattr(dataset, name)) == list(getattr(plain, name)) or name == "transformations"
+        dataset.shards = dataset.shards[:1]
+        dataset.transformations = ["PIL", label_of]
+        assert (len(dataset.spec["shardlist"]), dataset[1]) == (1, 1)
+    for early in (Early.__new__(Early), wids.ShardListDataset.__new__(wids.ShardListDataset)):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}' yet: its __init__ has to call super"):
+            getattr(early, name)
+
+
+def test_lengths_of_a_subclass_s_own(index):
+    """Those that are no counts of its shards leave the order what it is: shard by shard."""
+    plain, dataset = wids.ShardListDataset(index), wids.ShardListDataset(index)
+    dataset.lengths = [300] * TOTAL
+    assert list(wids.ChunkedSampler(dataset)) == list(wids.ChunkedSampler(plain))
+    orders = [list(wids.DistributedChunkedSampler(each, window=1, rank=0, num_replicas=1)) for each in (dataset, plain)]
+    assert orders[0] == orders[1]
 
 
 class Numbers(wids.ShardListDataset[int]):

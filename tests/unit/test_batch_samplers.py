@@ -660,3 +660,15 @@ def test_a_sampler_of_batches_that_is_given_as_one_of_samples(sampler_of, worker
             wids.resumable(torch.utils.data.DataLoader(dataset, sampler=sampler, **options))
     right = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
     assert len(next(iter(right))) == 4
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+def test_a_block_that_no_memory_holds(epochs):
+    """It is refused before it is cut; one that the epoch's end makes smaller is not."""
+    sampler = wids.ChunkedSampler(range(100), epochs=epochs)
+    batches = wids.BucketBatchSampler(sampler, batch_size=3, block=1 << 62)
+    if epochs:
+        assert len(list(batches)) == 34
+    else:
+        with pytest.raises(InputError, match=r"4,611,686,018,427,387,904 samples of 1 lane.*268,435,456; lower block"):
+            next(iter(batches))

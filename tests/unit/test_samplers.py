@@ -1,5 +1,6 @@
 """Samplers: equal counts, exact lengths, whole coverage and pure orders, for every length, world and option."""
 
+import copy
 import inspect
 import os
 import pickle
@@ -859,6 +860,22 @@ def test_attributes_that_a_subclass_assigns_before_super(kind, name):
     assert list(pickle.loads(pickle.dumps(plain))) == list(plain)
 
 
+def test_settings_that_a_subclass_has_in_its_class():
+    """They are defaults for its own constructor, which hides them; to assign them holds, as where there are none."""
+
+    class Own(DistributedChunkedSampler):
+        shuffle, seed, chunksize = True, 3, 5
+
+        def __init__(self, dataset):
+            super().__init__(dataset, num_replicas=1, rank=0, seed=self.seed, chunksize=self.chunksize)
+
+    plain = DistributedChunkedSampler(Sized(30), num_replicas=1, rank=0, seed=3, chunksize=5)
+    for sampler in (Own(Sized(30)), Own(Sized(30))):
+        assert (Own.chunksize, sampler.chunksize, list(sampler)) == (5, 5, list(copy.deepcopy(plain)))
+        sampler.shuffle = False
+        assert (sampler.shuffle, list(sampler)) == (False, list(range(30)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["num_samples", "total_size", "num_valid"])
 def test_counts_that_a_subclass_assigns(kind, name):
@@ -994,12 +1011,15 @@ def test_chunked_samplers_check_the_options_of_one_rank(options, words):
         lambda n: DistributedChunkedSampler(wids.mix({"a": (Many(n), 1), "b": ([1], 1)}), num_replicas=1, rank=0),
         lambda n: wids.BucketBatchSampler(ChunkedSampler(Many(n)), batch_size=4),
         lambda n: ShardListSampler(Shards([5, n])),
+        lambda n: ChunkedSampler(Sized(n), chunksize=n, window=1),
+        lambda n: DistributedChunkedSampler(Shards([n]), num_replicas=2, rank=1, chunksize=n),
+        lambda n: ChunkedSampler(Sized(n), chunksize=n, shuffle=False, lanes=2),
     ],
-    ids=["chunked", "in order", "ranks", "dealt", "mixture", "batches", "shards"],
+    ids=["chunked", "in order", "ranks", "dealt", "mixture", "batches", "shards", "one", "one a rank", "one in order"],
 )
 def test_a_dataset_that_promises_any_number_of_samples(make):
     """A typed error instead of minutes and all memory; as many as there are in any real one are read at once."""
-    with pytest.raises(InputError, match=r"raise chunksize, or see whether|see whether the lengths"):
+    with pytest.raises(InputError, match=r"(raise|lower) chunksize, or see whether|see whether the lengths"):
         next(iter(make(1 << 48)))
     assert next(iter(make(1 << 20))) is not None
 

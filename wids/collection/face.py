@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wids.collection.keys import Keys
 from wids.collection.shard_collection import load_shards
 from wids.errors import SpecError
+from wids.files.held import holding
 from wids.files.lazy import Computed
 from wids.index.readonly import Spec
 from wids.index.spec import PACKS, own_packs
@@ -28,6 +29,7 @@ class Location(NamedTuple):
     row: int
 
 
+@holding
 class WithIndex:
     """A dataset with an index: which shards it has, how many samples are in each, and where a sample is."""
 
@@ -79,7 +81,6 @@ class WithIndex:
 
     @spec.setter
     def spec(self, spec: dict[str, Any]) -> None:
-        _ = self._collection.shards  # of a dataset that was never initialized this is the error, not what follows
         rest = dict(spec)
         if "shardlist" not in rest or rest.get("datasets"):
             raise SpecError(

@@ -2,6 +2,7 @@
 
 A class that has such attributes is `holding`, and its constructor calls `release` first::
 
+    window = 8                    in the class: read before, and hidden by the constructor's value
     self.window = 8               before: held in the object, as any plain attribute
     super().__init__(...)         release: what was held is dropped, and the constructor's values count
     self.window = 8               after: the property's setter
@@ -9,6 +10,7 @@ A class that has such attributes is `holding`, and its constructor calls `releas
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Held(property):
     """
 
     _name: str
+    _hidden: tuple[Any] | None = None  # what a subclass has in its place
 
     def __init__(self, read: Callable[[Any], Any], write: Callable[[Any, Any], None], doc: str | None = None) -> None:
         super().__init__(read, write, None, doc)
@@ -37,10 +40,15 @@ class Held(property):
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None or is_released(instance):
+        if instance is None and self._hidden is None:
+            return self
+        if instance is not None and is_released(instance):
             return super().__get__(instance, owner)
-        if self._name in vars(instance):
+        if instance is not None and self._name in vars(instance):
             return vars(instance)[self._name]
+        if self._hidden is not None:
+            bind = getattr(type(self._hidden[0]), "__get__", lambda value, *_: value)
+            return bind(self._hidden[0], instance, owner)
         kind = type(instance).__name__
         raise AttributeError(
             f"{kind!r} object has no attribute {self._name!r} yet: its __init__ has to call super().__init__(...) first"
@@ -51,6 +59,12 @@ class Held(property):
             super().__set__(instance, value)
         else:
             vars(instance)[self._name] = value
+
+    def hiding(self, value: Any) -> Held:
+        """The same property, in whose place a subclass has a value."""
+        found = Held(self.fget, self.fset, self.__doc__)  # type: ignore[arg-type]  # it has both
+        found._name, found._hidden = self._name, (value,)
+        return found
 
 
 def holding(kind: type[T]) -> type[T]:
@@ -71,6 +85,26 @@ def is_released(instance: Any) -> bool:
 def release(instance: Any) -> None:
     """Drop what an object holds; from here on its `Held` attributes are properties. A constructor does this first."""
     own = vars(instance)
-    for name in [name for name in own if isinstance(getattr(type(instance), name, None), Held)]:
-        del own[name]
+    for name in _hide(type(instance)):
+        own.pop(name, None)
     own[_RELEASED] = True
+
+
+def _hide(kind: type) -> dict[str, Held]:
+    """The `Held` attributes of a class, also of those that it has as a plain attribute or a method by such a name.
+
+    The constructor of torch's class assigns them, which hides these. A property of the class stays its own.
+    """
+    found: dict[str, Held] = {}
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, Held):
+                found[name] = value
+            elif name in found and hasattr(type(value), "__set__"):
+                del found[name]
+            elif name in found:
+                found[name] = found[name].hiding(value)
+    for name, held in found.items():
+        if inspect.getattr_static(kind, name) is not held:
+            setattr(kind, name, held)
+    return found

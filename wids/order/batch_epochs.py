@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.errors import StateError
+from wids.errors import InputError, StateError
 from wids.files.lazy import Lazy
 from wids.order.batching import Batch, Block
 from wids.order.epoch import Plan
 from wids.order.iteration import Run
+from wids.order.lane import MAX_TOGETHER
 from wids.order.mask import mark
 from wids.order.state import EpochPosition
 
@@ -226,6 +227,11 @@ class BatchConfig:
         pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds)
         left = np.zeros((1 + has_seeds, 0), np.int64)  # samples, and their seeds
         for first, last in self._edges(place):
+            if last - first > MAX_TOGETHER:
+                raise InputError(
+                    f"a block of batches has {last - first:,} samples of {self.lanes:,} lane(s), and a rank holds at "
+                    f"most {MAX_TOGETHER:,}; lower block, chunksize or lanes"
+                )
             parts, size = [left], left.shape[1]
             while size < last - first:
                 parts.append(np.stack([part for part in next(pieces) if part is not None]))

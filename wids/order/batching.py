@@ -501,8 +501,8 @@ class _BucketRows:
             return [(c, self._bucket, self._rows[batch]) for c, batch in zip(costs, batches, strict=True)]
         low, high = self._lengths[0], self._budget
         runs = self._runs(high)
-        while high - low > high * _PRECISION:
-            middle = (low + high) / 2
+        # Of the least lengths there are, none lies in the middle.
+        while high - low > high * _PRECISION and low < (middle := (low + high) / 2) < high:
             found = self._runs(middle)
             if len(found) > count:
                 low = middle

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Chunks of a lane, of which each takes some 40 bytes and a microsecond; an index may promise any number of samples.
 MAX_CHUNKS = 1 << 26
+# Samples of a chunk, or of a block of batches, which are in memory together: 2 GiB.
+MAX_TOGETHER = 1 << 28
 
 
 def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None = None) -> Indices:
@@ -43,7 +45,7 @@ def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None =
         (nchunks, 2), half-open, none empty.
 
     Raises:
-        InputError: they are more than `MAX_CHUNKS`.
+        InputError: they are more than `MAX_CHUNKS`, or one has more than `MAX_TOGETHER` samples.
     """
     if hi <= lo:
         return np.zeros((0, 2), np.int64)
@@ -58,6 +60,12 @@ def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None =
         raise InputError(
             f"{hi - lo:,} samples in chunks of at most {chunksize:,} are {int(counts.sum()):,} chunks, and a rank "
             f"holds at most {MAX_CHUNKS:,}; raise chunksize, or see whether the index is right"
+        )
+    largest = min(chunksize, int(np.diff(edges).max()))
+    if largest > MAX_TOGETHER:
+        raise InputError(
+            f"a chunk has {largest:,} samples, and a rank holds at most {MAX_TOGETHER:,}; lower chunksize, or see "
+            "whether the index is right"
         )
     starts = np.repeat(edges[:-1], counts)
     steps = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -196,9 +196,12 @@ def layout(dataset: Any) -> Layout | None:
 
 
 def _ends_by_lengths(dataset: Any) -> Indices | None:
-    ends = shard_ends(getattr(dataset, "lengths", None))
-    # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
-    return ends if ends is not None and len(ends) and ends[-1] == len(dataset) else None
+    for ends in (shard_ends(getattr(dataset, "lengths", None)), _ends_by_class(dataset)):
+        # Some other dataset's `lengths`, or a subclass's (of its sentences, say), are not samples in shards, and would
+        # not add up.
+        if ends is not None and len(ends) and ends[-1] == len(dataset):
+            return ends
+    return None
 
 
 def _ends_by_class(dataset: Any) -> Indices | None:

@@ -91,3 +91,32 @@ def test_the_class_has_the_description():
     """As with any property."""
     assert isinstance(Base.value, Held)
     assert Base.value.__doc__ == "A number."
+
+
+class Counting(Base):
+    """Has a number in the class, and reads it before its base's constructor has run."""
+
+    value = 4
+
+    def __init__(self):
+        self.seen = self.value
+        super().__init__(5)
+
+
+class Further(Counting):
+    """A method by that name, of a subclass of one that has a number."""
+
+    def value(self):
+        """What the constructor's value hides."""
+        return 6
+
+
+def test_what_a_class_has_by_such_a_name_is_hidden_by_the_constructor_s_value():
+    """As that of torch's class hides it; before, and of the class itself, it is read; an assignment is the setter's."""
+    for one in (Counting(), Counting()):
+        assert (one.seen, one.value, Counting.value) == (4, 5, 4)
+        one.value = 7
+        assert (one.value, copy.copy(one).value, "value" in vars(one)) == (70, 70, False)
+    further = Further()
+    assert (further.seen(), further.value, Further.value(None), Counting.value) == (6, 5, 6, 4)
+    assert Further.__new__(Further).value() == 6

@@ -149,6 +149,14 @@ def test_lengths_that_cannot_be_added_up(lengths, words):
                 cut(lengths, cost=cost, **options)
 
 
+@pytest.mark.parametrize("cost", ["padded", "sum"])
+@pytest.mark.parametrize("length", [5e-324, 2e-308, 1e-300])
+def test_the_least_lengths_there_are(length, cost):
+    """Between two of them lies none; the search for equal batches ends there."""
+    batches, _ = cut([length] * 5, cost=cost, max_tokens=2 * length)
+    assert sorted(map(len, batches)) == [1, 2, 2]
+
+
 @pytest.mark.parametrize("budget", [1.7e308, 1 << 2000, math.inf, math.nan, 0, -1, "many", None])
 def test_budgets_that_are_none(budget):
     """They are refused, by name."""
