@@ -226,7 +226,7 @@ READERS = {
     ),
     "remote counts": ([5, 6], *shared(lambda file: remote_counts._take(2, file))),
     "split": (
-        {"split": "train", "shards": [["a.tar", 5, 6]], "others": {"test": 1}},
+        {"split": "train", "shards": [["a.tar", 5, 6]], "others": {"test": 1}, "notes": []},
         loading._SPLITS.parse,
         (JsonError,),
     ),
