@@ -200,7 +200,7 @@ class WaitedForRoom(Event, frozen=True, kw_only=True):
     """A cache directory had no space for a shard until other processes closed some of theirs."""
 
     level: ClassVar[int] = logging.WARNING
-    advice: ClassVar[str] = "raise cache_size, or run fewer jobs with this directory"
+    advice: ClassVar[str] = "raise cache_size, free space if the disk is full, or run fewer jobs with this directory"
 
     url: str
     path: str

@@ -31,6 +31,7 @@ import msgspec
 
 from wids.errors import CacheError, WidsError
 from wids.events import logger
+from wids.files import system
 from wids.files.own_folder import LOCK_SUFFIX, OwnFolder
 from wids.policy.eviction import Entry
 from wids.tables import table as tables
@@ -291,7 +292,7 @@ def writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "free space or move cache_dir"
+        advice = f"{system.advice_on_writing(error)} or move cache_dir"
         with contextlib.suppress(OSError):
             if (
                 isinstance(error, PermissionError)

@@ -328,17 +328,17 @@ class Space:
                     found = self.directory.transients()
                 total = sum(size for _, size in sizes)
                 grace = prefetching.grace(total / self._bytes_per_second)
-                with contextlib.closing(_DirectorySnapshot(self, self._contents, found, wanted)) as snapshot:
-                    decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
+                request = Request(wanted, total, use, waited, grace)
+                with contextlib.closing(_DirectorySnapshot(self, self._contents, found, request)) as snapshot:
+                    decision = settle(snapshot, request, snapshot.evict)
                 self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
                 self._is_disk_full = snapshot.is_disk_full
-                if not isinstance(decision, Grant) and decision.missing > snapshot.floor:
-                    decision = decision._replace(missing=decision.missing - snapshot.floor)  # which may be gone below
-                if isinstance(decision, MustWait):
+                if not isinstance(decision, Grant) and (missing := snapshot.missing_bytes) > 0:
+                    decision = decision._replace(missing=missing)
                     downloads = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
                     # The rest is other files', kept, or other users': no end of a read or of a download frees it.
-                    if decision.missing > snapshot.deletable_bytes + downloads:
-                        return Refuse(decision.missing, is_blocked=False)
+                    if isinstance(decision, MustWait) and missing > snapshot.deletable_bytes + downloads:
+                        return Refuse(missing, is_blocked=False)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
                         if not may_exceed:
@@ -416,15 +416,17 @@ class _DirectorySnapshot:
 
     second = 1.0
 
-    def __init__(self, space: Space, contents: Contents, found: Transients, wanted: int) -> None:
-        self.limit, self.now, self._wanted = space.limit, time.time(), wanted
+    def __init__(self, space: Space, contents: Contents, found: Transients, request: Request) -> None:
+        self.limit, self.now, self._wanted = space.limit, time.time(), request.wanted
+        # A shard that exceeds the limit by itself is admitted, also below the floor: see `wids.policy.reservation`.
+        self._hard_limit = None if self.limit is None or request.total > self.limit else self.limit
         self.free, self.disk = system.free_bytes(space.directory.path)
         self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
         self.denied_bytes = self.kept_bytes = 0
-        if self.limit is not None or wanted > self.free - self.promised - self.floor:
+        if self.limit is not None or request.wanted > self.free - self.promised - self.floor:
             contents.refresh()
         stuck = contents.remembered.bytes_without(space.directory.forgettable())
         self.free += contents.remembered.bytes - stuck
@@ -434,8 +436,15 @@ class _DirectorySnapshot:
     @property
     def is_disk_full(self) -> bool:
         """Whether the disk lacks more bytes than the limit does."""
-        over = 0 if self.limit is None else self.used + self._wanted - self.limit
+        over = 0 if self._hard_limit is None else self.used + self._wanted - self._hard_limit
         return self._wanted - (self.free - self.promised - self.floor) > max(over, 0)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes have to become free before a reader is admitted, perhaps over the limit; 0 or less: none."""
+        return missing_bytes(
+            used=self.used, wanted=self._wanted, limit=self._hard_limit, free=self.free - self.promised, floor=0
+        )
 
     @property
     def deletable_bytes(self) -> int:

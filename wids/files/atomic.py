@@ -204,7 +204,7 @@ def _create(part: str, mode: int) -> int:
     try:
         return os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
-        raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
+        raise CacheError(f"{part}: cannot be made ({error}); {system.advice_on_making(error)}") from error
 
 
 def private_dir() -> str:

@@ -314,7 +314,7 @@ def _holder_of(path: str) -> str:
 
 
 def _refused(path: str, error: OSError) -> CacheError:
-    advice = "is the directory writable?"
+    advice = system.advice_on_making(error)
     with contextlib.suppress(OSError):
         if isinstance(error, PermissionError) and os.access(os.path.dirname(path), os.W_OK):
             owner = os.stat(path).st_uid

@@ -27,6 +27,8 @@ _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
 # server was restarted, or the mount's process was.
 _STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 pread: Callable[[int, int, int], bytes] = os.pread
 pwrite: Callable[[int, Any, int], int] = os.pwrite
 user_id: Callable[[], int] = os.getuid
@@ -45,6 +47,17 @@ def unlock(fd: int) -> None:
     """Drop the lock of an open file, also for processes that hold a copy of the descriptor."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def advice_on_making(error: OSError) -> str:
+    """What to do about a file that cannot be made."""
+    return "free space or inodes (df -i)" if error.errno in FULL else "is the directory writable?"
+
+
+def advice_on_writing(error: BaseException) -> str:
+    """What to do about a file that cannot be written."""
+    is_limited = isinstance(error, OSError) and error.errno == errno.EFBIG
+    return "raise the limit of the size of files (ulimit -f)" if is_limited else "free space"
 
 
 def until_permitted(function: Callable[[], T]) -> T:

@@ -148,7 +148,7 @@ class JobJournal(Generic[R]):
             raise
         except OSError as error:
             raise OutputError(
-                f"{self._output}: cannot be written ({error.strerror or error}); is the directory writable?",
+                f"{self._output}: cannot be written ({error.strerror or error}); {system.advice_on_making(error)}",
                 path=self._output,
             ) from error
 

@@ -31,6 +31,7 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
+from wids.files import system
 from wids.files.nearest import name_nearest
 from wids.transport.place import Place
 
@@ -45,8 +46,7 @@ DAMAGE = (
 )
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
 _FINAL_SERVER_STATUS = frozenset({501, 505})  # the server cannot do it at all
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_UNWRITABLE = FULL | {errno.EROFS, errno.EFBIG}
+_UNWRITABLE = system.FULL | {errno.EROFS, errno.EFBIG}
 # Another try cannot help: this machine's disk, or its descriptors (closing some is the pool's work).
 _LOCAL_TROUBLE = _UNWRITABLE | {errno.EMFILE, errno.ENFILE, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG}
 _FINAL = (
@@ -197,7 +197,8 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
     """The typed error for a failure of ``url``, with advice."""
     status, cause = _status_of(error), words_of(error, url)
     if _is_of_target(error, path):
-        return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
+        advice = system.advice_on_writing(error)
+        return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; {advice} or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         place = Place(url)
         near = name_nearest(place.path) if place.is_local else _likely_cause(url, status)

@@ -127,7 +127,8 @@ class ShardFile:
         try:
             system.write_all(self._fd, data, self._written)
         except OSError as error:
+            advice = system.advice_on_writing(error)
             raise OutputError(
-                f"{self._url}: cannot be written ({error}); free space, or write elsewhere", url=self._url
+                f"{self._url}: cannot be written ({error}); {advice}, or write elsewhere", url=self._url
             ) from error
         self._written += len(data)

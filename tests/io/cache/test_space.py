@@ -327,6 +327,14 @@ def test_a_disk_full_of_other_files_is_refused_at_once(home, disk, clock, caplog
     assert (caught.value.expected, caught.value.found) == (31, 10)
 
 
+def test_a_full_disk_under_a_limit_below_one_shard(home, disk, clock):
+    """A larger limit would help nothing, so the error names the disk."""
+    disk.size, disk.others = 1000, 990
+    with pytest.raises(CacheFull, match=r": 2 more bytes are needed .* has 10 free; .* Free space on the disk, or"):
+        reserve(Space(home, limit=5), 12)
+    assert clock.sleeps == 0
+
+
 @pytest.mark.parametrize("seconds", [5, 15])
 def test_a_full_disk_is_waited_for_where_a_shard_can_go(home, disk, clock, caplog, monkeypatch, seconds):
     """Once that is no longer read; a wait of some seconds is told once, with what is missing where."""
@@ -620,6 +628,19 @@ def plan_and_wait(connection, home, uses, busy):
     plan.write(uses, busy)
     connection.send("written")
     connection.recv()
+
+
+@pytest.mark.parametrize(("limit", "others"), [(5, 0), (None, 9_975)])
+def test_who_is_admitted_over_the_limit_is_not_refused_while_a_job_is_busy(home, disk, clock, limit, others):
+    """A limit below one shard, and the floor of a disk that others have filled, are no reason to refuse it."""
+    fill(home, "a")
+    disk.size, disk.others = 10_000, others
+    space = Space(home, limit=limit)
+    space.note_download(12, 3.0)
+    with child(plan_and_wait, home, {"a.tar": clock.now + 0.3}, {"x.tar": clock.now + 60}) as (_, connection):
+        assert receive(connection) == "written"
+        assert reserve(space, 12) == 12
+    assert clock.sleeps > 0
 
 
 def test_what_is_used_at_once_goes_if_there_is_nothing_to_wait_for(home, clock):

@@ -1,5 +1,6 @@
 """Part files: a signal may come at any moment, and none is left by that."""
 
+import errno
 import os
 
 import pytest
@@ -38,3 +39,18 @@ def test_a_part_file_of_the_same_name_is_not_deleted(tmp_path, monkeypatch):
             raise AssertionError("made")
         assert os.listdir(tmp_path) == [os.path.basename(part)]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [(errno.ENOSPC, r"free space or inodes \(df -i\)"), (errno.EROFS, r"is the directory writable\?")],
+)
+def test_a_part_file_that_cannot_be_made(tmp_path, monkeypatch, code, advice):
+    """The error says what to do: a file system may be out of inodes, too."""
+
+    def refused(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(CacheError, match=rf"cannot be made .*; {advice}"), atomic.part_file(str(tmp_path / "a")):
+        pass

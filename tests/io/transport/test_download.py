@@ -508,7 +508,7 @@ def test_errors_of_other_clients(target, monkeypatch, error, tries):
 
 
 def test_a_full_disk_is_the_cache_s_trouble(server, target):
-    """Where the file cannot grow the error is typed, at once, and says what to do (a file-size limit stands in)."""
+    """Where the file cannot grow the error is typed, at once, and says what to do about a limit of its size."""
 
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -516,7 +516,7 @@ def test_a_full_disk_is_the_cache_s_trouble(server, target):
         fetch_body(server.url + "/a.tar", target)
 
     server.add("/a.tar", BODY)
-    with pytest.raises(CacheError, match="free space or move cache_dir") as caught:
+    with pytest.raises(CacheError, match=r"raise the limit .* \(ulimit -f\) or move cache_dir") as caught:
         call_in_child(limited)
     assert target in str(caught.value)
     assert len(server.requests) == 1
