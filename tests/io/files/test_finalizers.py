@@ -1,14 +1,20 @@
 """What was abandoned is freed wherever the collector comes, and cleaned up by code that may wait."""
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing
 import os
 import queue
+import selectors
 import sys
 import threading
 import time
 import types
+import urllib.request
+from asyncio import base_events, events, selector_events
+from concurrent.futures import _base as futures_base
+from concurrent.futures import thread as futures_thread
 from functools import partial
 
 import fsspec
@@ -16,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 import wids
+import wids.serve
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.clocks import threads_named, wait_until
@@ -25,9 +32,14 @@ from wids import wids_mmtar
 from wids.cache import arrivals, leases, prefetch, shard_download, space
 from wids.cache.arrivals import Arrivals
 from wids.cache.leases import Lease
+from wids.cli.look import listed
+from wids.collection import batches
+from wids.columns import sql
 from wids.files import finalizers, forks, locks, open_file
 from wids.files.open_file import OpenFile
+from wids.index.spec import Shard
 from wids.jobs import runner
+from wids.readers import remote_counts
 from wids.transport import download, filesystems, retrying, stores
 from wids.transport.session import Session
 
@@ -272,6 +284,89 @@ def test_downloads_go_on_whatever_is_freed_in_their_threads(place):
     collector.stock.clear()
     assert collector.errors == []
     assert len(collector.places) > 150
+
+
+def ask_in_sql(place):
+    """Ask for columns."""
+    assert len(place.columns().query("select n from samples where n > 3")) == 4
+
+
+def read_a_batch(place):
+    """Read samples of two shards by byte ranges at a time."""
+    place.server.has_ranges = True
+    with contextlib.closing(wids.ShardListDataset(place.remote, access="range", transformations=[])) as dataset:
+        assert [sample["__index__"] for sample in dataset.__getitems__([0, 5])] == [0, 5]
+
+
+def read_tables(place):
+    """Ask a server for member tables, which it does not have."""
+    assert [number for number, _ in place.cached()._collection.member_tables(range(2))] == [0, 1]
+
+
+def count_samples(place):
+    """Count the samples of remote shards, which have no index."""
+    place.server.has_ranges = True
+    urls = [shard["url"] for shard in place.remote]
+    assert len(wids.ShardListDataset(urls, cache_dir=place.home / "counted")) == 8
+
+
+def look_at_pages(place):
+    """Answer requests for pages."""
+    with wids.serve.start(place.local()) as pages:
+        for _ in range(2):
+            with urllib.request.urlopen(pages.url) as answer:
+                assert answer.status == 200
+
+
+def draw_a_bar(place):
+    """Show how far a download is."""
+    drawn = threading.Event()
+    bar = types.SimpleNamespace(is_shown=True, update=lambda *_, **__: drawn.set())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listed, "progress", lambda *_, **__: contextlib.nullcontext(bar))
+        with listed.download_bar(Shard(url=place.path, nsamples=4), str(place.home), is_shown=True):
+            assert drawn.wait(PATIENCE_SECONDS)
+
+
+def read_from_a_store(place):
+    """Wait for coroutines, in a loop that is new."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("loop", "iothread"):
+            patch.setattr(fsspec.asyn, name, [None])
+        found = filesystems.run(asyncio.sleep(0, "awake"))
+        new = fsspec.asyn.loop[0]
+        new.call_soon_threadsafe(new.stop)
+        fsspec.asyn.iothread[0].join()
+        new.close()
+    assert found == "awake"
+
+
+POOLS = [futures_thread, futures_base]
+LOOPS = [base_events, events, selector_events, selectors, filesystems]
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "use"),
+    [
+        ("wids-sql", [sql, *POOLS], ask_in_sql),
+        ("wids-read", [batches, *POOLS], read_a_batch),
+        ("wids-tables", POOLS, read_tables),
+        ("wids-count", [remote_counts, *POOLS], count_samples),
+        ("wids-serve", LOOPS, look_at_pages),
+        ("wids-bar", [listed], draw_a_bar),
+        ("fsspecIO", LOOPS, read_from_a_store),
+    ],
+)
+def test_what_runs_for_a_moment_goes_on_whatever_is_freed_in_it(place, name, modules, use):
+    """Threads of SQL, of batches, of pools, of pages, of bars, and the event loop: one thing at each of their steps."""
+    collector = Collector(name, *modules)
+    collector.stock += [KINDS[kind](place) for _ in range(40) for kind in ("open file", "lease", "answer", "archive")]
+    before = len(collector.stock)
+    with collector.watching():
+        use(place)
+    assert len(collector.stock) <= before - 4
+    collector.stock.clear()
+    assert collector.errors == []
 
 
 def hold_leases(place):

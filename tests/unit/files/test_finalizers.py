@@ -62,6 +62,38 @@ HANDLERS = {
     "jobs/processes": ["_end", "handler", "lambda got, _: came.append(got)", "signal.SIG_IGN"],
     "jobs/ray_cluster": ["handler", "signal.default_int_handler"],
 }
+# Module -> the threads and the pools that it starts, by name (None: the standard one), and which test of
+# `tests/io/files/test_finalizers.py` frees things at the steps of each, or why none does.
+EPOCH = "test_downloads_go_on_whatever_is_freed_in_their_threads"
+EACH_STEP = "test_all_may_be_freed_at_any_step_of_a_thread"
+MOMENT = "test_what_runs_for_a_moment_goes_on_whatever_is_freed_in_it"
+ENDS = "it waits for the end of another process alone, and then ends this one"
+POOL = f"its threads wait as those of the pools of {MOMENT} do: in the standard library alone"
+THREADS = {
+    "cache/arrivals": {"wids-download": EPOCH},
+    "cache/leases": {"wids-leases": EACH_STEP},
+    "cache/prefetch": {"wids-prefetch": EPOCH, "wids-prefetch-one": EPOCH},
+    "cli/bench": {"wids-parent": ENDS},
+    "cli/demo/train": {None: ENDS},
+    "cli/look/listed": {"wids-bar": MOMENT},
+    "collection/batches": {"wids-read": MOMENT},
+    "collection/shard_collection": {"wids-tables": MOMENT},
+    "columns/sql": {"wids-sql": MOMENT},
+    "index/loading": {"wids-hub": POOL},
+    "jobs/cache_warm": {"wids-look": POOL},
+    "jobs/processes": {"wids-parent": ENDS},
+    "jobs/runner": {"wids-job": EACH_STEP},
+    "readers/remote_counts": {"wids-count": MOMENT},
+    "serve/fields": {"wids-fields": POOL},
+    "serve/overview": {"wids-serve-survey": "it waits for nothing but for locks of a moment"},
+    "serve/places": {"wids-serve-keys": POOL},
+    "serve/previews": {"wids-previews": POOL},
+    "serve/rows": {"wids-serve-tables": POOL},
+    "serve/running": {"wids-serve": MOMENT},
+    "serve/sample": {"wids-sample": POOL},
+    "tables/member_tables": {None: POOL},
+    "transport/filesystems": {"fsspecIO": MOMENT},  # fsspec starts it
+}
 
 
 @functools.cache
@@ -148,3 +180,23 @@ def test_handlers_of_signals():
 def test_forks_are_handled_in_one_place():
     """So that what waits before a fork is one lock."""
     assert {module for module, _ in calls("os.register_at_fork")} == {"files/forks"}
+
+
+def name_of(call):
+    """The name of the threads that a call starts, if it gives them one."""
+    given = {each.arg: each.value for each in call.keywords}
+    is_pool = ast.unparse(call.func).endswith("Executor")
+    found = given.get("thread_name_prefix" if is_pool else "name", call.args[1] if is_pool and call.args[1:] else None)
+    return None if found is None else ast.literal_eval(found)
+
+
+def test_threads():
+    """Each is known, and whether things are freed at its steps."""
+    found = {"transport/filesystems": {"fsspecIO"}}
+    for module, call in calls("threading.Thread", "Thread", "threading.Timer", "ThreadPoolExecutor"):
+        if not module.startswith("testing/"):
+            found.setdefault(module, set()).add(name_of(call))
+    assert found == {module: set(threads) for module, threads in THREADS.items()}
+    text = (Path(__file__).parents[2] / "io/files/test_finalizers.py").read_text("utf-8")
+    assert all(f"def {test}(" in text for test in (EPOCH, EACH_STEP, MOMENT))
+    assert all(f'"{name}"' in text for each in THREADS.values() for name, state in each.items() if state == MOMENT)
