@@ -231,7 +231,7 @@ def test_a_file_of_a_store_is_closed_with_its_source(monkeypatch):
     opened, closed = [], []
     real = source._filesystem.open
     monkeypatch.setattr(source._filesystem, "open", lambda *args: opened.append(real(*args)) or opened[-1])
-    monkeypatch.setattr(type(real("/finalizers/a")), "close", closed.append)
+    monkeypatch.setattr(type(real("/finalizers/a")), "close", lambda file: closed.append(file))  # noqa: PLW0108 - a method
     stream = source.stream()
     next(stream)
     del stream
