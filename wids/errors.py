@@ -218,7 +218,7 @@ class SpecError(WidsError, ValueError):
 
 
 class JsonError(WidsError, ValueError):
-    """A text is not JSON, or not of the wanted type; whoever reads it raises an error that names its file."""
+    """A text is not JSON, or not of the wanted type; its reader raises an error that names its file."""
 
 
 class NotAllowedError(WidsError, PermissionError):

@@ -167,7 +167,7 @@ def load_shards(
 
 
 def words_of_misuse(shards: Any) -> str:
-    """What is wrong with an argument that has samples where shards belong, by its type; ``""``: it may have shards."""
+    """The mistake in an argument that has samples where shards belong, by its type; ``""``: it may have shards."""
     if hasattr(type(shards), "__wids__") and hasattr(shards, "shards"):
         return (
             "is a ShardListDataset, not its index: give the index, or dataset.shards; of a view, the file that "

@@ -28,7 +28,7 @@ _VERSION = 4
 _NOT_WORD = re.compile(r"\W+")
 # So many columns are named in a message.
 _NAMED = 100
-# What stands in no extension: another form of the rule was meant.
+# Characters of no extension: another form of the rule was meant.
 _STRANGE = re.compile(r"[:,=*|\s]")
 
 

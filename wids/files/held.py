@@ -4,7 +4,7 @@ A class that has such attributes is `holding`, and its constructor calls `releas
 
     window = 8                    in the class: read before, and hidden by the constructor's value
     self.window = 8               before: held in the object, as any plain attribute
-    super().__init__(...)         release: what was held is dropped, and the constructor's values count
+    super().__init__(...)         release: held values are dropped, and the constructor's values count
     self.window = 8               after: the property's setter
 """
 

@@ -1,4 +1,4 @@
-"""The name that somebody may have meant by a path that does not exist."""
+"""The existing name that is most like a path that does not exist."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def is_info(place: str) -> bool:
     return Place(place).name in NAMES
 
 
-class Splits(msgspec.Struct, frozen=True):
+class SplitFile(msgspec.Struct, frozen=True):
     """The splits of a dataset.
 
     Attributes:
@@ -144,7 +144,7 @@ def _homes(name: str) -> list[str]:
     return ["/".join(parts[:k]) for k in range(1, len(parts))]
 
 
-def parse_splits(data: bytes, *, place: str) -> Splits:
+def parse_splits(data: bytes, *, place: str) -> SplitFile:
     """A dataset's splits.
 
     Args:
@@ -161,7 +161,7 @@ def parse_splits(data: bytes, *, place: str) -> Splits:
     if parts is not None and not isinstance(parts, dict):
         checks.fail(place, "split_parts", f"is {shown(parts)}; it must be an object of splits")
     named = {str(split): _texts(given, f"split_parts.{split}", place) for split, given in (parts or {}).items()}
-    return Splits(place, named or None, _texts(exclude, "exclude", place))
+    return SplitFile(place, named or None, _texts(exclude, "exclude", place))
 
 
 def _texts(given: Any, path: str, place: str) -> list[str]:
@@ -172,7 +172,7 @@ def _texts(given: Any, path: str, place: str) -> list[str]:
     return found
 
 
-def convert_info(data: bytes, *, place: str, splits: Splits | None = None) -> bytes:
+def convert_info(data: bytes, *, place: str, splits: SplitFile | None = None) -> bytes:
     """An Energon dataset's counts, as an index of our own.
 
     Args:
@@ -181,7 +181,7 @@ def convert_info(data: bytes, *, place: str, splits: Splits | None = None) -> by
         splits: the file of its splits; the shards that it excludes are left out.
 
     Raises:
-        SpecError: malformed; or YAML beyond plain lines of names and counts; or see `Splits.drop_excluded`.
+        SpecError: malformed; or YAML beyond plain lines of names and counts; or see `SplitFile.drop_excluded`.
     """
     if Place(place).name.endswith(".json") or data.lstrip()[:1] == b"{":
         raw: Any = parse_json(data, place)

@@ -370,7 +370,7 @@ class _JsonIndex:
         return found or made[0]
 
 
-def _load_splits(place: str, session: Session) -> energon.Splits | None:
+def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
     """The splits beside the counts of an Energon dataset; None: there are none.
 
     Raises:

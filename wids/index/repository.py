@@ -273,7 +273,7 @@ def find_split(
     return RepositorySplit(found, shards, others, left, config, notes)
 
 
-def _repeats(source: _Source, split: str, name: str) -> list[str]:
+def _repeats(source: _SplitSource, split: str, name: str) -> list[str]:
     """Notes on patterns of a split that match no shard, and on shards that it has in common with held-out ones."""
     notes = []
     if missing := source.unmatched.get(split):
@@ -332,7 +332,7 @@ def _canonical(split: str) -> str:
     return next((own for own, words in _WORDS.items() if split.lower() in words), split)
 
 
-class _Source(NamedTuple):
+class _SplitSource(NamedTuple):
     """The splits of a repository.
 
     Attributes:
@@ -356,7 +356,7 @@ class _Source(NamedTuple):
 
 def _splits_of(
     files: Mapping[str, int], archives: Sequence[str], read: Read, name: str, config_name: str | None
-) -> _Source:
+) -> _SplitSource:
     card = _read_card(files, read, name)
     config = _choose_config(card, config_name, name)
     if config is not None:
@@ -372,7 +372,7 @@ def _splits_of(
                 split: [pattern for pattern in each.unmatched if pattern.endswith(".tar")]
                 for split, each in found.items()
             }
-            return _Source({split: each.paths for split, each in found.items()}, empty=why, unmatched=unmatched)
+            return _SplitSource({split: each.paths for split, each in found.items()}, empty=why, unmatched=unmatched)
         home = _home_of(config)
         source = _by_names([path for path in archives if path.startswith(home)], home, name)
         return source._replace(splits=source.splits or {DEFAULT_SPLIT: []}, empty=why)
@@ -381,13 +381,13 @@ def _splits_of(
         there = set(archives)
         splits = {split: list(dict.fromkeys(p for p, _ in pairs if p in there)) for split, pairs in timm.items()}
         if any(splits.values()):
-            return _Source(splits)
+            return _SplitSource(splits)
     for path in _ENERGON_SPLITS:
         if path in files:
             parts = _read_splits(path, files, read, name)
             if parts.parts:
                 there = set(archives)
-                return _Source({split: parts.shards_of(split, there) for split in parts.parts})
+                return _SplitSource({split: parts.shards_of(split, there) for split in parts.parts})
             break
     return _by_names(archives, "", name)
 
@@ -404,7 +404,7 @@ def _read_small(path: str, files: Mapping[str, int], read: Read, name: str, *, m
     return read(path)
 
 
-def _read_splits(path: str, files: Mapping[str, int], read: Read, name: str) -> energon.Splits:
+def _read_splits(path: str, files: Mapping[str, int], read: Read, name: str) -> energon.SplitFile:
     return energon.parse_splits(_read_small(path, files, read, name), place=f"{_root(name)}/{path}")
 
 
@@ -414,7 +414,7 @@ def _drop_excluded(
     """The shards without those that Energon's files exclude.
 
     Raises:
-        SpecError: no shard is left; or see `energon.Splits.drop_excluded`.
+        SpecError: no shard is left; or see `energon.SplitFile.drop_excluded`.
     """
     found = [
         path for path in files if path in _ENERGON_SPLITS or path.endswith(tuple(f"/{p}" for p in _ENERGON_SPLITS))
@@ -535,7 +535,7 @@ def _card_files(config: Mapping[str, Any], name: str) -> dict[str, list[str]] | 
     return {DEFAULT_SPLIT: patterns(given)}
 
 
-def _by_names(archives: Sequence[str], home: str, name: str) -> _Source:
+def _by_names(archives: Sequence[str], home: str, name: str) -> _SplitSource:
     """The splits by the names of folders and files, by the rules of huggingface's ``datasets``."""
     numbered: dict[str, list[str]] = {}
     parts = {path: path.removeprefix(home).split("/") for path in archives}
@@ -543,7 +543,7 @@ def _by_names(archives: Sequence[str], home: str, name: str) -> _Source:
         if found := _NUMBERED.fullmatch(path.removeprefix(home)):
             numbered.setdefault(found["split"], []).append(path)
     if numbered:
-        return _Source(numbered, is_by_names=True)
+        return _SplitSource(numbered, is_by_names=True)
     for rule in (_exact, _loose):
         for of_folders in (True, False):
             if any(rule(part, of_folders) for own in parts.values() for part in (own[:-1] if of_folders else own[-1:])):
@@ -555,12 +555,12 @@ def _by_names(archives: Sequence[str], home: str, name: str) -> _Source:
             f"{name}: no name is that of a split, so all {len(archives):,} shards are taken as train; {len(odd):,} of "
             f"them may be of another: {words}; if so, name the files, as {_root(name)}/FOLDER/*.tar"
         )
-    return _Source({DEFAULT_SPLIT: list(archives)} if archives else {}, notes=notes)
+    return _SplitSource({DEFAULT_SPLIT: list(archives)} if archives else {}, notes=notes)
 
 
 def _assign(
     parts: Mapping[str, Sequence[str]], rule: Callable[[str, bool], frozenset[str]], *, of_folders: bool
-) -> _Source:
+) -> _SplitSource:
     """The splits of shards by their folders, or else by their own names."""
     splits: dict[str, list[str]] = {split: [] for split in _WORDS}
     unsure: dict[str, set[str]] = {}
@@ -575,7 +575,7 @@ def _assign(
             unsure[path] = named
         elif named:
             splits[named.pop()].append(path)
-    return _Source({split: paths for split, paths in splits.items() if paths}, unsure, is_by_names=True)
+    return _SplitSource({split: paths for split, paths in splits.items() if paths}, unsure, is_by_names=True)
 
 
 def _exact(part: str, is_folder: bool) -> frozenset[str]:  # noqa: FBT001 - of a folder or a file

@@ -148,7 +148,7 @@ def write_view(index: dict[str, Any], selection: Selection, path: str, file: Rep
         index: as JSON has it; its ``rows`` are named here.
         selection: the rows.
         path: an absolute path, as `check_output` gives it.
-        file: at the path, as it was read; None: whatever is there is replaced.
+        file: at the path, as it was read; None: any file there is replaced.
 
     Raises:
         OutputExistsError: the output is the index that this is a view of. OutputError: it is a device, or another

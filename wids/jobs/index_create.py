@@ -264,7 +264,7 @@ def _grouping_of(earlier: EarlierIndex) -> dict[str, Any]:
     keys = {key: earlier.keys[key] for key in GROUPING_KEYS.values() if key in earlier.keys}
     try:
         parse_grouping(keys)
-    except SpecError:  # of somebody else
+    except SpecError:  # another program's
         return {}
     return keys
 
@@ -396,7 +396,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
     def keep(
         self, earlier: EarlierIndex, index: Mapping[str, Any], entries: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
-        """Note what stays and what goes of an earlier version of the index.
+        """Note the keys and shards of an earlier version of the index that stay, and those that go.
 
         As after an update, its packs of member tables lack new shards, and readers ignore their tables of changed ones.
 

@@ -49,7 +49,7 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
 
     def pause_writing(self) -> None:
-        """Wait until the browser has taken what was sent."""
+        """Wait until the browser has taken all bytes that were sent."""
         self._full_since = self.loop.time()
         super().pause_writing()
 

@@ -421,14 +421,14 @@ def _request_class() -> Any:
     import aiohttp
     from yarl import URL
 
-    class Request(aiohttp.ClientRequest):
+    class ProxiedRequest(aiohttp.ClientRequest):
         """A request, also one that follows a redirect; aiohttp itself leaves ALL_PROXY out."""
 
         def __init__(self, method: str, url: URL, *, proxy: URL | None = None, **options: Any) -> None:
             found = find_proxy(url.scheme, url.host or "") if proxy is None else None
             super().__init__(method, url, proxy=proxy if found is None else URL(found), **options)
 
-    return Request
+    return ProxiedRequest
 
 
 def find_proxy(scheme: str, host: str) -> str | None:
