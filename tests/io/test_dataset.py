@@ -1823,9 +1823,9 @@ def test_sizes_may_be_texts(index):
         (wids.DistributedChunkedSampler, "chunk_size", "'chunk_size'; did you mean chunksize?"),
         (wids.ShardListSampler, "length", "'length'; did you mean lengths?"),
         (wids.ShardWriter, "storage_option", "'storage_option'; did you mean storage_options?"),
-        (wids.ShardListDataset, "zebra", "'zebra'; it takes shards, split, revision, "),
+        (wids.ShardListDataset, "zebra", "'zebra'; it takes shards, split, config, revision, "),
         # Names of webdataset, unlike any here.
-        (wids.ShardListDataset, "shardshuffle", "'shardshuffle'; it takes shards, split, revision, "),
+        (wids.ShardListDataset, "shardshuffle", "'shardshuffle'; it takes shards, split, config, revision, "),
         (wids.ShardWriter, "maxcount", "'maxcount'; it takes pattern, samples, size, "),
     ],
 )
