@@ -153,7 +153,8 @@ def test_every_hint_of_the_library_has_advice():
     assert {"base", "overwrite"} <= hints
     assert with_advice(WidsError("no; pass overwrite=True", hint="overwrite")) == "no; pass --overwrite"
     assert with_advice(WidsError("no; say too_long='skip'", hint="too_long")) == "no; say --too-long skip"
-    for hint in hints - {"overwrite", "too_long"}:
+    assert with_advice(WidsError("no; give it to jsons", hint="jsons")) == "no; give it to --json"
+    for hint in hints - {"overwrite", "too_long", "jsons"}:
         assert with_advice(WidsError("no", hint=hint)).startswith("no; ")
     assert with_advice(WidsError("no")) == "no"
 
