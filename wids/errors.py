@@ -134,7 +134,7 @@ def a_kind(value: Any) -> str:
     """The type of a value, as messages name it: ``"an int"``, ``"a Subset"``, ``"None"``."""
     if value is None:
         return "None"
-    name = type(value).__name__
+    name = harmless(type(value).__name__)
     return f"{'an' if name[0] in 'AEIOaeio' or name in ('ndarray', 'NoneType') else 'a'} {name}"
 
 
@@ -147,9 +147,14 @@ def shorten(text: str, *, most: int = _MAX_SHOWN) -> str:
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+def is_harmless(text: str) -> bool:
+    """Whether a text, perhaps from a stranger's file, has no letters that act on a terminal."""
+    return _ACTS.search(text) is None
+
+
 def harmless(text: str) -> str:
     """A text of several lines, perhaps from a stranger's file, without letters that act on a terminal."""
-    if _ACTS.search(text) is None:
+    if is_harmless(text):
         return text
     return _ACTS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
@@ -455,7 +460,7 @@ def note_sample(error: E, sample: Any) -> E:
         name, shard = sample.get("__dataset__"), sample.get("__shard__")
         words = f"sample {sample['__index__']}{f' of {name!r}' if name else ''}, key {sample.get('__key__')!r:.200}, "
         words += f"row {sample.get('__shardindex__')} of {without_secrets(str(shard), str(shard))}"
-        words += _other_fields(error, sample)
+        words = harmless(words + _other_fields(error, sample))
         with contextlib.suppress(Exception):  # an exception may have no attributes
             error.__notes__ = [*getattr(error, "__notes__", ()), words]
     return error

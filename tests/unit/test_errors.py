@@ -65,6 +65,21 @@ def test_the_kind_of_a_value_has_its_article(value, text):
     assert errors.a_kind(value) == text
 
 
+def test_letters_of_strangers_do_not_act_on_a_terminal(tmp_path, server):
+    """Nor in the name of a class, in a note to an error of a transformation, and in the cause of an error."""
+    acting = "\x1b]0;all is well\x07"
+    assert errors.a_kind(type(f"C{acting}", (), {})()) == "a C\\x1b]0;all is well\\x07"
+    sample = {"__index__": 0, "__key__": acting, "__shard__": f"{acting}.tar", f".{acting}": b"", "__dataset__": acting}
+    [note] = errors.note_sample(KeyError(".jpg"), sample).__notes__
+    url = server.add("/i.json", b"")
+    server.faults["/i.json"] = [redirect(f"http://x{acting}/i.json")]
+    with pytest.raises(FetchError) as failed:
+        wids.ShardListDataset(url, cache_dir=tmp_path)
+    for text in (note, "".join(traceback.format_exception(failed.value))):
+        assert "all is well" in text
+        assert errors.is_harmless(text)
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -32,7 +32,7 @@ import numpy as np
 from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
 from wids.columns.spec import nearest
-from wids.errors import QueryError
+from wids.errors import QueryError, is_harmless
 from wids.files import tempdirs
 
 if TYPE_CHECKING:
@@ -449,9 +449,9 @@ def _ask(
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
             story = _explain(" ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS], sql, names)
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            raise QueryError(
-                f"{story}; in: {shorten_sql(sql)}; the columns of samples are {there}", found=sql
-            ) from error
+            words = f"{story}; in: {shorten_sql(sql)}; the columns of samples are {there}"
+            # A traceback shows the text of the cause, which may have letters of samples that act on a terminal.
+            raise QueryError(words, found=sql) from (error if is_harmless(str(error)) else None)
 
 
 def shorten_sql(text: str) -> str:

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from wids.errors import without_secrets
+from wids.errors import printable, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ class Bar:
             return
         self._most = max(self._most, done)
         whole = None if total is None else max(total, self._most)
-        self._shown.update(self._task, completed=self._most, total=whole, description=without_secrets(words))
+        self._shown.update(self._task, completed=self._most, total=whole, description=printable(without_secrets(words)))
         self._draw()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 import msgspec
 import numpy as np
 
-from wids.errors import SpecError
+from wids.errors import SpecError, shown
 from wids.events import logger
 from wids.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
 from wids.tables.keys import NAMED_RULES
@@ -69,23 +69,36 @@ class Row(msgspec.Struct):
 GROUPING_KEYS = {"rule": "key_rule", "group": "group"}
 
 
+def said_grouping(keys: Mapping[str, Any], place: str | None = None) -> dict[str, str]:
+    """The keys, of those of an index, that say how members become samples.
+
+    ``group`` with a value that is none of ours, such as the name of a data set, says nothing of that: indexes had such
+    keys before wids gave it a meaning.
+
+    Raises:
+        SpecError: ``key_rule`` has another value.
+    """
+    said = {key: keys[key] for key in GROUPING_KEYS.values() if keys.get(key)}
+    if said.get("group", GROUPS[0]) not in GROUPS:
+        del said["group"]
+    if (rule := said.get("key_rule", NAMED_RULES[0])) not in NAMED_RULES:
+        raise SpecError(
+            f"{'' if place is None else f'{place}: '}key_rule is {rule!r:.200}; it must be {NAMED_RULES[0]!r} or "
+            f"{NAMED_RULES[1]!r} (options={{'key_rule': None}} ignores it)",
+            path="key_rule",
+            url=place,
+        )
+    return said
+
+
 def parse_grouping(keys: Mapping[str, Any], place: str | None = None) -> GroupOptions:
     """How members become samples, by keys of an index; the standard way where it has none.
 
     Raises:
-        SpecError: it has another value.
+        SpecError: see `said_grouping`.
     """
-    rule: Any = keys.get("key_rule") or NAMED_RULES[0]
-    group: Any = keys.get("group") or GROUPS[0]
-    for key, value, known in (("key_rule", rule, NAMED_RULES), ("group", group, GROUPS)):
-        if value not in known:
-            raise SpecError(
-                f"{'' if place is None else f'{place}: '}{key} is {value!r:.200}; it must be {known[0]!r} or "
-                f"{known[1]!r} (options={{{key!r}: None}} ignores it)",
-                path=key,
-                url=place,
-            )
-    return GroupOptions(rule=rule, group=group)
+    said: Any = said_grouping(keys, place)
+    return GroupOptions(rule=said.get("key_rule", NAMED_RULES[0]), group=said.get("group", GROUPS[0]))
 
 
 def grouping_keys(grouping: GroupOptions) -> dict[str, str]:
@@ -223,15 +236,18 @@ class ShardList:
         return parse_grouping(self.header)
 
     def choose_grouping(self, *, rule: KeyRule | None, group: Group | None) -> GroupOptions:
-        """The grouping that a caller gives, else the index's; a contradiction is a warning.
+        """The grouping that a caller gives, else the index's; a contradiction, or another value, is a warning.
 
         Raises:
             SpecError: see `grouping`.
         """
-        said, given = self.grouping, {"rule": rule, "group": group}
+        said, given, keys = self.grouping, {"rule": rule, "group": group}, said_grouping(self.header)
+        if (other := self.header.get("group")) and "group" not in keys:
+            words = "%s: group is %s, which is no way to group members (%r, %r), and is ignored"
+            logger.warning(words, shown(self.header.get("name") or "the index"), shown(other), *GROUPS)
         for (name, value), own in zip(given.items(), said.values(), strict=True):
             key = GROUPING_KEYS[name]
-            if value is not None and key in self.header and value != own:
+            if value is not None and key in keys and value != own:
                 logger.warning(
                     "%s=%r is given, and the index says %r, by which its samples were counted", key, value, own
                 )

@@ -37,6 +37,7 @@ from wids.index.shardlist import (
     ShardList,
     ShardListBuilder,
     parse_grouping,
+    said_grouping,
 )
 from wids.transport import urls
 from wids.transport.place import Place
@@ -355,7 +356,7 @@ class _SpecParser:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
             checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
         home = Place(place or "").directory.join(_own_base(index)) if base is None else Place(base)
-        grouping = {key: raw[key] for key in GROUPING_KEYS.values() if raw.get(key)}
+        grouping = said_grouping(raw, place)
         scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0, grouping=grouping)
         self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
@@ -393,8 +394,8 @@ class _SpecParser:
         Raises:
             SpecError: it is another way than that of a component before.
         """
-        keys = {key: value for key in GROUPING_KEYS.values() if (value := raw.get(key)) is not None}
-        found = parse_grouping({**scope.grouping, **keys}, scope.place)
+        keys = said_grouping(raw, scope.place)
+        found = parse_grouping({**scope.grouping, **keys})
         where = scope.path.removesuffix(".") or "the index"
         if self._grouped is not None and found != self._grouped[0]:
             before = " and ".join(f"{GROUPING_KEYS[name]} {value!r}" for name, value in self._grouped[0].items())
@@ -433,7 +434,7 @@ class _SpecParser:
             keys=keys,
             path=f"{path}.",
             depth=scope.depth + 1,
-            grouping={**scope.grouping, **{key: raw[key] for key in GROUPING_KEYS.values() if raw.get(key)}},
+            grouping={**scope.grouping, **said_grouping(raw, scope.place)},
         )
         self.take(raw, part, inner, keys)
 

@@ -20,7 +20,7 @@ from wids.files.replaced import ReplacedFile
 from wids.index import checksums, writing
 from wids.index.discovery import look_for_shards
 from wids.index.paths import check_index_replaceable, check_output
-from wids.index.shardlist import GROUPING_KEYS, parse_grouping
+from wids.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
 from wids.index.spec import PACKS, own_packs
 from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
@@ -249,24 +249,22 @@ def choose_grouping(settings: IndexSettings, before: Mapping[str, Any]) -> tuple
     Raises:
         InputError: a member table would hold another grouping than saved ones do.
     """
-    keys = {key: getattr(settings, name) or before.get(key) for name, key in GROUPING_KEYS.items()}
+    keys = said_grouping({key: getattr(settings, name) or before.get(key) for name, key in GROUPING_KEYS.items()})
     found = parse_grouping(keys)
     if settings.has_tables and not is_standard(**found):
         raise InputError(
             f"settings: rule={found['rule']!r}, group={found['group']!r}: saved member tables hold the standard "
             "grouping alone, so that readers of this index would not use them; leave them out"
         )
-    return msgspec.structs.replace(settings, **found), {key: value for key, value in keys.items() if value}
+    return msgspec.structs.replace(settings, **found), keys
 
 
 def _grouping_of(earlier: EarlierIndex) -> dict[str, Any]:
     """The keys by which an index says how members become samples; {}: none does."""
-    keys = {key: earlier.keys[key] for key in GROUPING_KEYS.values() if key in earlier.keys}
     try:
-        parse_grouping(keys)
+        return said_grouping(earlier.keys)
     except SpecError:  # another program's
         return {}
-    return keys
 
 
 def check_index_grouping(settings: IndexSettings) -> None:

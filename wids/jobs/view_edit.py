@@ -19,7 +19,7 @@ from wids.index.fingerprint import fingerprint
 from wids.index.loading import IndexRequest, load_rows
 from wids.index.paths import absolute, public_place
 from wids.index.selection import pick
-from wids.index.shardlist import GROUPING_KEYS
+from wids.index.shardlist import said_grouping
 from wids.index.spec import list_shards
 from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import check_not_parent, name_parent, save, write_view
@@ -98,8 +98,7 @@ def common_grouping(sources: Sequence[IndexToMerge]) -> dict[str, str]:
                 "open both, and mix them (wids.mix)",
                 url=source.place,
             )
-    header = first.shards.header
-    return {key: header[key] for key in GROUPING_KEYS.values() if header.get(key)}
+    return said_grouping(first.shards.header)
 
 
 def common_keys(sources: Sequence[IndexToMerge], output: str) -> tuple[dict[str, Any], list[str]]:

@@ -29,6 +29,7 @@ from wids.errors import (
     UnreachableError,
     WidsError,
     WrongContentError,
+    is_harmless,
     without_secrets,
 )
 from wids.files import system
@@ -122,12 +123,15 @@ def words_of(error: BaseException, url: str = "") -> str:
 
 
 def public_cause(error: Exception, url: str) -> Exception | None:
-    """The cause to show behind a wids error in a traceback: no client's error with a signature or password."""
+    """The cause to show behind a wids error in a traceback: no client's error with a signature or password.
+
+    Nor one with letters of a server that act on a terminal.
+    """
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        if without_secrets(str(each), url) != str(each):
+        if without_secrets(text := str(each), url) != text or not is_harmless(text):
             return None
         each = each.__cause__ or each.__context__
     return error

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, threads_named
 from wids.columns import sql as sql_module
 from wids.columns.sql import SampleTable, find_rows, run_query, within
-from wids.errors import ColumnsError, DependencyError, QueryError
+from wids.errors import ColumnsError, DependencyError, QueryError, is_harmless
 
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
@@ -150,6 +151,13 @@ def test_bad_queries(dataset, scratch, query):
         dataset.query(query)
     assert len(secret_table) == 1
     assert (failed.value.found, os.listdir(scratch)) == (query, [])
+
+
+def test_texts_of_samples_do_not_act_on_a_terminal(dataset):
+    """DuckDB's errors have them, and a traceback shows the cause of an error."""
+    with pytest.raises(QueryError, match="there is") as failed:
+        dataset.find_rows("error('there is ' || chr(27) || '[31m')")
+    assert is_harmless("".join(traceback.format_exception(failed.value)))
 
 
 NEVER = [

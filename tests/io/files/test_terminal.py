@@ -36,12 +36,13 @@ def test_a_terminal_sees_how_far_it_is(see, unit):
     screen = see()
     with terminal.progress(unit) as bar:
         assert bar.is_shown
-        bar.update(3, total=7, words="reading https://h/a.tar?sig=s3cr3t")
+        bar.update(3, total=7, words="reading https://h/a.tar?sig=s3cr3t \x1b]0;x\x07")
     shown = screen.getvalue()
     assert "reading https://h/a.tar " in shown
     assert "3/7" in shown
     assert "\x1b[?25h" in shown  # the cursor is there again
     assert "s3cr3t" not in shown
+    assert "\x1b]0;x" not in shown
 
 
 def test_elsewhere_nothing_is_drawn(monkeypatch, see):

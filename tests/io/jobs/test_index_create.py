@@ -827,15 +827,37 @@ def test_a_view_keeps_the_rule_of_its_dataset(tmp_path, caplog):
     assert "a function is not kept in an index" in caplog.text
 
 
-@pytest.mark.parametrize("keys", [{"key_rule": "middle-dot"}, {"group": "imagenet"}])
-def test_rules_that_are_none(tmp_path, keys):
+def test_a_rule_that_is_none(tmp_path):
     """An index with an unknown rule is not read by another one."""
     put(tmp_path / "s.tar", DOTTED)
-    write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 1}], **keys})
-    [(name, value)] = keys.items()
-    with pytest.raises(SpecError, match=f"{name} is '{value}'; it must be"):
+    index = {"wids_version": 1, "key_rule": "middle-dot", "shardlist": [{"url": "s.tar", "nsamples": 1}]}
+    write_json(tmp_path / "i.json", index)
+    with pytest.raises(SpecError, match="key_rule is 'middle-dot'; it must be"):
         ShardListDataset(str(tmp_path / "i.json"))
-    assert len(ShardListDataset(str(tmp_path / "i.json"), options={name: None})) == 1
+    assert len(ShardListDataset(str(tmp_path / "i.json"), options={"key_rule": None})) == 1
+
+
+@pytest.mark.parametrize("group", ["imagenet", ["a"], 5])
+def test_a_group_of_somebody_else(tmp_path, caplog, group):
+    """An index may have the key for something else: a warning says that it is ignored, and it is kept."""
+    put(tmp_path / "s.tar", DOTTED)
+    shard = {"url": "s.tar", "nsamples": 1}
+    parts = [{"group": group, "shardlist": [shard]}, {"group": "b", "shardlist": [shard]}]
+    path, two = str(tmp_path / "i.json"), str(tmp_path / "two.json")
+    write_json(tmp_path / "i.json", {"wids_version": 1, "group": group, "shardlist": [shard]})
+    write_json(tmp_path / "two.json", {"wids_version": 1, "datasets": parts})
+    assert [len(ShardListDataset(each)) for each in (path, two)] == [1, 2]
+    convert_index(path, str(tmp_path / "i.widsx"))
+    caplog.clear()
+    assert len(ShardListDataset(str(tmp_path / "i.widsx"), group="key")) == 1
+    [record] = caplog.records
+    assert f"group is {group!r}, which is no way to group members" in record.getMessage()
+    update_index(path)
+    assert read(path)["group"] == group
+    merge_indexes([path], str(tmp_path / "merged.json"))
+    create_index(str(tmp_path / "s.tar"), path)
+    for place in ("merged.json", "i.json"):
+        assert "group" not in read(tmp_path / place)
 
 
 @pytest.mark.parametrize("way", ["list", "index", "remote"])
