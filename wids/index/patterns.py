@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # A state costs 1 at each part of a path, and a test costs 1 for so many letters that each of its stars looks at.
 _LETTERS = 256
 _MAX_LETTERS, _MAX_COST, _MAX_PIECES = 1024, 5_000_000, 8
+# What it costs to make one: a star in a part is a group of a regular expression, which is compiled.
+_MAKING, _MAKING_LETTER, _MAKING_STAR = 20, 2, 26
 _TOKEN = re.compile(r"\*|\?|\[[^\]]+\]|.", re.DOTALL)
 _MAGIC = frozenset("*?[")
 
@@ -38,7 +40,7 @@ class Glob:
 
     Attributes:
         home: the start of all its paths: its parts before the first one with a star or set.
-        cost: of all comparisons so far, in units of a microsecond or less.
+        cost: of its making and of all comparisons so far, in units of about a microsecond.
 
     Raises:
         SpecError: it is too long, or has too many ``**`` in one part.
@@ -53,7 +55,7 @@ class Glob:
         # A state is the number of parts of the pattern that are done; in a loop state, any part may follow.
         self._moves: list[list[_Move]] = [[]]
         self._loops, self._skips = set[int](), set[int]()
-        self.cost = 0
+        self.cost = _MAKING + _MAKING_LETTER * len(pattern) + _MAKING_STAR * pattern.count("*")
         parts = re.sub(r"(?<![^/])\*\*(?:/\*\*)+(?![^/])", "**", pattern).split("/")
         fixed = next((k for k, part in enumerate(parts) if not _MAGIC.isdisjoint(part)), len(parts))
         self.home = "".join(f"{part}/" for part in parts[: min(fixed, len(parts) - 1)])
@@ -115,24 +117,26 @@ class Glob:
 
 
 class Matches(NamedTuple):
-    """The paths that patterns match, each once, pattern by pattern; the patterns that match none."""
+    """The paths that patterns match, each once, pattern by pattern; the patterns that match none; the cost so far."""
 
     paths: list[str]
     unmatched: list[str]
+    cost: int
 
 
-def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -> Matches:
+def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str, spent: int = 0) -> Matches:
     """The paths that patterns match; a pattern may be a folder, too.
 
     Args:
         patterns: normal, as of `posixpath.normpath`.
         paths: of files.
         where: of the patterns, for messages.
+        spent: the cost of what was compared before, under the same limit; that of the result includes it.
 
     Raises:
         SpecError: a pattern is malformed; or there are too many, for so many paths.
     """
-    found, names, cost, unmatched = dict[str, None](), frozenset(paths), 0, list[str]()
+    found, names, cost, unmatched = dict[str, None](), frozenset(paths), spent + len(paths) // 8, list[str]()
     ranked = sorted(range(len(paths)), key=paths.__getitem__)
     texts = [paths[k] for k in ranked]
     for pattern in patterns:
@@ -140,20 +144,25 @@ def find_matches(patterns: Iterable[str], paths: Sequence[str], *, where: str) -
             found[pattern] = None
             continue
         glob, is_matched = Glob(pattern), False
+        _check_cost(cost + glob.cost, where, paths)
         first = bisect_left(texts, glob.home)
         for k in sorted(ranked[first : bisect_left(texts, glob.home + chr(0x10FFFF), first)]):
             if glob.matches(paths[k], or_folder=True):
                 found[paths[k]], is_matched = None, True
-            if cost + glob.cost > _MAX_COST:
-                raise SpecError(
-                    f"{where}: its patterns take more than {_MAX_COST:,} comparisons with {len(paths):,} paths; name "
-                    "files, or begin each pattern with its folder",
-                    path="patterns",
-                )
+            _check_cost(cost + glob.cost, where, paths)
         cost += glob.cost
         if not is_matched:
             unmatched.append(pattern)
-    return Matches(list(found), unmatched)
+    return Matches(list(found), unmatched, cost)
+
+
+def _check_cost(cost: int, where: str, paths: Sequence[str]) -> None:
+    if cost > _MAX_COST:
+        raise SpecError(
+            f"{where}: its patterns take more than {_MAX_COST:,} comparisons with {len(paths):,} paths; name files, "
+            "or begin each pattern with its folder",
+            path="patterns",
+        )
 
 
 def _is_any(_: str) -> bool:

@@ -33,7 +33,7 @@ from wids.errors import InputError, JsonError, OutputExistsError, SpecError, Wid
 from wids.events import logger
 from wids.files.json_text import TOLERANT
 from wids.index import energon, foreign
-from wids.index.patterns import find_matches
+from wids.index.patterns import Matches, find_matches
 from wids.index.shardlist import MAX_COUNT
 from wids.tables.keys import first_dot
 from wids.transport import urls
@@ -364,10 +364,11 @@ def _splits_of(
         why = partial(_why_empty, config=config, card=card, name=name)
         if (named := _card_files(config, name)) is not None:
             where = f"{name}: {CARD}: data_files"
-            found = {
-                split: find_matches(map(posixpath.normpath, patterns), archives, where=where)
-                for split, patterns in named.items()
-            }
+            found, spent = dict[str, Matches](), 0
+            for split, patterns in named.items():
+                normal = map(posixpath.normpath, patterns)
+                found[split] = find_matches(normal, archives, where=where, spent=spent)
+                spent = found[split].cost
             unmatched = {
                 split: [pattern for pattern in each.unmatched if pattern.endswith(".tar")]
                 for split, each in found.items()

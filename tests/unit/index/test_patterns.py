@@ -56,7 +56,7 @@ def test_hostile_globs_cost_little(pattern):
 
 
 def test_too_much_is_refused(monkeypatch):
-    """Of one pattern, and of patterns times paths."""
+    """Of one pattern, of patterns times paths, of making patterns for no path, and of several splits together."""
     monkeypatch.setattr(patterns, "_MAX_COST", 100_000)
     for pattern in ("x" * 2000, "a**" * 20):
         with pytest.raises(SpecError, match="pattern"):
@@ -64,6 +64,12 @@ def test_too_much_is_refused(monkeypatch):
     paths = [f"{k}/{'a/' * 200}.tar" for k in range(500)]
     with pytest.raises(SpecError, match=r"where: its patterns take more than .* comparisons with 500 paths"):
         find_matches([f"**/{k}" for k in range(1000)], paths, where="where")
+    with pytest.raises(SpecError, match=r"where: its patterns take more than"):
+        find_matches([f"other{k}/{'*a' * 500}" for k in range(10)], paths, where="where")
+    spent = find_matches(["a*"], ["a.tar"], where="where").cost
+    assert find_matches(["a*"], ["a.tar"], where="where", spent=100_000 - spent).cost == 100_000
+    with pytest.raises(SpecError, match=r"where: its patterns take more than"):
+        find_matches(["a*"], ["a.tar"], where="where", spent=100_001 - spent)
 
 
 def test_matches_have_the_order_of_patterns_and_paths():

@@ -489,6 +489,14 @@ def test_patterns_of_a_card_that_match_nothing():
     assert note.endswith("README.md: 1 patterns of the split 'train' match no .tar file: 'b/*.tar'")
 
 
+def test_many_splits_have_the_limit_of_one(monkeypatch):
+    """A card of thousands of splits, each of little cost, does not take minutes."""
+    monkeypatch.setattr(patterns, "_MAX_COST", 10_000)
+    given = dict.fromkeys(range(1000), "'**/*.tar'")
+    with pytest.raises(SpecError, match="its patterns take more than 10,000 comparisons"):
+        find(repository("a/0.tar", **card(f"configs:\n- data_files: {str(given).replace(chr(34), '')}")))
+
+
 def test_shards_that_two_splits_of_a_card_have():
     """Training data that are test data, too, are named; a split of all shards says nothing."""
     files = card("configs:\n- data_files: {train: 'a/*.tar', test: a/1.tar, all: '**/*.tar'}")
