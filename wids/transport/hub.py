@@ -157,7 +157,7 @@ def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
     """Parse a place on the Hub: ``hf://`` URLs, and the Hub's ``.../resolve/REVISION/PATH``; None: it is elsewhere.
 
     Raises:
-        ValueError: an ``hf://`` URL that names no repository.
+        ShardNotFoundError: an ``hf://`` URL names no repository.
     """
     if place.scheme == "hf":
         return _parse(place, str(session.options_for(place).get("endpoint") or _endpoint()).rstrip("/"))
@@ -780,7 +780,8 @@ def _parse(place: Place, endpoint: str) -> HubPlace:
     parts = str(place)[len("hf://") :].strip("/").split("/")
     kind = parts.pop(0) if parts[0] in _WORDS else "models"
     if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
-        raise ValueError("an hf:// URL names a repository: hf://datasets/ORG/NAME[@REVISION]/PATH")
+        what = f"{place}: an hf:// URL names a repository: hf://datasets/ORG/NAME[@REVISION]/PATH"
+        raise ShardNotFoundError(what, url=str(place))
     name, at, rest = "/".join(parts[1:]).partition("@")
     revision = ""
     if at and "/" not in name:

@@ -4,7 +4,7 @@ from email.utils import formatdate
 
 import pytest
 
-from wids.errors import InputError
+from wids.errors import InputError, ShardNotFoundError
 from wids.transport import hub
 from wids.transport.place import Place
 from wids.transport.session import Session
@@ -55,7 +55,7 @@ def test_other_places(url):
 @pytest.mark.parametrize("url", ["hf://", "hf://datasets", "hf://datasets/org", "hf://gpt2", "hf://datasets/org/@v1/a"])
 def test_places_without_a_repository(url):
     """They are refused in words."""
-    with pytest.raises(ValueError, match="names a repository: hf://datasets/ORG/NAME"):
+    with pytest.raises(ShardNotFoundError, match="names a repository: hf://datasets/ORG/NAME"):
         hub.locate(Place(url))
 
 
