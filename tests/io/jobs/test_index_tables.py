@@ -403,7 +403,7 @@ def test_an_index_made_again(home, tmp_path):
     assert "member_tables" not in read(index)
     create_tables(index, settings=TablesSettings(overwrite=True))
     shards.write(str(tmp_path / "x.tar"), shards.shard("x", ROWS, SIZE))
-    create_index([str(tmp_path / "x.tar")], index)
+    create_index([str(tmp_path / "x.tar")], index, overwrite=True)
     assert "member_tables" not in read(index)
 
 
