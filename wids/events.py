@@ -69,6 +69,9 @@ fallback: _Fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 
+# Of a log record: the bar or the report of a command says the same.
+REPORTED: dict[str, bool] = {"is_reported": True}
+
 # The remedy for names in two Unicode forms.
 ONE_FORM = "give files names of one form before they are packed (convmv -r -f utf8 -t utf8 --nfc --notest DIRECTORY)"
 
@@ -447,7 +450,7 @@ def log_event(event: Event) -> None:
     if logger.isEnabledFor(level):
         facts = ", ".join(f"{name}={text}" for name, text in map(_fact, event.__rich_repr__()))
         more = f"; {event.advice}{more}" if event.advice and level >= logging.WARNING else more
-        logger.log(level, "%s: %s%s", type(event).__name__, facts, more)
+        logger.log(level, "%s: %s%s", type(event).__name__, facts, more, extra=REPORTED)
 
 
 def _is_news(event: Event) -> bool:

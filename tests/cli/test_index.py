@@ -59,13 +59,13 @@ def test_create_names_what_it_leaves_out():
     Path("d/s1.tar").write_bytes(pack([("a.txt", b"1"), ("README", b"2")]) + pack([("b.txt", b"1")]))
     Path("d/s2.tar").write_bytes(pack([("README", b"1")]))
     os.symlink("s0.tar", "d/s3.tar")
-    Path("d/s9.tar").write_bytes(pack([("a.txt", b"1")])[:1024] + bytes(20_480))
+    Path("d/s9.tar").write_bytes(pack([("a.txt", b"1")])[:1024] + bytes(204_800))
     write_json("d/sizes.json", {"s4.tar": 7, "s0.tar": 3})
     code, out, err = run_index("create", "d", "-o", "i.json", "--counts", "d")
     assert code == 0
     for words in (
         *("s1.tar: goes on behind its end marker, at byte 10,240", "s2.tar: has no sample; its 1 file: "),
-        "s9.tar: ends with 20,480 zeros, more than any writer appends; the samples there were lost",
+        "s9.tar: ends with 204,800 zeros, more than any writer appends; the samples there were lost",
         *("s3.tar: is the same file as ", "1 count of shards that are not in the index: s4.tar"),
     ):
         assert words in err
@@ -303,9 +303,19 @@ def test_numbers_that_json_does_not_have(index, path, number):
     assert sorted(os.listdir()) == (["i.json", "o.json"] if path == "note" else ["i.json"])
 
 
+def test_create_prints_what_the_library_warns_of():
+    """After the bar, each once; events are in the report."""
+    write_shards("d", (3, 2))
+    os.mkdir("d/.nv-meta")
+    Path("d/.nv-meta/split.yaml").write_text("exclude: [s1.tar]\n")
+    code, out, err = run_index("create", "d", "-o", "i.json")
+    assert (code, "2 shards" in out, err.count("\n")) == (0, True, 1)
+    assert "split.yaml: excludes shards or samples, which are read with the others" in err
+
+
 def test_more_samples_than_can_be_counted():
     """No command writes such an index on."""
-    entries = [{"url": f"{k}.tar", "nsamples": (1 << 63) - 1} for k in range(2)]
+    entries = [{"url": f"{k}.tar", "nsamples": (1 << 53) - 1, "filesize": (1 << 63) - 1} for k in range(1 << 11)]
     write_json("i.json", {"wids_version": 1, "shardlist": entries})
     for command in (
         ["split", "i.json", "--by", "1"],

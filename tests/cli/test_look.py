@@ -713,7 +713,7 @@ def hub(stand_in):
             "set?split=odd",
             r"split=odd: there is no split 'odd'; its splits and .*: train \(2\), validation \(1\); choose",
         ),
-        ("set?split", "only .split=SPLIT may follow the name of a data set"),
+        ("set?split", r"only \?split=SPLIT or \?config=CONFIG&split=SPLIT may follow the name of a data set"),
         ("empty", "this repository is empty; upload shards"),
         ("parquet", r"no \.tar files .* wids pack 'hf://datasets/org/parquet/\*\*/\*\.parquet' --field .jpg=COLUMN -o"),
         ("files", r"no \.tar files in this repository; its files end in \.txt; wids pack makes shards"),

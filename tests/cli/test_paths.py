@@ -222,6 +222,7 @@ CASES = {
         "",
     ),
     ("ShardListDataset.save", "path"): ("v.json", lambda path: opened().select([0]).save(path), ""),
+    ("Mixture.save", "path"): ("m.json", lambda path: wids.mix({"one": opened(), "more": opened()}).save(path), ""),
     ("ShardListDataset.select", "samples"): ("keys.txt", lambda path: sampled(opened().select(path)), "url"),
     ("ShardListDataset.exclude", "samples"): ("some.npy", lambda path: sampled(opened().exclude(path)), "url"),
     ("ShardListDataset.with_columns", "place"): (

@@ -107,7 +107,7 @@ def test_damage(tmp_path, server, data, kinds, words, is_local):
         (SOUND + b"x", ("tar", f"byte {len(SOUND)}", "1 bytes that nothing reads")),
         (tars.files({"README": b"1", ".s.txt": b"2"}), ("empty", "", "no sample: the names of its 2 files")),
         (tars.files({}), None),
-        (SOUND[:4096] + bytes(16_384), ("tar", "byte 4096", "ends with 16,384 zeros")),
+        (SOUND[:4096] + bytes(163_840), ("tar", "byte 4096", "ends with 163,840 zeros")),
         (bytes(20_480), ("tar", "byte 0", "ends with 20,480 zeros")),
         (tars.files({"\u00e9.jpg": b"1", "e\u0301.txt": b"2"}), ("keys", "", "has 1 key that another one is, too")),
     ],

@@ -268,7 +268,7 @@ def test_a_disk_that_others_fill(server, cache, limit):
     assert error.path == cache
     assert error.expected >= ONE > error.found >= 0
     for count in (error.expected, error.expected - error.found):
-        assert f"{count} bytes" in str(error) or f"needs {count}" in str(error)
+        assert f"{count} more bytes" in str(error) or f"needs {count}" in str(error)
 
 
 def fill_while_fetching(directory, shards):

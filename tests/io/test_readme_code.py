@@ -1,5 +1,6 @@
 """The Python that READMEs show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
 
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from PIL import Image
 
 import wids
 from tests.support import columns as made
@@ -319,7 +321,9 @@ def test_alternatives(tmp_path):
 
 def test_writer():
     """A sample with a picture, a number, an object and an array."""
-    names = {"wids": wids, "jpeg_bytes": b"jpeg", "array": np.arange(3)}
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "JPEG")
+    names = {"wids": wids, "jpeg_bytes": picture.getvalue(), "array": np.arange(3)}
     execute(only("wids/cli/README.md#packing"), {}, **names)
     (sample,) = wids.ShardListDataset("out/train.json")
     assert (sample["__key__"], sample[".cls"], sample[".json"]["caption"]) == ("000017", 3, "a street")

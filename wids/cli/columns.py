@@ -119,7 +119,6 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
     from wids.cli.format import count_of, print_errors, print_outcome, print_table, printable, shown_path
 
     print_errors([f"null: {why}" for why in outcome.troubles.values()])
-    print_errors(outcome.warnings)
     if not is_json:
         print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
 

@@ -250,9 +250,9 @@ def print_error(message: str) -> None:
     print(f"wids: {printable(without_secrets(' '.join(message.split())))}", file=sys.stderr)
 
 
-def print_errors(messages: Sequence[str]) -> None:
-    """Print the first few errors to stderr, and the number of the others."""
+def print_errors(messages: Sequence[str], *, others: str = "--json lists them all") -> None:
+    """Print the first few errors to stderr, and the number of the others with the way to see them."""
     for message in messages[:_MAX_ERRORS]:
         print_error(message)
     if len(messages) > _MAX_ERRORS:
-        print_error(f"and {len(messages) - _MAX_ERRORS:,} more; --json lists them all")
+        print_error(f"and {len(messages) - _MAX_ERRORS:,} more; {others}")

@@ -6,23 +6,36 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from wids.cli.format import is_debug
+from wids.cli.format import is_debug, print_errors
 from wids.cli.signals import Signals, resumable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class _KeptWarnings(logging.Handler):
+    """Keeps the texts of warnings, each once, but of those that the bar or the report of a command has."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "is_reported", False):
+            self.texts[record.getMessage()] = None
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines (of each try that failed, say) in the bar, unless they are asked for by --debug."""
-    logger, handler = logging.getLogger("wids"), logging.NullHandler()
+    """Without log lines in the bar, unless --debug asks for them; warnings are printed when the block ends."""
+    logger, kept = logging.getLogger("wids"), _KeptWarnings()
     if not is_debug():
-        logger.addHandler(handler)
+        logger.addHandler(kept)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        logger.removeHandler(kept)
+        print_errors([*kept.texts], others="--debug shows them all")
 
 
 @contextlib.contextmanager

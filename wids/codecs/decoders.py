@@ -273,7 +273,11 @@ def _read_npy(data: bytes, *, allow_pickle: bool) -> np.ndarray[Any, Any]:
         raise ValueError(f"version {version} of the .npy format is unknown")
     # 3.0 is 2.0 with UTF-8 field names; read as latin-1 they look wrong but the sizes are right.
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read_header(stream)
+    try:
+        shape, fortran, dtype = read_header(stream)
+    except SystemError:  # CPython's parser, which numpy calls, may confuse two threads that use it at the same time
+        stream.seek(npy.MAGIC_LEN)
+        shape, fortran, dtype = read_header(stream)
     if dtype.hasobject and not allow_pickle:
         raise UnsafeFormatError(f"it holds Python objects, and unpickling them can run any code; {_TRUST}")
     count, held = math.prod(shape), len(data) - stream.tell()

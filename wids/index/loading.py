@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, SpecError
-from wids.events import logger
+from wids.events import REPORTED, logger
 from wids.files import atomic, json_text, system
 from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
@@ -196,6 +196,7 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
                 "%s: the repository has no sample counts of %d of %d shards of the split %s; a user with write access "
                 "can publish an index with them: wids index create '%s' --upload",
                 *(name, missing, len(found), split.name, named._replace(split=split.name).text),
+                extra=REPORTED,
             )
         shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
         made[:] = [_KeptSplit(split.name, shards, split.others, list(split.notes))]

@@ -279,6 +279,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
         summed_bytes=_REMOTE_BYTES if task.checksums else 0,
         checksums=task.checksums,
         first=first,
+        fills_gaps=task.keeps_sum,
     )
     identity = Identity(size=source.size, etag=mark)
     members = Members(window.read, source.size, shard=task.url, split=task.split)

@@ -39,6 +39,7 @@ class Window:
         is_cancelled: asked before each read.
         summed_bytes: if not 0, read everything for checksums, so much at a time. checksums: which.
         first: the shard's first bytes, if they are here already.
+        fills_gaps: also read payload that is shorter than a request, while the checksum of all bytes can still be had.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Window:
         summed_bytes: int = 0,
         checksums: Iterable[str] = (),
         first: bytes = b"",
+        fills_gaps: bool = False,
     ) -> None:
         self._read, self._size, self._is_cancelled = read, size, is_cancelled
+        self._fills_gaps = fills_gaps
         self._is_summing = summed_bytes > 0
         self._digest: Checksums | None = Checksums(checksums if summed_bytes else ("crc32",))
         self._data, self._lo = first, 0
@@ -93,8 +96,7 @@ class Window:
             self._length, length = FIRST_BYTES, _AFTER_SKIP_BYTES
         else:
             length = self._length = min(_GROWTH * self._length, _MAX_BYTES)
-        # A gap that is shorter than a request is read while the checksum of all bytes can still be had.
-        is_short = self._digest is not None and offset - here <= WORTH_BYTES
+        is_short = self._fills_gaps and self._digest is not None and offset - here <= WORTH_BYTES
         lo = here if self._is_summing or is_short else max(here, offset)
         more = self._read(lo, min(max(length, 0 if self._is_summing else end - lo), self._size - lo))
         if not more:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from wids.errors import NoRangesError
-from wids.events import logger
+from wids.events import REPORTED, logger
 from wids.files import system, terminal
 from wids.files.identity import Identity
 from wids.files.json_text import JsonParser
@@ -105,7 +105,7 @@ class RemoteCounts:
         merged: dict[str, tuple[str, str, str]] = {}
 
         def tell(count: int) -> None:
-            logger.warning("%d of %d shards are counted", count, len(shards))
+            logger.warning("%d of %d shards are counted", count, len(shards), extra=REPORTED)
 
         def count_now() -> list[int]:
             logger.warning(
@@ -115,6 +115,7 @@ class RemoteCounts:
                 "" if len(shards) == 1 else f" and {len(shards) - 1:,} more",
                 "this shard" if len(shards) == 1 else "these shards",
                 "" if kept is None else ", and the counts kept in the cache directory",
+                extra=REPORTED,
             )
             pairs = list(zip(shards, sources, strict=True))
             with terminal.progress() as bar:

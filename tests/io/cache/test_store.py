@@ -987,7 +987,7 @@ def test_a_part_file_that_cannot_be_made(server, cache, opened, monkeypatch):
         return real(path, *args, **options)
 
     monkeypatch.setattr(os, "open", no_parts)
-    with pytest.raises(CacheError, match="writable"):
+    with pytest.raises(CacheError, match="free space or inodes"):
         opened(described(server.add("/a.tar", A), A))
 
 

@@ -616,7 +616,7 @@ def test_chains_of_selections(datasets, tmp_path, part):
             view, expected = take(rng, view, expected)
         check_samples(rng, view, expected)
         if number % SAVED == 0:
-            view.save(tmp_path / "view.json")
+            view.save(tmp_path / "view.json", overwrite=True)
             again = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
             assert again.fingerprint == view.fingerprint == pickle.loads(pickle.dumps(view)).fingerprint
             check_samples(rng, again, expected)

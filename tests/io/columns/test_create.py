@@ -772,6 +772,7 @@ def test_histories(tmp_path, monkeypatch, seed):
     spec = parse_spec(jsons=[".json:v,w=x"], texts=[".txt"])
     shards = []
     for step in range(5):
+        before = set(shards)
         for _ in range(rng.randrange(1, 4)):
             what = rng.choice(["add", "add", "change", "remove", "move"]) if shards else "add"
             if what == "add":
@@ -784,7 +785,8 @@ def test_histories(tmp_path, monkeypatch, seed):
                 shards.remove(rng.choice(shards))
             else:
                 rng.shuffle(shards)
-        create_columns(shards, str(tmp_path / "c.parquet"), spec, engine=RunOptions(jobs=2))
+        is_other = before.isdisjoint(shards)  # such a table is replaced only if that is said
+        create_columns(shards, str(tmp_path / "c.parquet"), spec, overwrite=is_other, engine=RunOptions(jobs=2))
         create_columns(shards, str(tmp_path / f"{step}.parquet"), spec, engine=RunOptions(jobs=1))
         assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / f"{step}.parquet").read_bytes()
 

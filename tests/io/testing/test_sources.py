@@ -65,7 +65,7 @@ def test_a_store_that_is_not_derived_is_told_what_it_lacks(found):
     """Its author reads that, and not how something else failed for it."""
     message = found[0]["TestBare"]["test_size_and_version"]
     assert "broken promise: a source is whole: derive Bare from `ByteSource`; found " in message
-    assert "none of ['fills_file', 'precedence', 'range_bytes']" in message
+    assert "none of ['fills_file', 'packed_bytes', 'precedence', 'range_bytes']" in message
 
 
 def test_every_wrong_store_is_tried():

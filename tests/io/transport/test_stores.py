@@ -541,7 +541,7 @@ def test_a_name_in_s3_that_looks_like_a_pattern(s3, load, tmp_path):
     with pytest.raises(SpecError, match=r"no file has a name like this"):
         find_shards([f"{place.url}/a[2-3]*.tar"], session=Session(place.options))
     for source, tags in ((url, "a"), (f"{place.url}/?[[]1].tar", "a"), (f"{place.url}/a?.tar", "b")):
-        create_index([source], str(tmp_path / "train.json"), settings=settings)
+        create_index([source], str(tmp_path / "train.json"), settings=settings, overwrite=True)
         assert samples_of(load(place, str(tmp_path / "train.json"))) == packed(tags)
 
 

@@ -28,6 +28,6 @@ class LookCommand(PlainCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it without log lines."""
+        """Run it without log lines of events."""
         with quiet():
             return super().invoke(ctx)
