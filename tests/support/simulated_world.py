@@ -195,7 +195,7 @@ class Server:
 class SimulatedSource:
     """One object of the server, for a process; see `wids.transport.source.ByteSource`."""
 
-    is_blocking, fills_file, precedence = True, False, None
+    is_blocking, fills_file, precedence, packed_bytes = True, False, None, None
 
     def __init__(self, process, server, url, path, go_on):
         self._process, self._server, self.url, self._path, self.go_on = process, server, url, path, go_on

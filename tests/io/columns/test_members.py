@@ -273,9 +273,9 @@ def tars_asked(server):
 def test_published_tables(server, tmp_path, is_packed):
     """They are read, several at a time, and no byte of a shard is."""
     index = tmp_path / "www" / "train.json"
-    run_ok(
-        "index", "create", *[tmp_path / "www" / f"s{k}.tar" for k in (0, 2, 3)], "-o", index, *["--members"][is_packed:]
-    )
+    shards = [tmp_path / "www" / f"s{k}.tar" for k in (0, 2, 3)]
+    os.unlink(index)
+    run_ok("index", "create", *shards, "-o", index, *["--members"][is_packed:])
     if is_packed:
         run_ok("index", "tables", index)
     dataset = wids.ShardListDataset(f"{server.url}/train.json")
@@ -304,6 +304,7 @@ def test_without_published_tables(server, tmp_path):
 def test_a_table_of_another_version(server, tmp_path):
     """It is not taken for the shard's."""
     index = tmp_path / "www" / "train.json"
+    os.unlink(index)
     run_ok("index", "create", tmp_path / "www" / "s0.tar", "-o", index, "--members")
     write_tar(tmp_path / "www" / "s0.tar", {"a.cls": b"1" * 20_000})
     run_ok("index", "create", tmp_path / "www" / "s0.tar", "-o", index)
