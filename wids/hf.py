@@ -16,8 +16,8 @@ from wids.loaders import ResumableLoader
 
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
-except ModuleNotFoundError as error:
-    raise DependencyError("transformers is not installed; install it with: pip install 'wids[hf]'") from error
+except ModuleNotFoundError as _error:
+    raise DependencyError("transformers is not installed; install it with: pip install 'wids[hf]'") from _error
 
 if TYPE_CHECKING:
     from transformers import TrainerState

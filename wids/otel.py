@@ -16,8 +16,8 @@ from wids.events import Fetched, NotFetchedAhead, Opened, Rejected, Retried, Wai
 
 try:
     from opentelemetry import metrics, trace
-except ImportError as error:
-    raise DependencyError("OpenTelemetry is not installed; install it with: pip install 'wids[otel]'") from error
+except ImportError as _error:
+    raise DependencyError("OpenTelemetry is not installed; install it with: pip install 'wids[otel]'") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -116,7 +116,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-parse = JsonParser[Any](object).parse
+parse: Callable[[bytes | memoryview | str], Any] = JsonParser[Any](object).parse
 # For what people and other programs write: json.dump writes NaN.
 TOLERANT = JsonParser[Any](object, is_finite=False)
 

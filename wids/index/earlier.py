@@ -41,6 +41,9 @@ class EarlierIndex:
         keys: its top-level keys; {}: there is none that can be read.
     """
 
+    path: str
+    keys: dict[str, Any]
+
     def __init__(self, path: str, keys: dict[str, Any]) -> None:
         self.path, self.keys = path, keys
 

@@ -27,8 +27,8 @@ class LimitedProtocol(H11Protocol):
         most: connections at a time. seconds: that one may wait for a request, or for more of its body.
     """
 
-    most = min(100, system.descriptor_limit() // _SHARE)
-    seconds = 10.0
+    most: int = min(100, system.descriptor_limit() // _SHARE)
+    seconds: float = 10.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; who has waited longest may have to leave."""

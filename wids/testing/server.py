@@ -73,6 +73,7 @@ class Server:
     """
 
     closing: threading.Event
+    directory: str | None
     required_headers: dict[str, str]
     lock: threading.Lock
     url: str
