@@ -656,8 +656,10 @@ def _check_batches(loader: Any) -> None:
         InputError: they are, of a sampler of batches.
     """
     batches = getattr(loader, "_index_sampler", None)
-    if isinstance(batches, BatchSampler) and getattr(batches.sampler, "_yields_batches", False):
-        raise batches_of_batches(batches.sampler)
+    # Subclasses of other libraries, as accelerate's BatchSamplerShard, may have no sampler.
+    sampler = getattr(batches, "sampler", None) if isinstance(batches, BatchSampler) else None
+    if getattr(sampler, "_yields_batches", False):
+        raise batches_of_batches(sampler)
 
 
 def batches_of_batches(sampler: Any) -> InputError:

@@ -662,6 +662,25 @@ def test_a_sampler_of_batches_that_is_given_as_one_of_samples(sampler_of, worker
     assert len(next(iter(right))) == 4
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_sampler_of_another_library_without_a_sampler(workers):
+    """Accelerate divides the batches of one among processes by such an object; a loader reads it as ever."""
+
+    class Shard(torch.utils.data.BatchSampler):
+        def __init__(self, batches):
+            self.batches, self.batch_size, self.drop_last = batches, 2, False
+
+        def __iter__(self):
+            return iter(self.batches)
+
+        def __len__(self):
+            return len(self.batches)
+
+    whole = torch.utils.data.BatchSampler(wids.ChunkedSampler(range(6), shuffle=False), 2, drop_last=False)
+    loader = torch.utils.data.DataLoader(range(6), batch_sampler=Shard(whole), num_workers=workers)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
 @pytest.mark.parametrize("epochs", [1, None])
 def test_a_block_that_no_memory_holds(epochs):
     """It is refused before it is cut; one that the epoch's end makes smaller is not."""
