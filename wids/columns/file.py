@@ -20,6 +20,7 @@ from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import ColumnRule  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import CacheError, ColumnsError, JsonError, MissingTableError, ShardNotFoundError
+from wids.files import atomic
 from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles
@@ -113,7 +114,7 @@ def open_table(path: str) -> TableFile:
     """
     pq = import_parquet()
     _check_file(path, path)
-    version = _version_of(path)
+    version = atomic.version_of(path)
     try:
         file = pq.ParquetFile(path, memory_map=False, page_checksum_verification=True)
     except Exception as error:
@@ -150,11 +151,6 @@ def read_facts(path: str) -> TableFacts | None:
     with contextlib.suppress(OSError, KeyError, JsonError, import_arrow().ArrowException):
         return _FACTS.parse((import_parquet().read_schema(path).metadata or {})[METADATA_KEY])
     return None
-
-
-def _version_of(path: str) -> tuple[int, ...]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @functools.lru_cache(maxsize=256)
@@ -210,7 +206,7 @@ def check_values(path: str, names: Iterable[str], is_stopped: Callable[[], bool]
     Raises:
         ColumnsError: one is damaged.
     """
-    sound = _sound_columns(path, _version_of(path))
+    sound = _sound_columns(path, atomic.version_of(path))
     with import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
         there = file.schema_arrow.names
         for name in [name for name in names if name in there and name not in sound]:

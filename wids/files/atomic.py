@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def version_of(path: str) -> tuple[int, ...]:
+    """Device, inode, size and time of a file, by which it differs from one that is written later.
+
+    Raises:
+        OSError: no such file exists.
+    """
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def open_file(path: str) -> tuple[int, Identity]:
     """An open descriptor of a regular file, and what it is; the caller closes.
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from wids.errors import OutputError
-from wids.files import locks
+from wids.files import atomic, locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +48,8 @@ class ReplacedFile:
 
 
 def _version_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from one that is written later; None: none exists."""
+    """The version of a file; None: none exists."""
     try:
-        status = os.stat(path)
+        return atomic.version_of(path)
     except (OSError, ValueError):  # no file can have such a name
         return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

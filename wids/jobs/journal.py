@@ -262,7 +262,7 @@ class KnownShards(Generic[R]):
                 self.records[place] = absolute
 
 
-class _Named(msgspec.Struct):
+class _AnyRecord(msgspec.Struct):
     """Any record of a shard."""
 
     url: str
@@ -273,7 +273,7 @@ def shards_before(output: str) -> set[str]:
     try:
         fd, _ = atomic.open_file(output + STATE_SUFFIX)
         with open(fd, "rb") as file:
-            return {_place_of(record.url, os.path.dirname(output)) for record in parse_records(file, _Named)}
+            return {_place_of(record.url, os.path.dirname(output)) for record in parse_records(file, _AnyRecord)}
     except OSError:
         return set()
 
