@@ -331,6 +331,8 @@ class Space:
                 request = Request(wanted, total, use, waited, grace)
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found, request)) as snapshot:
                     decision = settle(snapshot, request, snapshot.evict)
+                    while _is_within(decision) and not snapshot.forget_tables():
+                        decision = settle(snapshot, request, snapshot.evict)
                 self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
                 self._is_disk_full = snapshot.is_disk_full
                 if not isinstance(decision, Grant) and (missing := snapshot.missing_bytes) > 0:
@@ -344,7 +346,7 @@ class Space:
                         if not may_exceed:
                             return decision
                         self._warn_once(total)
-                    snapshot.forget_tables()
+                        snapshot.forget_tables()
                     _extend(self.directory.path, sizes)
                 return decision
 
@@ -489,8 +491,8 @@ class _DirectorySnapshot:
             self.free += entry.size_bytes
         return is_evicted
 
-    def forget_tables(self) -> None:
-        """Delete remembered tables, whose bytes were granted."""
+    def forget_tables(self) -> bool:
+        """Delete remembered tables, whose bytes were granted; False: some cannot be deleted, and count as used now."""
         remembered = self._contents.remembered.bytes - self._stuck
         missing = missing_bytes(
             used=self.used + remembered,
@@ -499,8 +501,13 @@ class _DirectorySnapshot:
             free=self.free - remembered - self.promised,
             floor=self.floor,
         )
-        if missing > 0:
-            self._space.forget(max(remembered - missing, 0) + self._stuck)
+        most = max(remembered - max(missing, 0), 0) + self._stuck
+        left = self._space.forget(most)
+        if left <= most:
+            return True
+        self.used, self.free = self.used + left - self._stuck, self.free - (left - self._stuck)
+        self._stuck = left
+        return False
 
 
 class Excess:
@@ -610,6 +617,11 @@ def evict_from(
             space.request_release()
     report(excess)
     return gone
+
+
+def _is_within(decision: Grant | MustWait | Refuse) -> bool:
+    """Whether there is space, and no limit is exceeded."""
+    return isinstance(decision, Grant) and not decision.is_over_limit
 
 
 def _size_of(path: str) -> int:

@@ -1234,3 +1234,24 @@ def test_the_size_of_a_shard_by_what_it_needs(size, nsamples):
     """What is kept free for its table is taken off again, but for a rounding."""
     found = spaces.shard_bytes(size + table_allowance(size, nsamples), nsamples)
     assert abs(found - size) <= 1
+
+
+@pytest.mark.parametrize("limit", [5 * 104, 400], ids=["another shard goes", "nothing else can go"])
+def test_a_table_that_cannot_be_deleted_is_not_free_space(home, monkeypatch, clock, limit):
+    """Its bytes had been granted already: the limit was exceeded by them."""
+    fill_with_tables(home, "abcde" if limit == 5 * 104 else "a")
+    space, unlink = Space(home, limit=limit), os.unlink
+
+    def failing(path, **options):
+        if os.path.basename(os.path.dirname(path)) == "remembered":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        unlink(path, **options)
+
+    monkeypatch.setattr("wids.cache.space.os.unlink", failing)
+    if limit == 400:
+        with pytest.raises(CacheFull):
+            reserve(space, limit)
+    else:
+        assert reserve(space, 104) == 104
+        assert (left(home), remembered(home)) == ("cde", "a")
+    assert CacheDirectory(home).inventory().used_bytes <= limit
