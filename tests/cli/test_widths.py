@@ -28,25 +28,45 @@ def plain(shown):
     return [line.rpartition("\r")[2].rstrip() for line in lines]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "wids")
-def test_help_is_whole(words, width):
-    """Names of options stand whole at the beginnings of lines; texts have most of a line; nothing is cut."""
-    out = run_ok(*words, "--help", env={"COLUMNS": str(width)})
-    assert "…" not in out
-    for each in getattr(COMMANDS[words], "commands", {}).values():
-        assert " ".join(each.help.partition("\n\n")[0].split()) in " ".join(out.split())
+def faults_of_help(command, out, width):
+    """What is wrong with the help of a command on a terminal."""
+    for each in getattr(command, "commands", {}).values():
+        if " ".join(each.help.partition("\n\n")[0].split()) not in " ".join(out.split()):
+            yield f"the text of {each.name} is not whole"
     lines = out.splitlines()
-    assert [line for line in lines if len(line) > width and not line.strip().startswith("'")] == []  # a word of a shell
+    for line in lines:
+        if "…" in line or (len(line) > width and not line.strip().startswith("'")):  # a word of a shell
+            yield f"a line is cut or too long: {line}"
+    yield from faults_of_options(command, lines, width)
+    for found in re.finditer(r"<(int|float|str|list|bool)|x[<>]=|[<>]=?x", out):
+        yield f"a programmer's word for a value: {found[0]}"
+
+
+def faults_of_options(command, lines, width):
+    """What is wrong with the lines of its options."""
     names = {name for line in lines for name in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line[:width])}
     begins = [line.split("  ")[1] for line in lines if line.startswith("  ")]
-    for parameter in COMMANDS[words].params:
+    for parameter in command.params:
         if parameter.param_type_name == "option":
-            assert {*parameter.opts, *parameter.secondary_opts} <= names
-            assert any(parameter.opts[0] in re.split(r"[ ,]+", begin) for begin in begins), parameter.opts
+            if not {*parameter.opts, *parameter.secondary_opts} <= names:
+                yield f"not all names of {parameter.opts} are whole"
+            if not any(parameter.opts[0] in re.split(r"[ ,]+", begin) for begin in begins):
+                yield f"{parameter.opts} stand at the beginning of no line"
     texts = [re.match(r" +(?:\S+ )*?\S+  +(?=\S)", line) for line in lines if line.startswith("  -")]
-    assert max((found.end() for found in texts if found), default=0) <= max(width // 3, 14) + 6
-    assert not re.search(r"<(int|float|str|list|bool)|x[<>]=|[<>]=?x", out)  # a programmer's words for values
+    if max((found.end() for found in texts if found), default=0) > max(width // 3, 14) + 6:
+        yield "texts have too little of a line"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help_is_whole(width):
+    """Names of options stand whole at the beginnings of lines; texts have most of a line; nothing is cut."""
+    assert len(COMMANDS) > 25
+    wrong = [
+        f"wids {' '.join(words)}: {fault}"
+        for words, command in COMMANDS.items()
+        for fault in faults_of_help(command, run_ok(*words, "--help", env={"COLUMNS": str(width)}), width)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

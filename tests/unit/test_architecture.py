@@ -102,25 +102,32 @@ def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
             if isinstance(child, ast.Import):
                 found.update(alias.name for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: imports are absolute"
-                found.update(f"{child.module}.{alias.name}" for alias in child.names)
+                found.update(f"{'.' * child.level}{child.module or ''}.{alias.name}" for alias in child.names)
             visit(child)
 
     visit(parsed(path))
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path):
+def may_import(part: str, name: str) -> bool:
+    """Whether modules of a part may import a name: from their own part and the layers below it, and absolutely."""
+    words = name.split(".")
+    other = "legacy" if len(words) > 1 and words[1].startswith("wids") else ".".join(words[1:2])
+    if words[0] != "wids" or other in ("", part, "__version__"):
+        return words[0] != ""
+    is_beside = {other, ".".join(words[1:3])} & BESIDE.get(part, set())
+    return bool(is_beside) or LEVELS.get(other, len(LAYERS)) < LEVELS.get(part, 0)
+
+
+def test_imports_go_one_way():
     """A module imports only from its own part and from the layers below it."""
-    part = part_of(path)
-    for name in imports_of(path, is_top_only=False):
-        words = name.split(".")
-        other = "legacy" if len(words) > 1 and words[1].startswith("wids") else ".".join(words[1:2])
-        if words[0] == "wids" and other not in ("", part):
-            is_beside = {other, ".".join(words[1:3])} & BESIDE.get(part, set())
-            is_below = other == "__version__" or LEVELS[other] < LEVELS[part] or is_beside
-            assert is_below, f"{path.name} imports {name}"
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules()
+        for name in sorted(imports_of(path, is_top_only=False))
+        if not may_import(part_of(path), name)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_each_random_stream_is_given_out_once():
@@ -157,16 +164,20 @@ def is_pure(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", [*filter(is_pure, modules())], ids=lambda path: str(path.relative_to(ROOT)))
-def test_pure_modules_do_no_io(path):
+def test_pure_modules_do_no_io():
     """They import nothing that does I/O or starts processes, also through others, not even inside a function."""
-    names = imports_of(path, is_top_only=False)
-    assert not {name.split(".")[0] for name in names} & IMPURE
     ours = {path.relative_to(ROOT.parent).with_suffix("").as_posix().replace("/", "."): path for path in modules()}
-    used = {next((each for each in (name, name.rpartition(".")[0]) if each in ours), None) for name in names}
-    assert not [name for name in used - {None, "wids.errors", "wids.events"} if not is_pure(ours[name])]
-    calls = {node.func.id for node in ast.walk(parsed(path)) if is_plain_call(node)}
-    assert not calls & {"open", "print", "input", "exec", "eval"}
+    pure = {name for name, path in ours.items() if is_pure(path)}
+    assert len(pure) > 50
+    wrong = []
+    for name in sorted(pure):
+        imported = imports_of(ours[name], is_top_only=False)
+        used = {next((each for each in (one, one.rpartition(".")[0]) if each in ours), None) for one in imported}
+        calls = {node.func.id for node in ast.walk(parsed(ours[name])) if is_plain_call(node)}
+        others = {one.split(".")[0] for one in imported} & IMPURE | used - pure - {None, "wids.errors", "wids.events"}
+        wrong += [f"{name} imports {other}" for other in sorted(others)]
+        wrong += [f"{name} calls {call}()" for call in sorted(calls & {"open", "print", "input", "exec", "eval"})]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", ["README.md", "wids/README.md"])
@@ -421,30 +432,40 @@ def test_a_long_temporary_directory(tmp_path):
     assert os.listdir(directory) == []
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("README.md")), ids=lambda path: str(path.parent.relative_to(ROOT)))
-def test_a_folder_s_readme_names_its_modules(path):
+def test_a_folder_s_readme_names_its_modules():
     """Each of them, and none that is gone: a stranger finds the place of a change there."""
-    table = path.read_text(encoding="utf-8").partition("| module | |\n")[2].partition("\n\n")[0]
-    named = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
-    there = {module.stem for module in path.parent.glob("*.py")} - {"__init__", "__main__"}
-    assert named == there
+    wrong = []
+    for path in sorted(ROOT.rglob("README.md")):
+        table = path.read_text(encoding="utf-8").partition("| module | |\n")[2].partition("\n\n")[0]
+        named = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
+        there = {module.stem for module in path.parent.glob("*.py")} - {"__init__", "__main__"}
+        wrong += [f"{path.relative_to(ROOT)} does not name {name}" for name in sorted(there - named)]
+        wrong += [f"{path.relative_to(ROOT)} names {name}, which is gone" for name in sorted(named - there)]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for kind in ("unit", "io", "cli") for path in (TESTS / kind).rglob("test_*.py")),
-    ids=lambda path: str(path.relative_to(TESTS)),
-)
-def test_tests_follow_their_modules(path):
-    """The tests of FOLDER/MODULE.py are in FOLDER/test_MODULE.py; those of a folder of commands may be in one file."""
+def has_its_module(path: Path) -> bool:
+    """Whether a file of tests is named after a module of its folder, or after what `WHOLE` has."""
     name, folder = path.stem.removeprefix("test_"), path.parent.relative_to(TESTS)
     if folder.parts[0] == "cli":
         places = [*(ROOT / "cli").rglob(f"{name}.py"), ROOT / "cli" / name / "__init__.py"]
     else:
         places = [ROOT / Path(*folder.parts[1:]) / f"{name}.py"]
-        assert places[0].parent.is_dir(), f"wids has no such folder as {folder}"
-    is_found = any(place.is_file() for place in places) or name in WHOLE or name.endswith("_conformance")
-    assert is_found, f"no module {name}: rename the file after the module that it tests"
+        if not places[0].parent.is_dir():
+            return False
+    return any(place.is_file() for place in places) or name in WHOLE or name.endswith("_conformance")
+
+
+def test_tests_follow_their_modules():
+    """The tests of FOLDER/MODULE.py are in FOLDER/test_MODULE.py; those of a folder of commands may be in one file."""
+    files = [path for kind in ("unit", "io", "cli") for path in sorted((TESTS / kind).rglob("test_*.py"))]
+    assert len(files) > 100
+    wrong = [
+        f"{path.relative_to(TESTS)}: no such folder or module; name the file after the module that it tests"
+        for path in files
+        if not has_its_module(path)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_behaviours_without_a_module_have_tests():

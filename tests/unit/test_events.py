@@ -61,10 +61,8 @@ def test_the_list_is_complete():
     assert {type(event) for event in ALL} == set(Event.__subclasses__())
 
 
-@pytest.mark.parametrize("event", ALL, ids=lambda event: type(event).__name__)
-def test_events_count_in_fields_that_exist(event):
+def test_events_count_in_fields_that_exist():
     """Each figure that an event adds to is a field of `Stats`; each field is one that some event adds to."""
-    assert {name for name, _ in event.counts()} <= set(Stats.__struct_fields__)
     assert {name for each in ALL for name, _ in each.counts()} == set(Stats.__struct_fields__)
 
 

@@ -19,16 +19,24 @@ WITHOUT = {"cli/cache", "cli/demo", "cli/look", "cli/simulate"}
 MAX_LINES = 235
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT).parent))
-def test_links_lead_somewhere(path):
+def leads_somewhere(path, link):
+    """Whether a link of a README leads to a file or folder of the checkout, and to a heading that it has."""
+    name, _, heading = link.partition("#")
+    target = (path.parent / name).resolve() if name else path
+    if not target.exists() or not target.is_relative_to(ROOT):
+        return False
+    return not heading or heading in anchors(target.read_text(encoding="utf-8"))
+
+
+def test_links_lead_somewhere():
     """To a file or folder of the checkout, and to a heading in it; nothing links out of the checkout."""
-    for link in links(path.read_text(encoding="utf-8")):
-        name, _, heading = link.partition("#")
-        target = (path.parent / name).resolve() if name else path
-        assert target.exists(), link
-        assert target.is_relative_to(ROOT), link
-        if heading:
-            assert heading in anchors(target.read_text(encoding="utf-8")), link
+    wrong = [
+        f"{path.relative_to(ROOT)} links to {link}"
+        for path in READMES
+        for link in links(path.read_text(encoding="utf-8"))
+        if not leads_somewhere(path, link)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_folder_has_one():
@@ -80,20 +88,27 @@ CALLABLES = {
 WORDS = "in words"  # the default of a parameter is not one value
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_a_docstring_describes_each_parameter(name):
-    """Of what users call: all of them, and none that is gone."""
-    made = CALLABLES[name]
-    described = re.split(r"^Args:\n", inspect.getdoc(made), flags=re.MULTILINE)[1:]
-    names = {
+def described(made):
+    """The parameters that a docstring describes."""
+    sections = re.split(r"^Args:\n", inspect.getdoc(made), flags=re.MULTILINE)[1:]
+    return {
         word.strip("* ")
-        for section in described
+        for section in sections
         for words in re.findall(
             r"^ {4}(\*{0,2}\w+(?:, \w+)*): ", re.split(r"^(?=\S)", section, flags=re.MULTILINE)[0], re.MULTILINE
         )
         for word in words.split(",")
     }
-    assert names == set(inspect.signature(made).parameters)
+
+
+def test_a_docstring_describes_each_parameter():
+    """Of what users call: all of them, and none that is gone."""
+    wrong = []
+    for name, made in CALLABLES.items():
+        there = set(inspect.signature(made).parameters)
+        wrong += [f"{name} does not describe {each}" for each in sorted(there - described(made))]
+        wrong += [f"{name} describes {each}, which is gone" for each in sorted(described(made) - there)]
+    assert not wrong, "\n".join(wrong)
 
 
 TABLES = {
@@ -197,14 +212,25 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "%": 0.01, "µs"
 UNITS |= {"min": 60, "h": 3600, "days": 86_400}
 
 
-@pytest.mark.parametrize(("name", "value"), LIMITS)
-def test_a_limit_is_the_constant_of_its_name(name, value):
-    """``cache.limits.wait_seconds`` is of that module, or of its `LIMITS`; the value has a unit."""
+def constant_of(name):
+    """The constant of a limit's name: ``cache.limits.wait_seconds`` is of that module, or of its `LIMITS`."""
     module, _, attribute = name.rpartition(".")
     found = importlib.import_module(f"wids.{module}")
-    number, _, unit = value.replace(",", "").partition(" ")
-    constant = getattr(found, attribute) if hasattr(found, attribute) else getattr(found.LIMITS, attribute)
-    assert float(number) * UNITS[unit] == pytest.approx(constant)
+    return getattr(found, attribute) if hasattr(found, attribute) else getattr(found.LIMITS, attribute)
+
+
+def test_a_limit_is_the_constant_of_its_name():
+    """The value of each has a unit."""
+    wrong = []
+    for name, value in LIMITS:
+        number, _, unit = value.replace(",", "").partition(" ")
+        try:
+            is_right = float(number) * UNITS[unit] == pytest.approx(constant_of(name))
+        except (ImportError, AttributeError, KeyError, ValueError) as error:
+            wrong.append(f"{name} is {value!r}: {error!r}")
+        else:
+            wrong += [] if is_right else [f"{name} is {value!r}, and the constant is {constant_of(name)}"]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_limit_stands_twice():
