@@ -4,14 +4,12 @@ import functools
 import gc
 import os
 import pathlib
-import re
 import tempfile
 
 import pytest
 
-from tests.support import clocks
+from tests.support import clocks, tiers
 from tests.support.examples import load_profile
-from tests.support.paths import ROOT
 from tests.support.servers import Server
 from tests.support.shards import serve, write_index
 
@@ -21,61 +19,51 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 # Read when torch is imported: threads of a process that computes are no help to tests that use all cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-E2E = ROOT / "tests" / "e2e"
-# The tier `core`: tests/unit and files of these names, but what is marked `thorough`; and what is marked so.
-UNIT = ROOT / "tests" / "unit"
-CORE = re.compile(r"test_(\w+_conformance|store_model|goldens|promises|readme_commands)")
-LONGEST = (
-    "test_train_ddp",
-    "test_notebook_programs",
-    "test_notebooks",
-    "test_demo",
-    "test_torchrun",
-    "test_benchmarks",
-)
-# They import so much, Ray and trainers, that forks of their process take twice as long.
-LAST = re.compile(r"test_readme_trainers|\[ray\b|TestRay\b")
-
 # A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
 _MAX_TEMP_DIR = 70
 
 
+def pytest_addoption(parser):
+    """Options of `.ci/run`."""
+    group = parser.getgroup("tiers")
+    group.addoption("--changed", metavar="FILE", help="slow tests that guard the paths in this file, a line each, and")
+    group.addoption("--turn", metavar="N", type=int, help="one of so many parts of the others: tests/README.md")
+
+
 def pytest_configure(config):
-    """In a directory with a long name workers could not hand tensors over, and loaders would wait for good."""
+    """Without paths and without ``-m``, the tier ``default`` runs: whoever names a file gets all of it."""
     gc.disable()  # while modules are imported and tests collected, a sixth of that time, all that is made stays
-    load_profile("core" if config.getoption("markexpr") == "core" else "dev")
+    option = config.option
+    if not option.markexpr and config.args_source is not config.ArgsSource.ARGS:
+        option.markexpr = "default"  # workers of xdist have the options of this process
+    load_profile("all" if "thorough" in option.markexpr.split() else "few")
+    # In a directory with a long name workers could not hand tensors over, and loaders would wait for good.
     if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Without what would not run: the imports of ``tests/e2e`` take seconds, and make each fork slower."""
-    asked = config.getoption("markexpr")
-    if asked == "core" and collection_path.suffix == ".py":
-        return None if _is_core(collection_path) or "mark.core" in collection_path.read_text("utf-8") else True
-    return True if collection_path == E2E and ("not e2e" in asked or asked == "core") else None
-
-
-def _is_core(path):
-    """Whether all tests of a file are of the tier but those of whole programs and the thorough ones."""
-    return UNIT in path.parents or CORE.fullmatch(path.stem)
+    """Without what would not run: the imports of trainers take seconds, and make each fork slower."""
+    if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+        return True if tiers.is_apart(collection_path.read_text("utf-8"), config.option.markexpr) else None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of ``tests/e2e``, and those whose processes import torch anew, and those of ``core``; leave out
-    those marked ``long`` unless ``-m`` names the mark; longest first.
-    """
+    """Mark each test with its tiers; leave out what is run by hand, and with ``--changed`` what is not due."""
+    option, left_out = config.option, set()
+    due = None
+    if option.changed is not None:
+        due = tiers.guarding(pathlib.Path(option.changed).read_text("utf-8").split())
     for item in items:
-        if E2E in item.path.parents or any(method in item.name for method in ("[spawn", "-spawn", "forkserver")):
-            item.add_marker("e2e")
-        elif _is_core(item.path) and not any(item.get_closest_marker(name) for name in ("e2e", "long", "thorough")):
-            item.add_marker("core")
-    if "long" not in config.getoption("markexpr"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-    items.sort(key=_place)
+        for name in tiers.tiers_of(item):
+            item.add_marker(name)
+        is_asked_for = tiers.BY_HAND in option.markexpr or not item.get_closest_marker(tiers.BY_HAND)
+        if not is_asked_for or (due is not None and not tiers.is_due(item.nodeid, due, option.turn or 0)):
+            left_out.add(item)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():
@@ -96,15 +84,6 @@ def pytest_runtest_teardown(item, nextitem):
 def pytest_unconfigure():
     """What a process ends with is freed as ever; some libraries count what is left, and say so."""
     gc.unfreeze()
-
-
-def _place(item):
-    """The tests that fork the most come first, while their process is small; then whole programs, the longest first."""
-    if item.get_closest_marker("e2e") is None:
-        return -1
-    if LAST.search(item.nodeid):
-        return len(LONGEST) + 1
-    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -370,7 +370,6 @@ def complaint_of_mortal(*args):
     return in_one_line(err)
 
 
-@pytest.mark.e2e
 def test_a_directory_that_may_not_be_read(full):
     """A directory that the user may not list is told as such by each command."""
     full.chmod(0)
@@ -396,7 +395,6 @@ def unwritable(cache):
             folder.chmod(0o700)
 
 
-@pytest.mark.e2e
 def test_a_directory_that_may_not_be_written(full):
     """It is listed without knowing what is open; nothing is cleaned or fetched there, and the reason is told."""
     with unwritable(full):
@@ -412,7 +410,6 @@ def test_a_directory_that_may_not_be_written(full):
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-@pytest.mark.e2e
 def test_output_that_nobody_reads(is_json, full):
     """A reader that has gone is no error to talk about, a full disk is one line."""
     args = ["cache", "ls", full, *(["--json"] if is_json else [])]
@@ -424,7 +421,6 @@ def test_output_that_nobody_reads(is_json, full):
         assert run_apart(*args, stdout=disk) == (1, None, "wids: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.e2e
 def test_ls_is_light(full):
     """The commands do not wait for torch."""
     before = (
@@ -785,7 +781,6 @@ def test_bytes_of_downloads_under_way_have_arrived(full):
     ("number", "code", "words"),
     [("INT", 130, "interrupted"), ("TERM", 143, "ended by SIGTERM"), ("HUP", 129, "ended by SIGHUP")],
 )
-@pytest.mark.e2e
 def test_warm_that_is_ended(number, code, words, server, cache):
     """Ctrl-C, SIGTERM and a closed terminal end it at once; what came whole stays, and nothing half."""
     index, gates = gated(server)
@@ -799,7 +794,6 @@ def test_warm_that_is_ended(number, code, words, server, cache):
     assert files_in(cache) == [f".wids/tables/{name}.widx", name]
 
 
-@pytest.mark.e2e
 def test_warm_under_nohup(server, cache):
     """A signal that was ignored when it started does not end it."""
     index, gates = gated(server)
@@ -866,7 +860,6 @@ class Daemon:
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT"])
-@pytest.mark.e2e
 def test_daemon(name, full):
     """It logs what it keeps, each deletion and what stays; it looks again when asked to, and ends well by signals."""
     put_file(full, "notes.txt")
@@ -889,7 +882,6 @@ def test_daemon(name, full):
     assert (full / "notes.txt").exists()
 
 
-@pytest.mark.e2e
 def test_daemon_looks_again_by_itself(full):
     """It looks every so many seconds, with no signal."""
     with Daemon(full, "--max-files", 4, "--every", 0.1) as daemon:
@@ -902,7 +894,6 @@ def test_daemon_looks_again_by_itself(full):
 FORGED = "x\n2000-01-01T00:00:00.000+00:00 INFO wids: cleanup: all is well.tar"
 
 
-@pytest.mark.e2e
 def test_daemon_tells_time_and_level(full):
     """Each line has the time with its zone and a level; the journal, which has them, a priority. A name breaks none."""
     put_shard(full, FORGED, used=1)
@@ -933,7 +924,6 @@ def test_daemon_tells_time_and_level(full):
     os.close(its)
 
 
-@pytest.mark.e2e
 def test_second_daemon_waits(full):
     """Of two on one directory one cleans; the other takes over when the first is gone, however it went."""
     with (
@@ -957,7 +947,6 @@ def test_second_daemon_waits(full):
         assert second.end()[0] == 0
 
 
-@pytest.mark.e2e
 def test_daemon_outlives_its_directory(full):
     """A directory that does not exist yet is waited for, and one that is deleted too."""
     elsewhere = full.parent / "elsewhere"
@@ -980,7 +969,6 @@ def test_daemon_outlives_its_directory(full):
         assert daemon.end()[0] == 0
 
 
-@pytest.mark.core
 def test_daemon_with_a_pattern(full):
     """A pattern says which files count, and may go."""
     with Daemon(full / "[cd].tar", "--max-files", 1, "--every", 3600) as daemon:
@@ -990,7 +978,6 @@ def test_daemon_with_a_pattern(full):
     assert names_in(full) == ["a.tar", "b.tar", "c.tar"]
 
 
-@pytest.mark.e2e
 def test_daemon_in_a_directory_that_may_not_be_written(full):
     """That is a warning in each round, not its end: the next round may do."""
     with unwritable(full), Daemon(full, "--max-files", 2, "--every", 0.1, before=MORTAL) as daemon:
@@ -1000,7 +987,6 @@ def test_daemon_in_a_directory_that_may_not_be_written(full):
     assert len(names_in(full)) == 4
 
 
-@pytest.mark.e2e
 def test_daemon_in_the_background(full):
     """Where a shell lets its background jobs ignore Ctrl-C, it does."""
     with Daemon(full, "--max-files", 3, "--every", 3600, before=DEAF) as daemon:
@@ -1028,7 +1014,6 @@ def test_daemon_with_wrong_options(full):
     assert len(names_in(full)) == 4
 
 
-@pytest.mark.e2e
 def test_daemon_says_what_stays_and_why(full):
     """Above the limit, a cleaning is a warning: what is kept, open and under way; of a pattern, too."""
     put_file(full, keep_mark_of(full / "b.tar"))
@@ -1052,7 +1037,6 @@ def test_daemon_says_what_stays_and_why(full):
             assert daemon.end()[0] == 0
 
 
-@pytest.mark.e2e
 def test_daemon_logs_json(full):
     """--log-format json: an object on each line, with the facts of deletions and cleanings."""
     put_shard(full, FORGED, used=1)
@@ -1086,7 +1070,6 @@ def metrics_in(path):
     return found
 
 
-@pytest.mark.e2e
 def test_daemon_writes_metrics(full, tmp_path):
     """After each cleaning, and each that fails; totals go on, and no other file lies beside the one that is read."""
     metrics = tmp_path / "metrics" / "wids.prom"
@@ -1120,7 +1103,6 @@ def test_daemon_writes_metrics(full, tmp_path):
         assert daemon.end()[0] == 0
 
 
-@pytest.mark.e2e
 def test_metrics_of_cleanings_that_fail(full, tmp_path):
     """They are counted, and the last good numbers stay."""
     with (
@@ -1164,7 +1146,6 @@ class Systemd:
         return dict(line.split("=", 1) for line in self._socket.recv(10_000).decode().splitlines())
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("is_abstract", [False, True], ids=["a path", "an abstract name"])
 def test_daemon_under_systemd(full, tmp_path, is_abstract):
     """It says when it is ready, also while it waits for the directory; that it is alive, if asked; and that it ends."""

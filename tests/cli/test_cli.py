@@ -71,7 +71,6 @@ def test_help_lists_the_commands(args):
     assert "--debug" in shown
 
 
-@pytest.mark.e2e
 def test_help_is_light():
     """The command line and its help bring in neither torch nor numpy nor PIL nor fsspec, nor a command's own module."""
     modules = {f"wids.cli.{module}" for module, _ in cli.COMMANDS.values()}
@@ -184,7 +183,6 @@ COMMANDS = {
         *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS),
     ],
 )
-@pytest.mark.e2e
 def test_a_signal_at_any_moment(tmp_path, name, rounds):
     """SIGINT and SIGTERM end a command soon, without a traceback, half a file, or a process that goes on."""
     seed = random.randrange(10**9)
@@ -363,7 +361,6 @@ def test_the_line_of_an_error_is_shown_and_not_obeyed(tmp_path):
     assert "\\x1b[31m.tar" in told
 
 
-@pytest.mark.e2e
 def test_a_closed_stdout_is_no_error(tmp_path):
     """With stdout closed a command does its work and says nothing."""
     write_shard(tmp_path / "a.tar", 3)
@@ -373,7 +370,6 @@ def test_a_closed_stdout_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("--version",)])
-@pytest.mark.e2e
 def test_help_on_a_full_disk_is_one_line(args):
     """What is printed before a command runs fails in a line, too."""
     with open("/dev/full", "wb") as full:

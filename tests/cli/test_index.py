@@ -195,7 +195,6 @@ def test_convert():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.e2e
 def test_a_signal_leaves_the_old_index(server, number, code):
     """What was read is in the journal, no half index is there, and the next run reads the rest."""
     server.has_ranges = True
@@ -243,7 +242,6 @@ def test_help_teaches():
         assert f"wids index {command} " in out.replace("│", "")
 
 
-@pytest.mark.e2e
 def test_a_killed_run_leaves_nothing_for_long(tmp_path, server, monkeypatch):
     """What a run that was killed had in the temporary directory goes with the next run that needs one."""
     scratch = tmp_path / "scratch"
@@ -262,7 +260,6 @@ def test_a_killed_run_leaves_nothing_for_long(tmp_path, server, monkeypatch):
     assert sorted(os.listdir()) == ["i.json", "i.json.state", "scratch"]
 
 
-@pytest.mark.e2e
 def test_two_runs_for_one_index(server):
     """While one makes an index, another one for it is refused, and the first one's journal stays."""
     gate = server.gate()

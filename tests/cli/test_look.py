@@ -225,7 +225,6 @@ def test_ls_opens_what_it_needs(tmp_path):
     assert run_ok("ls", index, "--shards").count("\n") == 100_001
 
 
-@pytest.mark.e2e
 def test_ls_into_a_pipe_that_closes(tmp_path):
     """A reader that has seen enough, as `head`, ends it without a word."""
     members = [(f"{k:05d}.txt", b"") for k in range(8000)]
@@ -610,7 +609,6 @@ def test_a_fetch_is_shown_on_a_terminal(tmp_path, index):
     assert "\x1b[2K" in shown  # the bar's line, erased
 
 
-@pytest.mark.e2e
 def test_sigterm_leaves_nothing_half(tmp_path):
     """A command that is ended while it fetches a shard takes its part file along."""
     server = Server()

@@ -399,7 +399,6 @@ def stopped(source, output, asked):
         yield process
 
 
-@pytest.mark.e2e
 def test_goes_on_after_a_kill(tmp_path):
     """Killed in the middle, with nobody left at work; run again, it keeps what was finished, and ends up the same."""
     output = tmp_path / "out/rows-%02d.tar"
@@ -420,7 +419,6 @@ def test_goes_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.e2e
 def test_signals_leave_no_half_shard(tmp_path, number, code):
     """Ctrl-C and SIGTERM end it and its processes; whole shards and the journal stay, and no part of a file."""
     output = tmp_path / "out/rows-%02d.tar"
@@ -449,7 +447,6 @@ def killed_last(*args):
     assert run_apart("pack", *args, before=KILLED_LAST).code == -signal.SIGKILL
 
 
-@pytest.mark.e2e
 def test_killed_when_all_was_there(tmp_path):
     """The same run keeps all shards, and its journal goes; then the dataset is there as any other one."""
     put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
@@ -468,7 +465,6 @@ def test_killed_when_all_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("options", [("--samples", 1), ("--samples", 2, "--range", ":2")])
-@pytest.mark.e2e
 def test_killed_when_all_was_there_and_another_run(tmp_path, options):
     """A run that would write something else is refused as by any dataset that is there, and the journal goes."""
     put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})

@@ -150,14 +150,12 @@ def test_paths_of_commands(home, line):
     check(home, line)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("line", PROGRAMS)
 def test_paths_of_programs(home, line):
     """Likewise for what starts processes."""
     check(home, line)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("line", SERVERS)
 def test_paths_of_servers(home, line):
     """Likewise for what runs until it is ended."""

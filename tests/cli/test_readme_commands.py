@@ -25,8 +25,8 @@ ELSEWHERE = {
     "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
     "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 chromium && python3 -m venv .venv && "
     ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 4": (".ci/run", "^apt-get .*pytest"),
-    '.venv/bin/pytest -n 4 -m "not e2e"': ("tests/conftest.py", "e2e"),
-    ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy": (".ci/run", "ruff check ."),
+    ".venv/bin/pytest -n 4": (".ci/default", "pytest"),
+    ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy": (".ci/static", "ruff check ."),
     ".venv/bin/pip install '.[notebooks]' && .venv/bin/jupyter lab notebooks": (
         "tests/e2e/test_notebooks.py",
         "papermill",

@@ -607,7 +607,6 @@ def test_what_is_not_there(big):
     assert "it has none" in complaint(1, "at", big, "--step", 0, "--num-samples", "0")
 
 
-@pytest.mark.e2e
 def test_the_order_needs_no_torch(big):
     """`wids when` answers without torch, which takes seconds to import."""
     before = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"

@@ -313,7 +313,6 @@ def test_sizes_that_nobody_knows(tmp_path):
     assert values_of(index, "--shard-size", "3kB")["size_bytes"] == 3000
 
 
-@pytest.mark.e2e
 def test_a_billion_samples_fit():
     """1e9 samples in 1e5 shards on 64 ranks are simulated in less than 1 GB of memory, and it is said how."""
     # Its own peak: ru_maxrss begins with that of the process which started it.

@@ -705,7 +705,6 @@ def test_no_index(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.e2e
 def test_interrupted(tmp_path, server, number, code):
     """Ctrl-C and SIGTERM end it at once, and leave nothing in the temporary directory."""
     gate = server.gate()
@@ -719,7 +718,6 @@ def test_interrupted(tmp_path, server, number, code):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.e2e
 def test_a_killed_run_leaves_nothing_for_long(tmp_path, server):
     """What a run that was killed had in the temporary directory goes with the next run that needs one."""
     gate = server.gate()
@@ -883,7 +881,6 @@ def test_a_journal_that_cannot_be_written_ends_nothing(tmp_path, shards, monkeyp
 
 
 @pytest.mark.parametrize("flags", [(), ("--journal", "j")])
-@pytest.mark.e2e
 def test_the_same_command_goes_on_after_a_kill(tmp_path, server, flags, monkeypatch):
     """Killed, it leaves its journal, beside the index or where it was told; the next run checks the rest."""
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,8 @@ import pytest
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.shards import write_index
 
+pytestmark = pytest.mark.outside
+
 N = 21
 
 

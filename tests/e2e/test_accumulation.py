@@ -10,6 +10,8 @@ from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.programs.with_accumulation import ACCUMULATED, EPOCHS, EVALUATED
 from tests.support.programs.with_accumulation import PROGRAMS as TRAINERS
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.mark.parametrize(("name", "world"), [*((name, 1) for name in TRAINERS), ("hugging_face", 2)])
 def test_a_resumed_run_counts_as_one_that_was_not_stopped(tmp_path, name, world):

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support import paths
 
+pytestmark = pytest.mark.outside
+
 HERE = str(paths.ROOT / "benchmarks")
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.support import paths, tools
 from tests.support.clocks import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.outside
+
 HERE = str(paths.ROOT / "benchmarks")
 
 

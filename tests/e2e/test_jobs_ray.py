@@ -14,6 +14,8 @@ from tests.support.servers import Server
 from tests.support.shards import write_json, write_shards
 from wids.jobs.index_create import create_index
 
+pytestmark = pytest.mark.outside
+
 PROGRAM = paths.ROOT / "tests/support/programs/with_ray.py"
 COUNTS = [1 + k % 4 for k in range(9)]
 

@@ -9,6 +9,8 @@ import pytest
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.shards import write_index
 
+pytestmark = pytest.mark.outside
+
 N, BATCHES, EPOCHS = 21, 6, range(3)
 # Checkpoints: (epoch, batches had); "end": at the epoch's end.
 POINTS = [(0, 5), (0, "end"), (1, 2), (1, "end")]

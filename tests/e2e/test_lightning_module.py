@@ -14,6 +14,8 @@ import wids
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.shards import write_index
 
+pytestmark = pytest.mark.outside
+
 N, EPOCHS = 21, range(3)
 KINDS = ("plain", "mixture", "nominal")
 # A kind's samples of an epoch, and its batches of each of two ranks, of one.

@@ -17,6 +17,8 @@ import wids
 from tests.support import paths
 from tests.support.launch import LIMIT_SECONDS, environment, forked_ranks, start, torchrun
 
+pytestmark = pytest.mark.outside
+
 NOTEBOOKS = paths.ROOT / "notebooks"
 PROGRAM = str(NOTEBOOKS / "train_steps.py")
 TRAIN_SAMPLES, TEST_SAMPLES = 1347, 450

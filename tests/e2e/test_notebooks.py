@@ -14,6 +14,8 @@ from tests.e2e import notebook_checks
 from tests.support import paths
 from tests.support.launch import PROGRAMS, environment, run_all
 
+pytestmark = pytest.mark.outside
+
 HERE = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in HERE.glob("*.ipynb"))
 TEXTS = sorted(path.stem for path in (HERE / "text").glob("*.py"))

@@ -11,6 +11,8 @@ import torch
 import wids
 from tests.support.readme_code import at, execute, write_images
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch, own_cache):

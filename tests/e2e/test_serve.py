@@ -11,6 +11,8 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
 from wids.serve import start
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

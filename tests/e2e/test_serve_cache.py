@@ -4,6 +4,8 @@ import contextlib
 import os
 import time
 
+import pytest
+
 from tests.support.browser import Visit
 from tests.support.cache_dirs import put_shard
 from tests.support.shards import write_index
@@ -11,6 +13,8 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.usage_hints import PlanFile
 from wids.files import atomic, locks, system
 from wids.serve import start
+
+pytestmark = pytest.mark.outside
 
 DIGEST = "0123456789abcdef0123456789abcdef"
 

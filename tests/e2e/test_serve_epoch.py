@@ -14,6 +14,8 @@ from wids.serve import epoch, start
 from wids.serve.running import PageServer
 from wids.serve.served import Served
 
+pytestmark = pytest.mark.outside
+
 QUERY = "/epoch?world_size=2&batch_size=5&seed=3"
 
 

@@ -14,6 +14,8 @@ from tests.support.browser import Visit
 from tests.support.hostile import fields
 from tests.support.shards import write_json
 
+pytestmark = pytest.mark.outside
+
 # Torch and the like take 0.5 GB, eight small pictures at a time up to 1.4 GB. A picture of 10^9 pixels takes 3 GB more,
 # the gzip of zeros 2 GB more.
 MOST_KB = 2_200_000

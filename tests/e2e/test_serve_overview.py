@@ -6,6 +6,8 @@ from tests.support.browser import Visit
 from tests.support.shards import write_json, write_tar
 from wids.serve import start
 
+pytestmark = pytest.mark.outside
+
 HOSTILE = "<img src=x onerror=document.title=1>"
 
 

@@ -15,6 +15,8 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_json
 from wids.serve import start
 
+pytestmark = pytest.mark.outside
+
 SECONDS = 120
 
 

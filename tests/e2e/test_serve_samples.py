@@ -21,6 +21,8 @@ from wids.columns.spec import parse_spec
 from wids.serve import start
 from wids.testing import Server
 
+pytestmark = pytest.mark.outside
+
 HUGE = 1_000_000_000
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support import paths
 from tests.support.launch import environment, forked_ranks, run_all
 
+pytestmark = pytest.mark.outside
+
 PROGRAM = str(paths.ROOT / "notebooks" / "train_ddp.py")
 SAMPLES = 1347
 

@@ -135,7 +135,6 @@ def check_next_run(cache, shards, versions=(2,)):
     assert left_behind(cache) == []
 
 
-@pytest.mark.e2e
 @rounds(40, 1000)
 def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
     """A process that dies at any call that changes a file or a lock leaves no wrong byte; the next run clears up."""
@@ -158,7 +157,6 @@ def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
             raise AssertionError(f"killed at call {call}: {error}") from error
 
 
-@pytest.mark.e2e
 @rounds(6, 300)
 @with_tables
 @pytest.mark.usefixtures("no_patience", "no_waits")
@@ -329,7 +327,6 @@ def test_a_disk_without_room_for_another_file(server, cache):
 # --- many processes
 
 
-@pytest.mark.e2e
 @rounds(1, 15)
 @with_tables
 def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables):
@@ -386,7 +383,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.e2e
 @rounds(1, 40)
 @with_tables
 def test_a_server_gone_mad(server, cache, choose, rounds, has_tables):
@@ -428,7 +424,6 @@ def test_a_server_gone_mad(server, cache, choose, rounds, has_tables):
 # --- directories
 
 
-@pytest.mark.e2e
 @rounds(1, 60)
 @pytest.mark.parametrize("limit", [None, LIMIT], ids=["no bound", "bound"])
 def test_a_directory_that_is_wiped(server, cache, choose, rounds, limit):
@@ -516,7 +511,6 @@ def read_by_two_names(directory, other, is_link, shards, seed):
     return watch.used
 
 
-@pytest.mark.e2e
 @rounds(1, 20)
 @pytest.mark.parametrize("is_link", [True, False], ids=["a link", "a mount"])
 @pytest.mark.usefixtures("mounts")
@@ -530,7 +524,6 @@ def test_a_directory_with_two_names(server, cache, choose, rounds, is_link):
         assert in_program(on_disk, read_by_two_names, *args, seconds=2 * PATIENCE_SECONDS) <= LIMIT
 
 
-@pytest.mark.e2e
 @rounds(1, 30)
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
 def test_a_file_system_without_locks(server, cache, choose, rounds, code):

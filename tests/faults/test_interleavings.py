@@ -30,8 +30,6 @@ from wids.readers.remote import are_same
 from wids.tables import member_tables
 from wids.transport.session import Session
 
-pytestmark = pytest.mark.e2e  # processes that are killed, or stopped, by the hundred
-
 ROWS = 3
 # Letter of a shard -> tags of its versions, which are of one size. The first one of ``a`` is cached, and out of date;
 # ``e`` and ``f`` were evicted, and the table of the first one of ``e`` is out of date.
@@ -236,10 +234,10 @@ class Place:
 
 ACTORS = ("open", "update", "publish", "evict", "clean", "recall")
 BOUNDED = {("evict", "evict"), ("evict", "clean"), ("clean", "evict")}
-# Of where one is stopped and the other killed not all pairs are tried, but each place with some others. Outside of CI
-# it is some of the places, others for each pair.
+# Of where one is stopped and the other killed not all pairs are tried, but each place with some others. Outside of the
+# tier `thorough` it is some of the places, others for each pair.
 STEP = 5
-STRIDE = 1 if PROFILE == "ci" else 3
+STRIDE = 1 if PROFILE == "all" else 3
 
 
 def first_step(first, second):

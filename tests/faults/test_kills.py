@@ -135,7 +135,6 @@ def live(job, world, workers, *, kill_at=None):
                 link.send(row)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("kills", [pytest.param(4, id="few"), LONG])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_around_checkpoints(tmp_path, server, kind, kills):

@@ -1340,7 +1340,6 @@ class Doubled(wids.ShardListDataset):
 """
 
 
-@pytest.mark.e2e
 def test_subclass_with_its_own_init_reaches_spawned_workers(index, tmp_path, monkeypatch):
     """A dataset that refers to itself in its transformations pickles, and its override holds over there."""
     (tmp_path / "their_module.py").write_text(SUBCLASS)
@@ -1507,7 +1506,6 @@ def test_logging_of_a_dataset_says_where_it_reads(index, caplog):
     assert told in record.getMessage()
 
 
-@pytest.mark.e2e
 def test_a_program_that_reads_and_exits(index):
     """Nothing is left for the interpreter's end to complain of, with shards open and a generator half-way."""
     code = (
@@ -2020,7 +2018,6 @@ def test_a_shallow_copy_may_have_other_shards(index):
     assert len(list(dataset)) == count
 
 
-@pytest.mark.e2e
 def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held():
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
     run_script("""
@@ -2047,7 +2044,6 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
     """)
 
 
-@pytest.mark.e2e
 def test_opening_a_first_shard_imports_nothing_late():
     """A module that is imported at the first use is imported in a thread, some day, while another one forks."""
     run_script("""
@@ -2066,7 +2062,6 @@ def test_opening_a_first_shard_imports_nothing_late():
 
 
 @pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
-@pytest.mark.e2e
 def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
     run_script(f"""
@@ -2129,7 +2124,6 @@ def read_and_fork(connection, shards, cache_dir, seed, use_mmap):
     connection.send(is_right and not wrong)
 
 
-@pytest.mark.e2e
 def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server, tmp_path):
     """Threads, forks and SIGKILL at any moment: the survivor ends, reads right, and the cache holds what was served."""
     blobs = {server.add(f"/{tag}.tar", data): data for tag in "abc" if (data := cache_shards.shard(tag, 200, 4000))}
@@ -2178,7 +2172,7 @@ def stop(_):
 
 
 # A loader that an exception refers to waits five seconds for its worker.
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_stop_iteration_in_a_transformation_does_not_end_the_loop(tmp_path, workers):
     """It ended the epoch of this rank, unseen, and left the other ranks waiting for it."""
     dataset = wids.ShardListDataset(write_shards(tmp_path, (3, 4)), transformations=[])

@@ -425,7 +425,6 @@ def test_pain_12_a_run_goes_on_in_mid_epoch(tmp_path, workers):
         assert len(left[0]) * 2 - len(rest) in (0, 1)
 
 
-@pytest.mark.e2e
 def test_pain_13_a_dataset_in_use_reaches_spawned_workers(tmp_path):
     """After ds[0], and through a sampler that is itself in use: it pickles, and a spawned worker reads all of it."""
     dataset = wids.ShardListDataset(write_index(tmp_path / "d", (3, 4)), fields=(".cls",))
@@ -587,7 +586,6 @@ def test_pain_15_local_shards_written_anew_are_read_anew(tmp_path):
     assert labels(dataset) == [7, 8, 9]
 
 
-@pytest.mark.e2e
 def test_pain_16_importing_wids_needs_no_torch_makes_no_directory_and_says_nothing(tmp_path):
     """Nor does the cleanup, nor constructing a dataset make one; every warning is an error here."""
     index = write_index(tmp_path / "d", (2,))

@@ -1,6 +1,6 @@
-"""How many examples are tried: in CI all that a test asks for, elsewhere a part of them, fewest in the tier ``core``.
+"""How many examples are tried: all that a test asks for in the tier ``thorough``, elsewhere a part of them.
 
-$HYPOTHESIS_PROFILE says which, ``ci``, ``dev`` or ``core``; without it $CI and the tier do.
+$HYPOTHESIS_PROFILE, ``all`` or ``few``, says so, too.
 """
 
 import os
@@ -8,20 +8,18 @@ import os
 from hypothesis import HealthCheck, settings
 
 _USUAL = 100
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else None)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or None
 
 
 def examples(count):
     """The number for this run of a test that asks for ``count``."""
-    if PROFILE == "core":
-        return max(5, count // 30)
-    return count if PROFILE == "ci" else max(10, count // 10)
+    return count if PROFILE == "all" else max(10, count // 10)
 
 
 def some(cases, *, every=1):
-    """Of the cases of a brute force, all in CI; elsewhere one of every so many, in ``core`` a quarter of those."""
+    """Of the cases of a brute force, all in the tier ``thorough``; elsewhere one of every so many."""
     cases = list(cases)
-    return cases if PROFILE == "ci" else cases[:: 4 * every if PROFILE == "core" else every]
+    return cases if PROFILE == "all" else cases[::every]
 
 
 def load_profile(default):

@@ -389,7 +389,6 @@ def test_import_brings_no_heavy_module_and_touches_no_disk():
     assert others == []
 
 
-@pytest.mark.e2e
 def test_legacy_names_import_as_submodules():
     """The original's submodules import by their old names, as one module each."""
     seen = run_fresh(
@@ -407,7 +406,6 @@ def test_modules_say_what_they_are_for():
         assert ast.get_docstring(parsed(path)), path
 
 
-@pytest.mark.e2e
 def test_a_long_temporary_directory(tmp_path):
     """Sockets have short paths: where $TMPDIR is too long for those of workers, the suite uses /tmp."""
     directory = tmp_path / ("x" * 80)

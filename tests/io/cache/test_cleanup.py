@@ -449,7 +449,6 @@ if __name__ == "__main__":
         ("fork", "exit", False),
     ],
 )
-@pytest.mark.e2e
 def test_background_process_ends_with_its_parent(tmp_path, method, end, has_sibling):
     """By kill -9, also when a sibling outlives the parent, and at the program's ordinary end."""
     script = tmp_path / "program.py"

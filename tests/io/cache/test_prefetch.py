@@ -512,7 +512,6 @@ if way == "exit":
 """
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("way", ["end", "exit", "error"])
 def test_it_ends_with_the_program(web, held, tmp_path, way):
     """A program that ends in the middle of an epoch ends at once, and leaves nothing."""

@@ -325,7 +325,6 @@ def open_and_tell(index, cache):
     return is_mapped(dataset), dataset.fingerprint
 
 
-@pytest.mark.e2e
 def test_one_of_several_compiles(index, cache, monkeypatch):
     """One that waited for the lock finds the file there, and does not parse."""
     answers = []

@@ -72,7 +72,6 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.e2e
 @pytest.mark.usefixtures("cluster")
 class TestRay(Engine):
     """A cluster."""
@@ -113,7 +112,6 @@ def notice_the_second(path, context):
         pass
 
 
-@pytest.mark.e2e
 def test_an_interruption_that_was_lost_is_repeated(cluster, tmp_path, monkeypatch):
     """A task of Ray has several chances to clean up before its process is killed."""
     monkeypatch.setattr("wids.jobs.ray_cluster.END_SECONDS", PATIENCE_SECONDS)
@@ -145,7 +143,6 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 @pytest.mark.parametrize("how", ["interrupt", "kill"])
-@pytest.mark.e2e
 def test_ctrl_c_and_a_killed_parent(engine, how, tmp_path):
     """Ctrl-C reaches all processes of a terminal: tasks clean up. A parent that is killed takes its workers along."""
     names = [str(tmp_path / "a"), str(tmp_path / "b")]

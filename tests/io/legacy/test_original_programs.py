@@ -823,7 +823,6 @@ ds.close()
 """
 
 
-@pytest.mark.e2e
 def test_quiet_by_default(web):
     """A fresh process that downloads and reads prints nothing, and would fail at any warning."""
     code = USE.format(path=f"{web.url}/index.json")

@@ -269,7 +269,6 @@ def test_sample_of_a_field_without_a_name(tmp_path, capsys):
 # --- as programs
 
 
-@pytest.mark.e2e
 def test_as_a_module():
     """``python -m wids.wids_index create`` works, and its exit code tells."""
     write_shards("d", (2,))

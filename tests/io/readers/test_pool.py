@@ -363,7 +363,6 @@ for _ in range(2):
 """
 
 
-@pytest.mark.e2e
 def test_many_datasets_leave_descriptors_to_the_program(tmp_path):
     """Six datasets of 70 shards under a limit of 256 open 64 at most, and a loader has what its workers need."""
     paths = [shards.write(tmp_path / f"{k}.tar", shards.shard("a")) for k in range(70)]

@@ -119,7 +119,6 @@ def read_all(place, cache):
     check_samples(wids.ShardListDataset(place, cache_dir=cache, access="range", transformations="raw"))
 
 
-@pytest.mark.e2e
 def test_two_processes_at_once(web, load, tmp_path):
     """One downloads the directory, and the other one waits for it."""
     gate = web.gate()

@@ -701,7 +701,6 @@ def test_forked_workers(server_place, load, is_ahead):
     assert samples_of(load(server_place, dataset.shards, cache="other")) == packed("abcdef")
 
 
-@pytest.mark.e2e
 def test_spawned_workers(nginx, s3, gs, load):
     """Two workers that start from nothing get every sample of three datasets, each from another store."""
     stores = (nginx, s3, gs)

@@ -515,7 +515,6 @@ def test_a_writer_that_nobody_closed_says_so(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.e2e
 def test_a_writer_that_nobody_closed_says_so_at_the_programs_end(tmp_path):
     """Also where something holds it until then. A forked copy says nothing, nor does one that was not made."""
     program = (
@@ -699,7 +698,6 @@ def write_one_and_vanish():
     os._exit(0)
 
 
-@pytest.mark.e2e
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
     """Its shard under way lay in the temporary directory."""
     scratch = tmp_path / "scratch"

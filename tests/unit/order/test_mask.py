@@ -31,7 +31,6 @@ def accuracy_of(indices):
     return [len(indices), sum(i % 5 < 2 for i in indices)]
 
 
-@pytest.mark.e2e
 def test_accuracy_on_three_ranks_is_that_of_one(tmp_path):
     """For counts that 3 divides and not, fewer than 3 and none: to the sample; padding alone counts some twice."""
     index = write_index(tmp_path / "d", (7, 0, 12))
