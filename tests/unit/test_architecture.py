@@ -48,7 +48,7 @@ IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib"
 LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py|cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
-WHOLE = {
+WHOLE = {"tiers", 
     "architecture": "what holds for all modules",
     "readmes": "the texts",
     "readme_code": "the programs in them",
