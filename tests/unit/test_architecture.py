@@ -48,7 +48,7 @@ IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib"
 LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py|cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
-WHOLE = {"tiers", 
+WHOLE = {
     "architecture": "what holds for all modules",
     "readmes": "the texts",
     "readme_code": "the programs in them",
@@ -56,6 +56,7 @@ WHOLE = {"tiers",
     "troubleshooting": "the messages in them",
     "docs": "the reference, and the examples of docstrings",
     "tools": "tests/support",
+    "tiers": "which tests run when",
     "resume": "a sampler's state, through all of order",
     "goldens": "files and states that earlier versions wrote",
     "promises": "what the README promises, from outside",
