@@ -1,12 +1,15 @@
 """`wids bench`: figures of real ranks and workers on tiny data, errors, and processes that end with the command."""
 
 import json
+import multiprocessing
 import os
 import signal
+import sys
 
 import pytest
 
-from tests.support.cli import complaint, living, run_ok, spawn
+import wids
+from tests.support.cli import complaint, living, run, run_ok, spawn
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import serve, write_index
 
@@ -31,24 +34,45 @@ def leave(sample):
 def call(sample):
     return lambda: sample
 
-def talk(sample):
-    print("a sample")
-    return int(sample[".cls"])
-
 def note(sample):
     open("began", "w").close()
 
 number = 3
+"""
+TALKING = """
+print("imported")
+
+def talk(sample):
+    print("a sample")
+    return int(sample[".cls"])
 """
 PARTS = ["read", "decode", "transform", "collate", "cross", "rest"]
 
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """96 samples in 4 shards; the current directory has a module of functions."""
+    """96 samples in 4 shards; the current directory has modules of functions."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "functions.py").write_text(FUNCTIONS)
-    return write_index(tmp_path / "data", (24,) * 4)
+    (tmp_path / "talking.py").write_text(TALKING)
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)")
+    yield write_index(tmp_path / "data", (24,) * 4)
+    for name in ("functions", "talking"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Ranks are forks of the tests' process, which has torch; else each begins by importing it, as for users."""
+    wids.DistributedChunkedSampler  # noqa: B018 - imports it
+    make = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda name=None: make("fork" if name == "spawn" else name))
+
+
+@pytest.fixture
+def unstarted(monkeypatch):
+    """No process can be started."""
+    monkeypatch.setattr(multiprocessing, "get_context", None)
 
 
 def bench(index, *args):
@@ -81,6 +105,7 @@ def test_figures_of_ranks_with_workers(index):
     assert found["bytes_per_second"] == pytest.approx(found["samples_per_second"] * found["bytes_per_sample"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_loop_reads_itself_without_workers(index):
     """Nothing then crosses between processes; a transformation that works hard has most of the time."""
     found = bench(index, "--transform", "functions:squares", "--collate", "functions:lengths", "--steps", 5)
@@ -90,33 +115,24 @@ def test_the_loop_reads_itself_without_workers(index):
     assert sum(found["sample_percent"].values()) == pytest.approx(100)
 
 
-def test_the_default_collation_of_transformed_samples(index):
-    """Tensors are made of what the transformation returns, which takes time."""
-    found = bench(index, "--transform", "functions:squares", "--workers", 2, "--steps", 3)
-    assert found["sample_seconds"]["collate"] > 0
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_functions_print_is_not_in_the_report(index, workers, request):
+    """It is on stderr, so that the report stays JSON. Tensors are made of what they return, which takes time."""
+    if not workers:
+        request.getfixturevalue("forked")
+    args = ("--batch-size", 4, "--step", 0.001, "--json", "--steps", 3, "--transform", "talking:talk")
+    code, out, err = run("bench", index, *args, "--workers", workers)
+    assert (code, json.loads(out)["sample_seconds"]["collate"] > 0) == (0, True)
+    assert ("imported" in err, "a sample" in err) == (True, True)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_functions_print_is_not_in_the_report(index, workers):
-    """It is on stderr, so that the report stays JSON."""
-    args = ("--batch-size", 4, "--step", 0.001, "--json", "--workers", workers, "--transform", "functions:talk")
-    with spawn("bench", index, *args) as process:
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert json.loads(out)["timed_samples"] > 0
-    assert "a sample" in err
-
-
-def test_remote_shards(index, tmp_path):
-    """They are downloaded to the cache directory once, for all passes and ranks."""
+@pytest.mark.usefixtures("forked")
+def test_what_is_printed_of_remote_shards(index, tmp_path):
+    """Tables of the figures, and of the parts of a sample. Shards are downloaded once, for all passes and ranks."""
+    args = ("--batch-size", 4, "--step", 0.001, "--ranks", 2, "--seconds", 60, "--chunksize", 8)
     with serve(tmp_path / "data") as server:
-        found = bench(f"{server.url}/index.json", "--ranks", 2, "--cache-dir", tmp_path / "cache", "--chunksize", 8)
-    assert found["steps"] == [11, 11]
+        shown = run_ok("bench", f"{server.url}/index.json", *args, "--cache-dir", tmp_path / "cache")
     assert sum(name.endswith(".tar") for name in os.listdir(tmp_path / "cache")) == 4
-
-
-def test_what_is_printed(index):
-    """A table of the figures, and one of the parts of a sample."""
-    shown = run_ok("bench", index, "--batch-size", 4, "--step", 0.001, "--ranks", 2, "--seconds", 60)
     lines = [line.rstrip() for line in shown.splitlines()]
     assert lines[0] == "2 ranks with 0 workers each, batches of 4, 0.001 s a step; 22 steps counted"
     names = ["utilisation", "samples", "with batches in memory", "without steps", "first batch", "waits for a batch"]
@@ -139,47 +155,58 @@ def test_what_is_printed(index):
         (("--step", 0), 2, "--step"),
         (("--ranks", 0), 2, "--ranks"),
         (("--prefetch-factor", 2), 2, "--prefetch-factor and --persistent-workers are of --workers"),
+        (("--steps", 1), 2, "--steps 1: the first 1 (--warmup) do not count"),
+        (("--ranks", 97), 1, "97 ranks are more than the 96 samples of"),
         (("--ranks", 2, "--batch-size", 49), 1, "a rank has 48 samples in an epoch, which are 0 whole batches of 49"),
         (("--warmup", 24), 1, "which are 24 whole batches of 4, and the first 24 do not count"),
-        (("--steps", 1), 1, "a rank came to no step that counts (the first 1 of an epoch do not)"),
+        (("--source-batch", 2), 2, "source_batch is 2"),
+        (("--weights", "nowhere.npy"), 1, "nowhere.npy"),
         (("--transform", "functions"), 1, "transform 'functions' cannot be imported (AttributeError"),
-        (("--transform", "nowhere:f"), 1, "transform 'nowhere:f' cannot be imported (ModuleNotFoundError"),
+        (("--transform", "default"), 1, "transform 'default' cannot be imported (ModuleNotFoundError"),
+        (("--transform", "leaving:f"), 1, "transform 'leaving:f' cannot be imported (SystemExit: 3"),
         (("--transform", "functions:number"), 1, "transform 'functions:number' is not a function, but of type int"),
         (("--collate", "defaults"), 1, "collate 'defaults' cannot be imported"),
-        (("--transform", "functions:bad"), 1, "rank 0: ValueError: no use for text "),
-        (("--transform", "functions:bad", "--workers", 1), 1, "rank 0: ValueError: no use for text "),
-        (("--transform", "functions:die", "--workers", 1), 1, "rank 0: DataLoader worker (pid"),
-        (("--transform", "functions:die"), 1, "rank 0 was killed by SIGKILL; is there memory for"),
-        (("--transform", "functions:leave"), 1, "rank 0 ended with exit code 5 before its last batch"),
+    ],
+)
+@pytest.mark.usefixtures("unstarted")
+def test_what_the_command_sees(index, args, code, words):
+    """Is an error that says what, before any process is started; what a module changed of the path is undone."""
+    before = sys.path[:]
+    found = complaint(code, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
+    assert words in found
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--seconds", 0.001), "a rank came to no step that counts (the first 1 of an epoch do not) within 0.001 s;"),
+        (("--transform", "functions:bad"), "rank 0: ValueError: no use for text "),
+        (("--transform", "functions:bad", "--workers", 1), "rank 0: ValueError: no use for text "),
+        (("--transform", "functions:die", "--workers", 1), "rank 0: DataLoader worker (pid"),
+        (("--transform", "functions:die"), "rank 0 was killed by SIGKILL; is there memory for"),
+        (("--transform", "functions:leave"), "rank 0 ended with exit code 5 before its last batch"),
         (
             ("--transform", "functions:call", "--collate", "list", "--workers", 1),
-            1,
             "rank 0: TypeError: the batch cannot be sent from a worker to the loop (",
         ),
     ],
 )
-def test_what_does_not_fit(index, args, code, words):
+@pytest.mark.usefixtures("forked")
+def test_what_a_rank_comes_to(index, args, words):
     """Is an error that says what; of a sample, also which one it was."""
-    found = complaint(code, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
+    found = complaint(1, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
     assert words in found
     assert "no use" not in found or "key 's" in found
 
 
-def test_more_ranks_than_samples(tmp_path):
-    """They would read the same samples."""
-    index = write_index(tmp_path, (1,))
-    assert "2 ranks are more than the 1 sample of" in complaint(
-        1, "bench", index, "--batch-size", 1, "--step", 1, "--ranks", 2, "--warmup", 0
-    )
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code", "ranks"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGKILL, -9, 1)]
 )
-def test_ranks_and_workers_end_with_the_command(index, tmp_path, number, code):
+def test_ranks_and_workers_end_with_the_command(index, tmp_path, number, code, ranks):
     """However it ends, in the middle of its steps."""
-    args = ("--batch-size", 4, "--step", 1, "--ranks", 2, "--workers", 1, "--transform", "functions:note")
+    args = ("--batch-size", 4, "--step", 1, "--ranks", ranks, "--workers", 1, "--transform", "functions:note")
     mark = f"mark-{tmp_path}-{number}"
     with spawn("bench", index, *args, "--collate", "list", env={"MARK": mark}) as process:
         wait_until(lambda: os.path.exists("began"))

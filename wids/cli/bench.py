@@ -2,7 +2,8 @@
 
 Each rank is a process in a session of its own, with the dataset, the sampler and the DataLoader of a training program.
 It makes three passes, in each of them beside all other ranks: with steps, without steps, and one in which a single
-worker takes the time of each part of its work. The module is also what the ranks import: torch loads in them alone.
+worker takes the time of each part of its work. The module is also what the ranks import: torch loads in them, and in
+the command only where a named function's module imports it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 import typer
 
 from wids.cli.format import count_of, format_rate, format_size, parse_size, print_json, print_table, print_text
-from wids.cli.options import CacheDir, Index, Json, OrderOptions, SessionFlag
+from wids.cli.options import BatchOptions, CacheDir, Index, Json, OrderOptions, ReadFlags, SessionFlag
 from wids.cli.plain_help import App
-from wids.cli.signals import Signals
+from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import InputError, JobError, WidsError, WorkerError
 from wids.files.terminal import progress
 from wids.jobs.processes import signals_blocked
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.dataset import ShardListDataset
+    from wids.transport.session import Session
 
 _JOB, _READING = "The job", "Reading"
 _MAX, _MAX_RANKS, _MAX_WORKERS, _MAX_SECONDS = 10**12, 4096, 1024, 1e6
 _END_SECONDS = 5.0
+_COLLATIONS = ("default", "list")
 _PASSES = ("with steps", "without steps", "taking times")
 # What a sample goes through: the key of its seconds, and its name in the table.
 PARTS = {
@@ -197,12 +200,17 @@ def run_bench(
     """
     if not job.workers and (job.prefetch_factor is not None or job.persistent_workers):
         raise typer.BadParameter("--prefetch-factor and --persistent-workers are of --workers, of which there are none")
+    if job.steps is not None and job.steps <= job.warmup:
+        raise typer.BadParameter(f"--steps {job.steps:,}: the first {job.warmup:,} (--warmup) do not count")
     plan = _BenchPlan(index, job, reading, order, session.storage_options)
-    with Signals(), _Ranks(plan) as ranks, progress() as bar:
-        found = []
-        for number, words in enumerate(_PASSES):
-            bar.update(number, total=len(_PASSES), words=words)
-            found.append(ranks.run(number))
+    with Signals():
+        _check_functions(reading)
+        _check_samples(plan, session)
+        with _Ranks(plan) as ranks, progress() as bar:
+            found = []
+            for number, words in enumerate(_PASSES):
+                bar.update(number, total=len(_PASSES), words=words)
+                found.append(ranks.run(number))
     report = _summarise(plan, *found)
     if is_json:
         print_json(report)
@@ -219,6 +227,55 @@ class _BenchPlan:
     reading: BenchReading
     order: OrderOptions
     options: dict[str, Any] | None
+
+
+# --- what this process sees before it starts a rank, which takes seconds
+
+
+def _check_functions(reading: BenchReading) -> None:
+    """See that ranks can import the named functions.
+
+    Raises:
+        InputError: one cannot be imported.
+    """
+    before, collate = sys.path[:], "" if reading.collate in _COLLATIONS else reading.collate
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a module prints is no part of the report
+            for name, text in (("transform", reading.transform), ("collate", collate)):
+                if text:
+                    sys.path.insert(0, os.getcwd())
+                    _import(name, text)
+    finally:
+        sys.path[:] = before
+
+
+def _check_samples(plan: _BenchPlan, session: Session) -> None:
+    """See that each rank has batches that count.
+
+    Raises:
+        typer.BadParameter: the sampler has no such order. InputError: there are too few samples. WidsError: see
+            `Listed`.
+    """
+    from wids.cli.look.listed import Listed
+    from wids.order.layout import ShardCounts
+    from wids.order.mixture import sampler_config
+
+    job = plan.job
+    listed = Listed(plan.index, ReadFlags(cache_dir=plan.reading.cache_dir, session=session))
+    if len(listed) < job.ranks:
+        raise InputError(f"{job.ranks} ranks are more than the {count_of(len(listed), 'sample')} of {plan.index}")
+    weights = plan.order.read_weights(listed.reader_of(BatchOptions()))
+    try:
+        settings = plan.order.settings(world_size=job.ranks, epoch_size=None)
+        config = sampler_config(ShardCounts(listed.shards.lengths), listed.mixed_parts(), settings, weights=weights)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    samples = config.count(config.first_place(0))
+    if (batches := samples // job.batch_size) <= job.warmup:
+        raise InputError(
+            f"a rank has {count_of(samples, 'sample')} in an epoch, which are {batches:,} whole batches of "
+            f"{job.batch_size:,}, and the first {job.warmup:,} do not count: take a smaller batch size or fewer ranks"
+        )
 
 
 # --- the ranks, as this process sees them
@@ -335,7 +392,7 @@ def _end(*_: object) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-    sys.exit(128 + signal.SIGTERM)
+    raise EndedBySignal(signal.SIGTERM)
 
 
 def _end_with_parent() -> None:
@@ -365,7 +422,7 @@ def _passes(rank: int, plan: _BenchPlan) -> list[Callable[[], dict[str, Any]]]:
     """The passes of a rank.
 
     Raises:
-        InputError: a function cannot be imported, or there are too few samples. WidsError: see `ShardListDataset`.
+        InputError: a function cannot be imported. WidsError: see `ShardListDataset`.
     """
     import wids
 
@@ -381,16 +438,9 @@ def _passes(rank: int, plan: _BenchPlan) -> list[Callable[[], dict[str, Any]]]:
     )
     if transform is not None:
         dataset.add_transform(transform)
-    if len(dataset) < job.ranks:
-        raise InputError(f"{job.ranks} ranks are more than the {count_of(len(dataset), 'sample')} of {plan.index}")
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     settings["weights"] = order.read_weights(lambda name: name)  # a column is read by the sampler
     sampler = wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=job.ranks, **settings)
-    if (batches := len(sampler) // job.batch_size) <= job.warmup:
-        raise InputError(
-            f"a rank has {count_of(len(sampler), 'sample')} in an epoch, which are {batches:,} whole batches of "
-            f"{job.batch_size:,}, and the first {job.warmup:,} do not count: take a smaller batch size or fewer ranks"
-        )
     loop = _Loop(plan, dataset, sampler, _collation(reading))
     return [loop.run_steps, loop.run_free, loop.take_times]
 
@@ -406,7 +456,9 @@ def _import(name: str, text: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:  # of any kind: the module runs
+    except EndedBySignal:
+        raise
+    except (Exception, SystemExit) as error:  # of any kind: the module runs
         raise InputError(
             f"{name} {text!r} cannot be imported ({type(error).__name__}: {error}); write it as module:function"
         ) from error
@@ -634,8 +686,8 @@ def _summarise(
     job = plan.job
     if not all(rank["steps"] for rank in stepped):
         raise InputError(
-            f"a rank came to no step that counts (the first {job.warmup:,} of an epoch do not) within {job.seconds:g} s"
-            f"{'' if job.steps is None else f' and {job.steps:,} steps'}; allow more"
+            f"a rank came to no step that counts (the first {job.warmup:,} of an epoch do not) within {job.seconds:g} "
+            "s; allow more"
         )
     used = [100 * rank["steps"] * job.step / rank["seconds"] for rank in stepped]
     rate = sum(rank["steps"] / rank["seconds"] for rank in stepped) * job.batch_size
