@@ -423,6 +423,20 @@ def test_create_uploads(stand_in, monkeypatch):
     assert (code, "leave --base out" in err) == (2, True)
 
 
+def test_a_key_rule_that_takes_samples_apart_is_a_warning():
+    """With the first two samples that look like one, and the option that makes one of them."""
+    Path("d").mkdir()
+    for name in ("s", "t"):
+        members = [(f"{name}{k}.{kind}", b"1") for k in range(2) for kind in ("jpg", "jpg.json")]
+        Path(f"d/{name}.tar").write_bytes(pack(members))
+    code, out, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot")
+    assert (code, "8 samples" in out) == (0, True)
+    assert "s.tar (and 1 more shard): 's0' and 's0.jpg' are two samples, because a key ends at the last dot" in err
+    assert "(4 such samples); if they are one, --key-rule first-dot puts their files together" in err
+    code, out, err = run_index("create", "d", "-o", "i.json", "--key-rule", "first-dot")
+    assert (code, "4 samples" in out, err) == (0, True, "")
+
+
 def test_a_key_rule_is_kept_for_all_commands():
     """A warning names the option; with it, the index has it, and no other command needs to be told."""
     Path("d").mkdir()
@@ -439,5 +453,6 @@ def test_a_key_rule_is_kept_for_all_commands():
     assert "20.25" in run_ok("ls", "i.json")
     assert "sample 4: 21.25" in run_ok("show", "i.json", "4")
     assert "6 samples" in run_index("update", "i.json")[1]
+    assert json.loads(run_index("create", "d", "-o", "i.json", "--json")[1])["apart"] == {}
     code, _, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot", "--upload")
     assert (code, "groups members in the standard way" in err) == (2, True)

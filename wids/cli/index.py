@@ -449,6 +449,15 @@ def _warnings(outcome: IndexOutcome) -> Iterator[str]:
             f"{printable(other)}, because a key ends at the first dot of a name; if these are two samples, "
             "--key-rule last-dot takes them apart, and if they are one, --key-rule first-dot says so"
         )
+    if outcome.apart:
+        url, (key, longer, _) = next(iter(outcome.apart.items()))
+        more = f" (and {count_of(len(outcome.apart) - 1, 'more shard')})" if len(outcome.apart) > 1 else ""
+        count = sum(number for _, _, number in outcome.apart.values())
+        yield (
+            f"{shown_url(url)}{more}: {printable(repr(key))} and {printable(repr(longer))} are two samples, because "
+            f"a key ends at the last dot of a name ({count_of(count, 'such sample')}); if they are one, --key-rule "
+            "first-dot puts their files together (rename other dots in names to _ first)"
+        )
     if outcome.gone:
         yield f"{count_of(len(outcome.gone), 'shard')} of the index before {_gone(outcome.gone)}"
     if "base" in outcome.dropped_keys:

@@ -108,6 +108,8 @@ class IndexOutcome(JobOutcome, kw_only=True):
         rule, group: how members become samples, as the index says.
         merged: shard -> (key, field, field): two fields of one sample that look like two samples, whose names have a
             dot in them; none where a key rule is given.
+        apart: shard -> (key, key, number): by the key rule ``"last-dot"``, samples that look like parts of others: the
+            keys of the first two, and how many there are.
         alike_keys: samples whose key another one of their shard has in a second Unicode form (NFC, NFD).
 
     Example:
@@ -144,6 +146,7 @@ class IndexOutcome(JobOutcome, kw_only=True):
     rule: str = "first-dot"
     group: str = "adjacent"
     merged: dict[str, tuple[str, str, str]] = msgspec.field(default_factory=dict)
+    apart: dict[str, tuple[str, str, int]] = msgspec.field(default_factory=dict)
 
 
 def create_index(
@@ -362,6 +365,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.repeated_keys = sum(each.nrepeated for each in scanned)
         outcome.alike_keys = sum(each.nalike for each in scanned)
         outcome.rule, outcome.group = self._settings.rule, self._settings.group
+        outcome.apart = {each.url: each.apart for each in scanned if each.apart is not None}
         if not self.has_rule:
             outcome.merged = {each.url: each.merged for each in scanned if each.merged is not None}
         return scanned

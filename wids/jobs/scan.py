@@ -72,7 +72,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         error: in its headers; the counts are then invalid.
         requests, read_bytes: of byte ranges, for a remote shard.
         is_unchanged: known from an earlier run, and not read again.
-        rule, group: how members became samples. merged: see `wids.tables.table.find_merged`.
+        rule, group: how members became samples. merged, apart: see `wids.tables.table.find_merged` and `find_apart`.
         is_claimed: not read: the count was written by another program, the size is of a listing (0: unknown).
     """
 
@@ -97,6 +97,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     rule: str = "first-dot"
     group: str = "adjacent"
     merged: tuple[str, str, str] | None = None
+    apart: tuple[str, str, int] | None = None
     is_unchanged: bool = False
     is_claimed: bool = False
 
@@ -157,6 +158,8 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
     """
     facts = read_shard(task, context)
     facts.rule, facts.group = task.rule, task.group
+    if task.rule == "last-dot" and facts.table is not None:
+        facts.apart = tables.find_apart(facts.table)
     return facts if facts.is_unchanged else _publish(task, facts)
 
 

@@ -398,6 +398,25 @@ def find_merged(table: MemberTable) -> tuple[str, str, str] | None:
     return None
 
 
+def find_apart(table: MemberTable) -> tuple[str, str, int] | None:
+    """Samples by ``last-dot`` that look like parts of others, as ``a.seg`` beside ``a``; None: no sample does.
+
+    After the key of the other one comes a dot, and no number, which would tell two samples apart.
+
+    Returns:
+        The other key and the key of the first such sample, and how many there are.
+    """
+    keys, found = set(table.keys()), list[tuple[str, str]]()
+    for key in table.keys():  # noqa: SIM118 - a method, not a dict's
+        dot = key.find(".", key.rfind("/") + 1)
+        while dot >= 0:
+            if key[:dot] in keys and not key[dot + 1 : dot + 2].isdigit():
+                found.append((key[:dot], key))
+                break
+            dot = key.find(".", dot + 1)
+    return (*found[0], len(found)) if found else None
+
+
 def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The sample of each member."""
     counts = np.diff(np.frombuffer(starts, np.uint32)).astype(np.int64)

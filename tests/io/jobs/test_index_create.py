@@ -880,6 +880,19 @@ def test_names_with_dots_are_hinted_at(tmp_path, ranged, caplog, events, way):
     assert "MergedNames" not in caplog.text
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_rule_that_takes_samples_apart_is_told(tmp_path, ranged, is_remote):
+    """By the last dot, a mask is a sample of its own: the outcome says so, also of unchanged shards; else not."""
+    data = pack([(f"{k}.{kind}", b"1") for k in "ab" for kind in ("jpg", "seg.png")])
+    place = ranged.add("/d.tar", data) if is_remote else put(tmp_path / "d.tar", data)
+    told = create_index(place, str(tmp_path / "i.json"), settings=IndexSettings(rule="last-dot"))
+    assert (told.samples, told.apart) == (4, {place: ("a", "a.seg", 2)})
+    again = create_index(place, str(tmp_path / "i.json"))
+    assert (again.unchanged, again.apart) == (1, told.apart)
+    told = create_index(place, str(tmp_path / "i.json"), settings=IndexSettings(rule="first-dot"))
+    assert (told.samples, told.apart) == (2, {})
+
+
 def edit(path, *, site="Bern", **keys):
     """Write keys by hand: top-level ones, and one of the second shard."""
     index = read(path)

@@ -23,6 +23,7 @@ from wids.tables.table import (
     build_table,
     decode_name,
     encode_name,
+    find_apart,
     first_dot,
     last_dot,
     parse_rule,
@@ -215,6 +216,23 @@ def test_repeated_keys_are_counted_or_merged():
     assert list(merged.keys()) == ["a", "b"]
     assert (merged.nrepeated, merged.rows_of("a")) == (0, [0])
     assert merged.members(0) == [(".jpg", 512, 1), (".cls", 2560, 1), (".txt", 4608, 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("a.jpg a.seg.png b.jpg b.seg.png b.left.png", ("a", "a.seg", 3)),
+        ("a.json.gz a.txt", ("a", "a.json", 1)),  # the longer key comes first
+        ("v1.2.jpg v1.2.seg.nii.gz", ("v1.2", "v1.2.seg.nii", 1)),
+        ("d/é.jpg d/é.jpg.json", ("d/é", "d/é.jpg", 1)),
+        ("20.png 20.25.png 20.50.png", None),  # a number tells two samples apart
+        ("a.b/c.png a.jpg a1.png x..png", None),
+    ],
+)
+def test_parts_of_a_sample_that_the_last_dot_takes_apart(names, found):
+    """A key that is another one with a dot and a word behind it; the first such pair, and their number."""
+    table_ = build(*map(encode_name, names.split()), rule="last-dot")
+    assert find_apart(table_) == found
 
 
 def test_members_without_a_key_do_not_part_a_sample():
