@@ -113,6 +113,7 @@ def test_create_over_its_own_text(output):
         (["create", "nowhere.tar"], 1, "nowhere.tar: there is no file"),
         (["create", "empty"], 1, "no .tar files in this directory"),
         (["create", "junk.tar"], 1, "not a tar header"),
+        (["create", "text"], 1, "or give another file: this one holds less than one header of a tar"),
         (["create", "d", "-o", "no/i.json"], 1, "make it first"),
         (["create", "d", "-o", "empty"], 1, "is a directory"),
         (["create", "-"], 1, "no shards to index"),
@@ -131,6 +132,7 @@ def test_what_cannot_be_done_is_one_sentence(args, code, words):
     """On stderr, with the exit code of its kind, and nothing is written."""
     Path("junk.tar").write_bytes(b"x" * 2000)
     Path("broken.json").write_text("{")
+    Path("text").write_text("words")
     Path("empty").mkdir()
     write_shards("d", (1,))
     before = sorted(os.listdir())
@@ -421,6 +423,29 @@ def test_create_uploads(stand_in, monkeypatch):
     assert (told["samples"], told["upload"]["change"], told["upload"]["path"]) == (2, "unchanged", "train.json")
     code, _, err = run_index("create", name, "--upload", "--base", "https://host/data")
     assert (code, "leave --base out" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["i.json", "i.widsx"])
+def test_an_index_in_the_place_of_shards(name, tmp_path, server):
+    """It is named as one, with what to give, by `create` and by `update --add`; --skip-errors leaves it out."""
+    write_shards("d", (1, 2))
+    run_ok("index", "create", "d/s0.tar", "-o", "i.json")
+    run_ok("index", "convert", "i.json", "-o", "i.widsx")
+    url = server.add(f"/{name}", Path(name).read_bytes())
+    told = "is an index, not a shard; give the shards that it lists; wids index update reads them again"
+    for place in (name, url, f"{url}?signed=1"):
+        for command in (("create", place, "-o", "i.json"), ("update", "i.json", "--add", place)):
+            code, _, err = run_index(*command)
+            assert (code, err.count(told)) == (1, 1), err
+    code, out, err = run_index("create", "d/s1.tar", name, "-o", "j.json", "--skip-errors")
+    assert (code, "1 shard, 2 samples" in out, f"left out: {tmp_path / name}: is an index" in err) == (0, True, True)
+
+
+def test_a_shard_in_the_place_of_an_index():
+    """`rebase` names a tar as one, as other commands do."""
+    write_shards("d", (1,))
+    code, _, err = run_index("rebase", "d/s0.tar", "-b", "x")
+    assert (code, "d/s0.tar: is a tar, not an index; " in err, "wids index create" in err) == (1, True, True)
 
 
 def test_a_key_rule_that_takes_samples_apart_is_a_warning():

@@ -38,6 +38,7 @@ _ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz
 _INDEXES = (".json", ".widsx")
 # Files that wids and others write beside shards, and that a glob like ``dir/*`` matches as well.
 _ROWS = ".parquet"
+_ALONE = "give an index alone, by its path or URL; of several make one (wids index merge), or mix them (wids.mix)"
 _BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
 _READ = 16
@@ -67,7 +68,7 @@ class Sources:
     Attributes:
         found: place -> shard, in order.
         repeated: another place of a found shard -> its first place. Both are local.
-        failed: directories that cannot be read -> the reason.
+        failed: directories that cannot be read, and indexes among shards (`refuse_indexes`) -> the reason.
     """
 
     def __init__(self, known: Iterable[Found] = ()) -> None:
@@ -262,14 +263,33 @@ def shown_names(names: Iterable[str]) -> str:
     return ", ".join(map(shown, found[:_SHOWN])) + more
 
 
-def shards_are_indexes(given: str, names: Sequence[str]) -> SpecError:
-    """The error for files that belong to shards, where shards are expected."""
-    if not all(name.endswith(_INDEXES) for name in names):
+def refuse_indexes(named: Sources, *, is_skipping: bool) -> None:
+    """Refuse files with the name of an index, which are given in place of shards, or move them to those that failed.
+
+    Raises:
+        SpecError: there is one, and failures are not skipped.
+    """
+    way = "give the shards that it lists; wids index update reads them again, wids index merge makes one of several"
+    for url in list(filter(_is_index, named.found)):
+        error = shards_are_indexes(url, [url], way=way)
+        if not is_skipping:
+            raise error
+        del named.found[url]
+        named.failed[url] = error
+
+
+def _is_index(name: str) -> bool:
+    """Whether a file is an index, by its name."""
+    return Place(name).name.endswith(_INDEXES)
+
+
+def shards_are_indexes(given: str, names: Sequence[str], *, way: str = _ALONE) -> SpecError:
+    """The error for files that belong to shards, where shards are expected; ``way``: what to do with an index."""
+    if not all(map(_is_index, names)):
         what = f"matches no shards, only files that belong to shards ({shown_names(names)})"
         return SpecError(f"{given}: {what}", path="shards", url=given)
     own = "" if names == [given] else f": {shown_names(names)}"
     what = f"is an index, not a shard{own}" if len(names) == 1 else f"names indexes, not shards{own}"
-    way = "give an index alone, by its path or URL; of several make one (wids index merge), or mix them (wids.mix)"
     return SpecError(f"{given}: {what}; {way}", path="shards", url=given)
 
 

@@ -248,13 +248,21 @@ def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False
                 path="",
                 url=place,
             ) from error
+        if text.startswith("PAR1"):
+            raise SpecError(
+                f"{checks.where(place)}is a table (Parquet), not an index; give the index that it belongs to, or the "
+                "one that wids pack makes of it",
+                path="",
+                url=place,
+            ) from error
         raise SpecError(
             f"{checks.where(place)}not valid JSON ({error}); an index is made by `wids index create`",
             path="",
             url=place,
         ) from error
     if not isinstance(raw, dict):
-        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object")
+        rows = "; rows for wids pack are lines of a .jsonl file" if isinstance(raw, list) else ""
+        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object{rows}")
     if not may_repeat and (len(data) <= _MAX_CHECKED or _may_repeat(data, raw)):
         _check_unique(data, place)
     return raw
@@ -313,7 +321,8 @@ def check_head(data: bytes, place: str) -> None:
     except ValueError:
         is_header = False
     if is_header:
-        what = f"is a tar, not an index; give it in a list: ShardListDataset([{place!r}])"
+        way = f"give it in a list: ShardListDataset([{place!r}]), or make its index (wids index create)"
+        what = f"is a tar, not an index; {way}"
         raise SpecError(f"{place}: {what}", path="", url=place)
     text = data.lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n")
     if text and text[:2].strip(b"\0")[:1] not in (b"{", b"["):

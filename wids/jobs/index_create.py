@@ -18,7 +18,7 @@ from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, S
 from wids.files import atomic
 from wids.files.replaced import ReplacedFile
 from wids.index import checksums, writing
-from wids.index.discovery import look_for_shards
+from wids.index.discovery import look_for_shards, refuse_indexes
 from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
 from wids.index.spec import PACKS, own_packs
@@ -205,6 +205,7 @@ def create_index(
     check_value("default_name", default_name, Name | None)
     check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
+    refuse_indexes(named, is_skipping=settings.is_skipping)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")

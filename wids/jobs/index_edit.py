@@ -18,10 +18,10 @@ from wids.errors import InputError, SelectionError, SpecError
 from wids.files import atomic, system
 from wids.files.replaced import ReplacedFile
 from wids.index import checks, checksums, compiled, view_file, writing
-from wids.index.discovery import Found, look_for_shards, look_local
+from wids.index.discovery import Found, look_for_shards, look_local, refuse_indexes
 from wids.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.index.shardlist import Row
-from wids.index.spec import PACKS, own_packs, parse_json
+from wids.index.spec import PACKS, check_head, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.arguments import check_job, text_of, texts_of
 from wids.jobs.index_create import (
@@ -99,7 +99,7 @@ def _read(place: str) -> tuple[dict[str, Any], View | None]:
     """See `read_index`; (the JSON, the parsed view or None)."""
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
-    index = parse_json(read_bytes(place), place)
+    index = parse_json(read_bytes(place, look=lambda head: check_head(head, place)), place)
     checks.check_finite(index, "", place)
     view = view_file.parse_view(index, place)
     if view is not None and view.view_of is not None:
@@ -164,6 +164,7 @@ def update_index(
         settings = msgspec.structs.replace(settings, checksums=False)
     found = {url: look_local(url) if Place(url).is_local else Found(url) for url, _ in kept}
     named = look_for_shards(add, known=found.values(), session=settings.session)
+    refuse_indexes(named, is_skipping=settings.is_skipping)
     far = {url for url in found if not Place(url).is_local}
     if far and summed.issuperset(far):
         summed.update(named.found)

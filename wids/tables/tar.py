@@ -380,11 +380,13 @@ def _show(name: bytes) -> str:
 
 
 def _raise_no_end(start: bytes, shard: str, pos: int, size: int) -> NoReturn:
+    advice = "; if it is known to be whole, append 1,024 zero bytes"
     if pos == 0:
         _raise_if_known(start, shard)
+        advice = ", or give another file: this one holds less than one header of a tar"
     raise TruncatedShardError(
         f"{shard}: truncated at byte {size}: there is no end-of-archive marker where the next header should be "
-        f"(byte {pos}). Fetch or write the shard again; if it is known to be whole, append 1,024 zero bytes",
+        f"(byte {pos}). Fetch or write the shard again{advice}",
         shard=shard,
         offset=pos,
     )

@@ -376,6 +376,12 @@ def test_not_json(text):
     assert ("it is a web page" in message) == (text == "<html></html>")
 
 
+def test_a_table_in_the_place_of_an_index():
+    """Parquet is named as what it is, and rows in JSON have the way to `wids pack`."""
+    assert "is a table (Parquet), not an index" in refuse(b"PAR1\x15\x04\xa5", "")
+    assert "lines of a .jsonl file" in refuse('[{"image": "a.jpg"}]', "")
+
+
 def test_an_object_that_is_no_index():
     """Of other keys: what an index has is named, not its version."""
     assert 'has no "shardlist"; an index is made by `wids index create`' in refuse('{"shards": []}', "")
