@@ -157,7 +157,7 @@ class Closed(Event, frozen=True, kw_only=True):
 
 
 class Retried(Event, frozen=True, kw_only=True):
-    """An attempt at a download failed and another one follows."""
+    """An attempt at a download failed, and another one follows after ``pause_seconds``."""
 
     level: ClassVar[int] = logging.WARNING
     advice: ClassVar[str] = "it is tried again, and an error follows if that does not help"
@@ -165,6 +165,7 @@ class Retried(Event, frozen=True, kw_only=True):
     url: str
     attempt: int
     cause: str
+    pause_seconds: float = 0.0
 
     def counts(self) -> Counts:
         """See `Event`."""
@@ -487,7 +488,9 @@ def _fact(field: tuple[str, Any]) -> tuple[str, str]:
     name, value = field
     if name in ("size_bytes", "cache_size") and value is not None:
         return name.removesuffix("_bytes"), format_size(value)
-    return ("time", f"{value:.3g} s") if name == "seconds" else (name, repr(value))
+    if name in ("seconds", "pause_seconds"):
+        return ("time" if name == "seconds" else "pause"), f"{value:.3g} s"
+    return name, repr(value)
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:

@@ -38,7 +38,7 @@ ALL = [
     Hit(url="u", path="p"),
     Opened(url="u", path="p", nsamples=1, has_saved_table=True, seconds=0.5),
     Closed(url="u"),
-    Retried(url="u", attempt=1, cause="c"),
+    Retried(url="u", attempt=1, cause="c", pause_seconds=0.5),
     Rejected(url="u", path="p", cause="c"),
     Waited(path="p", seconds=0.5),
     WaitedForRoom(url="u", path="p", seconds=0.5),
@@ -88,6 +88,8 @@ def test_events_are_logged(event, caplog, monkeypatch):
     shown = {name: repr(getattr(event, name)) for name in event.__struct_fields__}
     if shown.pop("seconds", None):
         shown["time"] = "0.5 s"
+    if shown.pop("pause_seconds", None):
+        shown["pause"] = "0.5 s"
     for name in {"size_bytes", "cache_size"} & set(shown):
         shown[name.removesuffix("_bytes")] = f"{shown.pop(name)} B"
     for name, text in shown.items():

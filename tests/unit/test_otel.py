@@ -109,7 +109,8 @@ def test_a_dataset_is_not_kept(index, telemetry):
 def test_trouble_is_a_failed_span(telemetry):
     """A retry has the status ERROR with its cause, without what was signed; waits have a histogram of their own."""
     hook = telemetry.hook()
-    hook(Retried(url="https://u:p@h/a.tar?sig=X", attempt=2, cause="https://u:p@h/a.tar?sig=a:b'c: reset by peer?"))
+    cause = "https://u:p@h/a.tar?sig=a:b'c: reset by peer?"
+    hook(Retried(url="https://u:p@h/a.tar?sig=X", attempt=2, cause=cause, pause_seconds=0.5))
     hook(Waited(path="/c/a.tar", seconds=0.5))
     hook(WaitedForRoom(url="s3://b/a.tar", path="/c", seconds=1.5))
     [retry] = telemetry.spans()["wids.retry"]
@@ -119,6 +120,7 @@ def test_trouble_is_a_failed_span(telemetry):
         "wids.url": "https://h/a.tar",
         "wids.attempt": 2,
         "wids.cause": "https://h/a.tar: reset by peer?",
+        "wids.pause_seconds": 0.5,
     }
     assert telemetry.points()["wids.wait.duration"][1][0].sum == 2.0
 

@@ -105,7 +105,7 @@ def try_repeatedly(
                 raise
             if delay is None:
                 raise explain(error, url, path, tries=tries.count) from public_cause(error, url)
-            emit(hooks, Retried(url=url, attempt=tries.count, cause=words_of(error, url)))
+            emit(hooks, Retried(url=url, attempt=tries.count, cause=words_of(error, url), pause_seconds=delay))
             forget_frames(error)
         else:
             note_answered([tries.origin])

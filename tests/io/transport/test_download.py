@@ -119,13 +119,14 @@ TRANSIENT = {
 
 
 @pytest.mark.parametrize("fault", TRANSIENT.values(), ids=TRANSIENT)
-def test_what_passes_is_tried_again(server, target, events, fault):
-    """After one transient fault the second try brings the whole body, and says so in one event."""
+def test_what_passes_is_tried_again(server, target, events, fault, no_waits):
+    """After one transient fault the second try brings the whole body, and one event says so, with the pause before."""
     url = server.add("/a.tar", BODY, fault, whole)
     assert fetch_body(url, target, session=Session(hooks=[events])) == BODY
     assert server.requests == ["/a.tar"] * 2
     [event] = events
     assert (type(event), event.url, event.attempt) == (Retried, url, 1)
+    assert [event.pause_seconds] == no_waits
     assert event.cause
 
 
