@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -15,7 +16,7 @@ from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError,
 from wids.files import atomic, locks, system
 from wids.index import checksums
 from wids.policy.freshness import mark_of, version_mark
-from wids.tables import member_tables
+from wids.tables import member_tables, tar
 from wids.tables import table as tables
 from wids.transport import download, hub
 from wids.transport.failures import InterruptedTransferError
@@ -118,6 +119,8 @@ class ShardDownload:
             check=self._verify,
             size=self._shard.filesize,
             reserve=self._reserve,
+            grow=partial(self._reserve, is_final=False),
+            look=self._look,
             is_cancelled=self._is_ended,
             is_ahead=self._after is not None,
             has_checksum=bool(checksums.promised(self._shard)),
@@ -131,13 +134,27 @@ class ShardDownload:
     def _note_version(self, version: Any) -> None:
         self._version = version_mark(version)
 
-    def _reserve(self, size: int, table_bytes: int | None = None) -> None:
-        """Have space for a shard of ``size`` bytes and its table."""
+    def _look(self, head: bytes) -> None:
+        """See that the bytes that come first can be the shard's."""
+        check_start(self._shard.url, head)
+        if self._shard.nsamples and not any(head):
+            self._raise_empty(f"the first {len(head)} bytes are zeros, as of an archive")
+
+    def _raise_empty(self, words: str) -> NoReturn:
+        raise EmptyShardError(
+            f"{self._shard.url}: {words} without a sample, and the index says nsamples {self._shard.nsamples}; fetch "
+            "it again, or update the index if the shard was rewritten",
+            shard=self._shard.url,
+            offset=0,
+        )
+
+    def _reserve(self, size: int, table_bytes: int | None = None, *, is_final: bool = True) -> None:
+        """Have space for a shard of ``size`` bytes, or of more if that is not final, and its table."""
         if table_bytes is None:
             table_bytes = table_allowance(size, self._shard.nsamples)
         files = [(self._fd, size), (self._table_fd, table_bytes)]
         start = time.monotonic()
-        self._space.reserve(files, url=self._shard.url, after=self._after, go_on=self._lock.touch)
+        self._space.reserve(files, url=self._shard.url, after=self._after, is_final=is_final, go_on=self._lock.touch)
         self._waited += time.monotonic() - start
 
     def _is_ended(self) -> bool:
@@ -166,12 +183,7 @@ class ShardDownload:
             table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin, version=self._version))
             member_tables.announce(self._session.hooks, shard.url, table)
             if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
-                raise EmptyShardError(
-                    f"{shard.url}: {facts.size} bytes arrived without a sample, and the index says nsamples "
-                    f"{shard.nsamples}; fetch it again, or update the index if the shard was rewritten",
-                    shard=shard.url,
-                    offset=0,
-                )
+                self._raise_empty(f"{facts.size} bytes arrived")
         self._verified = CachedShard(lease, table)
 
     def _compare_with_hub(self, fd: int) -> None:
@@ -231,6 +243,12 @@ def check_content(url: str, head: bytes) -> None:
             "(a log-in, a proxy, a page about the file?)",
             url=url,
         )
+
+
+def check_start(url: str, head: bytes) -> None:
+    """Refuse a file that is no shard by its first 512 bytes: see `check_content` and `wids.tables.tar.check_start`."""
+    check_content(url, head)
+    tar.check_start(head, shard=url)
 
 
 def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: None) -> None:

@@ -126,6 +126,7 @@ class Space:
         *,
         url: str,
         after: float | None = None,
+        is_final: bool = True,
         go_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Extend part files of our own to the sizes they will have, once there is space.
@@ -135,6 +136,7 @@ class Space:
             url: of the shard.
             after: only shards that are used later than this may be evicted, in seconds since 1970, and there is no
                 waiting: a download ahead must not cost shards that are needed sooner. None: a reader waits for it.
+            is_final: these are all of its bytes; otherwise it may go on for ever, and is not admitted over the limit.
             go_on: called now and then while it waits.
 
         Raises:
@@ -149,7 +151,8 @@ class Space:
             if wanted == 0:
                 break
             waited = time.monotonic() - start
-            decision = self._reserve(sizes, wanted, use=after, waited=waited, may_exceed=may_exceed)
+            request = Request(wanted, sum(size for _, size in sizes), after, waited, is_final=is_final)
+            decision = self._reserve(sizes, request, may_exceed=may_exceed)
             if isinstance(decision, Grant):
                 if not decision.is_over_limit or may_exceed:
                     break
@@ -165,10 +168,10 @@ class Space:
             if decision.is_blocked:
                 self.request_release()
             if is_over:
-                self._raise_full(url, sum(size for _, size in sizes), decision.missing)
+                self._raise_full(url, request, decision.missing)
             if not has_reported and waited > limits.LIMITS.report_seconds:
                 has_reported = True
-                facts = self._describe_shortage(url, sum(size for _, size in sizes), decision.missing)
+                facts = self._describe_shortage(url, request.total, decision.missing)
                 logger.warning("%s; waiting for up to %.0f s", facts, limits.LIMITS.wait_seconds)
             has_released = False
             go_on()
@@ -314,11 +317,11 @@ class Space:
     # --- inside
 
     def _reserve(
-        self, sizes: Sequence[tuple[int, int]], wanted: int, *, use: float | None, waited: float, may_exceed: bool
+        self, sizes: Sequence[tuple[int, int]], request: Request, *, may_exceed: bool
     ) -> Grant | MustWait | Refuse:
         """Decide by `wids.policy.reservation`, evict, and extend the files if there is space, or they may exceed it."""
         with using(self.directory.path):  # it may be deleted at any moment
-            if self.limit is None and self._has_swept and self._has_plenty(_CROWD * wanted):
+            if self.limit is None and self._has_swept and self._has_plenty(_CROWD * request.wanted):
                 _extend(self.directory.path, sizes)
                 return Grant()
             with self.lock():
@@ -326,9 +329,7 @@ class Space:
                 self._has_swept = True
                 if self.remove_abandoned(found):
                     found = self.directory.transients()
-                total = sum(size for _, size in sizes)
-                grace = prefetching.grace(total / self._bytes_per_second)
-                request = Request(wanted, total, use, waited, grace)
+                request = request._replace(grace=prefetching.grace(request.total / self._bytes_per_second))
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found, request)) as snapshot:
                     decision = settle(snapshot, request, snapshot.evict)
                     while _is_within(decision) and not snapshot.forget_tables():
@@ -345,7 +346,7 @@ class Space:
                     if decision.is_over_limit:
                         if not may_exceed:
                             return decision
-                        self._warn_once(total)
+                        self._warn_once(request.total)
                         snapshot.forget_tables()
                     _extend(self.directory.path, sizes)
                 return decision
@@ -378,8 +379,8 @@ class Space:
             words = "%s: %s, and a shard needs %s; it is admitted over the limit"
             logger.warning(words, self.directory.path, limit, format_size(total))
 
-    def _raise_full(self, url: str, needed: int, missing: int) -> None:
-        path = self.directory.path
+    def _raise_full(self, url: str, request: Request, missing: int) -> None:
+        path, needed = self.directory.path, request.total
         facts = self._describe_shortage(url, needed, missing)
         with using(path):
             is_sticky = os.stat(path).st_mode & stat.S_ISVTX
@@ -390,6 +391,8 @@ class Space:
             advice += "; its sticky bit keeps users from evicting each other's shards: chmod -t it"
         if self._kept_bytes:
             advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
+        if not request.is_final:
+            advice += "; neither the index nor the server says how long this shard is (wids index create finds out)"
         raise CacheFull(f"{facts}. {advice}", url=url, path=path, expected=needed, found=max(needed - missing, 0))
 
     def _describe_shortage(self, url: str, needed: int, missing: int) -> str:
@@ -421,9 +424,11 @@ class _DirectorySnapshot:
     def __init__(self, space: Space, contents: Contents, found: Transients, request: Request) -> None:
         self.limit, self.now, self._wanted = space.limit, time.time(), request.wanted
         # A shard that exceeds the limit by itself is admitted, also below the floor: see `wids.policy.reservation`.
-        self._hard_limit = None if self.limit is None or request.total > self.limit else self.limit
+        may_exceed = request.is_final and self.limit is not None and request.total > self.limit
+        self._hard_limit = None if may_exceed else self.limit
         self.free, self.disk = system.free_bytes(space.directory.path)
         self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
+        self._hard_floor = 0 if request.is_final else self.floor
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
@@ -445,7 +450,11 @@ class _DirectorySnapshot:
     def missing_bytes(self) -> int:
         """How many bytes have to become free before a reader is admitted, perhaps over the limit; 0 or less: none."""
         return missing_bytes(
-            used=self.used, wanted=self._wanted, limit=self._hard_limit, free=self.free - self.promised, floor=0
+            used=self.used,
+            wanted=self._wanted,
+            limit=self._hard_limit,
+            free=self.free - self.promised,
+            floor=self._hard_floor,
         )
 
     @property

@@ -255,6 +255,7 @@ def scan_copy(
             task.url,
             path,
             check=partial(_check_content, task.url, path),
+            look=partial(shard_download.check_start, task.url),
             is_cancelled=is_cancelled,
             session=task.session,
         )

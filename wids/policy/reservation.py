@@ -9,7 +9,7 @@ cache directory (`wids.cache.space`) and the nodes of `wids simulate` reserve by
 - Nothing is evicted for a shard that would not fit even then.
 - A shard longer than the disk is refused at once: no wait makes space for it.
 - A shard that exceeds the limit by itself, or the floor of a disk that others have filled, is admitted once nothing
-  more can be evicted: a limit that no shard fits is none.
+  more can be evicted: a limit that no shard fits is none. One of unknown length is not: it may never end.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Request(NamedTuple):
         waited: for how many seconds. grace: for so many it evicts nothing that is used soon, as long as it may help.
         tried: candidates used later than this have been evicted, or cannot be.
         is_blocked: some of them cannot be because they are being read.
+        is_final: ``total`` is all that it needs; otherwise it grows, nobody knows how far.
     """
 
     wanted: int
@@ -80,6 +81,7 @@ class Request(NamedTuple):
     grace: float = prefetching.LIMITS.grace_seconds
     tried: float = math.inf
     is_blocked: bool = False
+    is_final: bool = True
 
 
 class Grant(NamedTuple):
@@ -123,12 +125,12 @@ def reserve(cache: Snapshot, request: Request) -> Grant | Evict | MustWait | Ref
     if missing <= 0:
         return Grant()
     is_blocked = request.is_blocked or cache.is_busy
-    is_patient = request.use is None and not 0 < cache.disk < request.total
+    is_patient = request.use is None and not 0 < cache.disk < request.total and not _is_beyond(cache, request)
     for after in _thresholds(cache, request):
         if after < request.tried:
             candidates = victims(cache.entries(), cache.uses, after=after)
             first, is_enough = _take_bytes(candidates, missing)
-            if is_enough or (after == -math.inf and _fits_alone(cache, request.total)):
+            if is_enough or (after == -math.inf and _fits_alone(cache, request)):
                 return Evict(itertools.chain(first, candidates), missing, after)
         if is_patient and is_blocked and -math.inf < after <= request.tried:
             return MustWait(missing, is_blocked)
@@ -182,12 +184,19 @@ def _take_bytes(entries: Iterator[Entry], wanted: int) -> tuple[list[Entry], boo
     return taken, False
 
 
-def _fits_alone(cache: Snapshot, total: int) -> bool:
+def _is_beyond(cache: Snapshot, request: Request) -> bool:
+    """Whether a shard of unknown length is longer than the limit already."""
+    return not request.is_final and cache.limit is not None and request.total > cache.limit
+
+
+def _fits_alone(cache: Snapshot, request: Request) -> bool:
     """Whether a shard that exceeds its limit may be admitted once all others are evicted, so that they should be."""
-    return (cache.limit is None or total > cache.limit) and total <= cache.free + cache.used
+    if not request.is_final:
+        return False
+    return (cache.limit is None or request.total > cache.limit) and request.total <= cache.free + cache.used
 
 
 def _may_exceed(cache: Snapshot, request: Request) -> bool:
     """Whether a shard is admitted although nothing more can be evicted; never beyond the end of the disk."""
     is_too_large = cache.limit is None or request.total > cache.limit
-    return is_too_large and cache.free >= request.wanted + cache.promised
+    return request.is_final and is_too_large and cache.free >= request.wanted + cache.promised

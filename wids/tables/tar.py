@@ -8,6 +8,7 @@ Where dialects leave room, stdlib ``tarfile`` is followed.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from zlib import adler32
@@ -57,6 +58,8 @@ _PAX_KEYS, _PAX_REFUSED = frozenset({b"path", b"linkpath", b"size"}), (_SPARSE_K
 _MAX_GLOBAL_PATH_BYTES = 4096
 # An extended header longer than this is damage or an attack, not a name.
 _MAX_EXTENDED_BYTES = 16 << 20
+# Longer than any size field can say.
+_MAX_ARCHIVE_BYTES = 1 << 64
 _WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, BLOCK, 4 << 10
 # Zeros that writers append: an end marker of two blocks, and the rest of a record. Records have 10,240 bytes (GNU tar,
 # tarfile, bsdtar), or with `tar -b` another size, of which powers of two up to 1 MiB are taken for real ones.
@@ -272,6 +275,21 @@ def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
         pos = data + (length + 511 & -512)
 
 
+def check_start(head: bytes, *, shard: str) -> None:
+    """Refuse bytes that no tar archive starts with.
+
+    Args:
+        head: the first bytes of the file, one block or more, or all of a shorter file.
+        shard: the name of the archive in errors.
+
+    Raises:
+        TarError: the one of `scan`.
+    """
+    members = _scan(lambda offset, count: head[offset : offset + count], _MAX_ARCHIVE_BYTES, shard, None)
+    with contextlib.suppress(TruncatedShardError):  # the other bytes are still to come
+        next(members, None)
+
+
 def find_behind(read: Read, end: int, size: int) -> int | None:
     """Where the first byte that is not zero is behind an end marker, which begins at ``end``; None: none exists.
 
@@ -354,9 +372,9 @@ def _raise_no_file(shard: str, name: bytes, pos: int, what: str) -> NoReturn:
 
 def _read_body(read: Read, length: int, shard: str, pos: int, size: int) -> bytes:
     """The data of an extended header; the limits come first, so that no bad length is ever requested."""
-    left = max(0, size - pos - BLOCK)
     if length > _MAX_EXTENDED_BYTES:
-        _raise_corrupt(shard, pos, f"the extended header says it is {length} bytes long, and {left} are left")
+        _raise_corrupt(shard, pos, f"the extended header says it is {length} bytes long; no name needs so many")
+    left = max(0, size - pos - BLOCK)
     body = read(pos + BLOCK, length) if length <= left else b""
     if len(body) != length:
         raise TruncatedShardError(

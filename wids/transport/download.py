@@ -8,6 +8,7 @@ object is read as one stream, which starts again after an interruption.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -20,7 +21,7 @@ from wids.transport.failures import CancelledTransferError, InterruptedTransferE
 from wids.transport.place import Place
 from wids.transport.scheduler import read_spans
 from wids.transport.session import PLAIN, Session
-from wids.transport.source import Sink
+from wids.transport.source import HEAD, Sink
 from wids.transport.spans import Span
 from wids.transport.stores import open_source
 
@@ -45,6 +46,8 @@ def download_to(
     check: Callable[[], None],
     size: int | None = None,
     reserve: Callable[[int], None] | None = None,
+    grow: Callable[[int], None] | None = None,
+    look: Callable[[bytes], None] = lambda _: None,
     is_cancelled: Callable[[], bool] | None = None,
     is_ahead: bool = False,
     has_checksum: bool = False,
@@ -60,6 +63,8 @@ def download_to(
         check: called after each try; an error from it fails the try.
         size: bytes expected, or None.
         reserve: called with the file's final size in bytes, before the writing. None: the disk must have the space.
+        grow: the same for a file of unknown size, called with the size that it reaches next. None: ``reserve``.
+        look: called with the first 512 bytes of a file that has so many, as they arrive; raises if it is another one.
         is_cancelled: called regularly; the transfer ends once it returns True.
         is_ahead: no reader waits for it; downloads with a waiting reader come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
@@ -74,7 +79,7 @@ def download_to(
         FetchError: it failed finally; TooLongError: it exceeds ``max_bytes``. CacheError: ``path`` cannot be
             written; CacheFull: the disk has no space for it.
         NotAllowedError: ``pipe:`` is not allowed.
-        WidsError: the last error of ``check`` or ``reserve``.
+        WidsError: the last error of ``check``, ``look``, ``reserve`` or ``grow``.
         CancelledTransferError: it was cancelled.
     """
     if Place(url).scheme == "pipe" and not session.allow_pipe:
@@ -86,6 +91,8 @@ def download_to(
         size=size,
         session=session,
         reserve=reserve,
+        grow=grow,
+        look=look,
         is_cancelled=is_cancelled,
         is_ahead=is_ahead,
         has_checksum=has_checksum,
@@ -219,7 +226,9 @@ class Transfer:
         path: the file to fill; it exists.
         size: bytes expected, or None.
         session: opens URLs.
-        reserve: called with the number of bytes that the file will have, before they are written.
+        reserve, grow: called with the number of bytes that the file will have, before they are written; see
+            `download_to`.
+        look: see `download_to`.
         is_cancelled: called regularly; True ends the transfer.
         is_ahead, has_checksum, max_bytes: see `download_to`.
         deadline: its latest end, by the monotonic clock.
@@ -241,6 +250,8 @@ class Transfer:
         size: int | None = None,
         session: Session = PLAIN,
         reserve: Callable[[int], None] | None = None,
+        grow: Callable[[int], None] | None = None,
+        look: Callable[[bytes], None] = lambda _: None,
         is_cancelled: Callable[[], bool] | None = None,
         is_ahead: bool = False,
         has_checksum: bool = False,
@@ -250,6 +261,7 @@ class Transfer:
         self.url, self.path, self._host = url, path, Place(url).host
         self._expected, self._session = size, session
         self._reserve, self._max_bytes = reserve or self._check_free, max_bytes
+        self._grow, self._look = grow or self._reserve, look
         self._is_cancelled = is_cancelled or (lambda: False)
         self._deadline, self._is_ahead, self._has_checksum = deadline, is_ahead, has_checksum
         self.requests = self._interruptions = 0
@@ -262,6 +274,7 @@ class Transfer:
         """Forget the received bytes: they are damaged, or of another version."""
         self._stat: Stat | None = None
         self._missing: Sequence[Span] = ()
+        self._head = b""
 
     def note_damage(self) -> None:
         """Start again; in one stream, if these may have been bytes of two versions."""
@@ -349,8 +362,20 @@ class Transfer:
         return stat.is_strong or self._has_checksum
 
     def _write(self, at: int, data: bytes) -> None:
+        if at < HEAD.hi:
+            self._look_at(at, data)
         system.write_all(self._fd, data, at)
         self._missing = spans.subtract(self._missing, Span(at, at + len(data)))
+
+    def _look_at(self, at: int, data: bytes) -> None:
+        """Look at the first bytes, which arrive in order, once there are enough of them."""
+        self._head = self._head[:at] + data[: HEAD.hi - at]
+        if len(self._head) == HEAD.hi:
+            try:
+                self._look(self._head)
+            except BaseException:
+                self.note_damage()
+                raise
 
     def _stream(self, source: ByteSource, stat: Stat) -> None:
         """Write all of the source from the file's start on; another try starts at the beginning, too."""
@@ -369,9 +394,10 @@ class Transfer:
             if self._expected is not None and end > self._expected:
                 raise self._wrong_size(end, "at least ")
             self._check_length(end)
+            if at < HEAD.hi:
+                self._look_at(at, block)
             if end > reserved:
-                reserved = end + (min(max(at, _MIN_STEP_BYTES), _MAX_STEP_BYTES) if size is None else 0)
-                self._reserve(reserved)
+                reserved = self._grow_to(end, min(max(at, _MIN_STEP_BYTES), _MAX_STEP_BYTES) if size is None else 0)
             system.write_all(self._fd, block, at)
             at = end
         if not source.fills_file:
@@ -380,6 +406,15 @@ class Transfer:
             raise StalledTransferError(f"{self.url}: ended after {at} of {size} bytes")
         if not source.answers_have_stat and source.stat().version != stat.version:
             raise InterruptedTransferError(f"{self.url}: it changed during the download")
+
+    def _grow_to(self, end: int, step: int) -> int:
+        """Reserve space up to ``end``, and a step more if there is space for it; return the size reserved."""
+        if step:
+            with contextlib.suppress(CacheFull):
+                self._grow(end + step)
+                return end + step
+        self._grow(end)
+        return end
 
     def _check_length(self, size: int) -> None:
         if self._max_bytes is not None and size > self._max_bytes:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wids.transport import filesystems
-from wids.transport.failures import InterruptedTransferError, StalledTransferError, is_transient
+from wids.transport.failures import DAMAGE, InterruptedTransferError, StalledTransferError, is_transient
 from wids.transport.place import Place
 from wids.transport.source import Sink
 
@@ -90,7 +90,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
                 await done
             except Exception as failure:  # noqa: BLE001 - raised below, when the others have done what they can
                 error = error or failure
-                if isinstance(failure, InterruptedTransferError) or not is_transient(failure, None):
+                if isinstance(failure, (InterruptedTransferError, *DAMAGE)) or not is_transient(failure, None):
                     break
     finally:
         for worker in workers:

@@ -1,6 +1,7 @@
 """One download into the cache: how it ends, whatever the server sends, the directory holds or another process does."""
 
 import contextlib
+import gzip
 import math
 import os
 import threading
@@ -12,10 +13,18 @@ from tests.support.cache_dirs import names_in, put_shard
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, receive, stop_here
 from tests.support.range_faults import unsized
-from tests.support.servers import whole, whole_unannounced
+from tests.support.servers import endless, whole, whole_unannounced
 from wids.cache import limits, shard_download, space
 from wids.cache.space import Space
-from wids.errors import CacheFull, SizeMismatchError, WidsError
+from wids.errors import (
+    CacheFull,
+    CompressedShardError,
+    CorruptHeaderError,
+    EmptyShardError,
+    SizeMismatchError,
+    WidsError,
+    WrongContentError,
+)
 from wids.files import atomic, locks, system
 from wids.index.spec import Shard
 from wids.policy import prefetching
@@ -91,6 +100,74 @@ def test_a_stream_that_is_too_long_ends_there(server, tmp_path):
         Transfer(url, str(target), size=1000, reserve=asked.append).run()
     assert max(asked, default=0) <= 1000
     assert target.stat().st_size <= 1000
+
+
+def unending(start, block=bytes(1 << 20)):
+    """A fault: a body of ``start`` and 64 MiB more, no length announced."""
+
+    def fault(handler, _):
+        handler.start(Connection="close")
+        handler.send(start)
+        for _ in range(64):
+            handler.send(block)
+        handler.close_connection = True
+
+    return fault
+
+
+NO_SHARD = {
+    "spaces": (endless, CorruptHeaderError),
+    "a page": (unending(b"<!DOCTYPE html>", b"<p>" * (1 << 18)), WrongContentError),
+    "zeros": (unending(b""), EmptyShardError),
+    "gzip": (unending(gzip.compress(bytes(10_000_000))), CompressedShardError),
+}
+
+
+@pytest.mark.parametrize(("fault", "kind"), NO_SHARD.values(), ids=NO_SHARD)
+def test_a_stream_that_cannot_be_a_shard_ends_at_its_first_block(server, tmp_path, fault, kind):
+    """Neither the index nor the server says how long it is: its first bytes tell, and no others are written."""
+    url = server.add("/a.tar", b"", fault)
+    provider = AutoProvider(cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(kind):
+        provider.open(Shard(url=url, nsamples=3))
+    assert server.sent_bytes["/a.tar"] < 64 << 20
+    assert server.requests.count("/a.tar") == (1 if kind is CompressedShardError else 2)
+
+
+def test_a_compressed_shard_is_not_downloaded_to_its_end(server, tmp_path, set_limits):
+    """Its ranges are read at the same time, and the first of them ends them all."""
+    set_limits(prefetching, first_range_bytes=1 << 20, min_range_bytes=1 << 20, max_range_bytes=1 << 20)
+    server.has_ranges = True
+    body = b"\x1f\x8b" + bytes(64 << 20)
+    url = server.add("/a.tar", body)
+    with pytest.raises(CompressedShardError):
+        AutoProvider(cache_dir=str(tmp_path / "cache")).open(Shard(url=url, nsamples=3, filesize=len(body)))
+    assert server.sent_bytes["/a.tar"] < len(body) // 2
+
+
+def test_a_shard_without_end_stays_within_the_limit(server, tmp_path):
+    """A shard that starts well and goes on for ever gets what the limit has, and no more, by the disk's word."""
+    cache, data = tmp_path / "cache", shards.shard("a")
+    url = server.add("/a.tar", data, unending(data))
+    sizes, real = [], system.write_all
+
+    def write_all(fd, block, at):
+        real(fd, block, at)
+        sizes.append(sum(each.stat().st_size for each in cache.rglob("*") if each.is_file()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(system, "write_all", write_all)
+        with pytest.raises(CacheFull, match="neither the index nor the server says how long this shard is"):
+            AutoProvider(cache_dir=str(cache), cache_size=20_000_000).open(Shard(url=url, nsamples=None))
+    assert 10_000_000 < max(sizes) < 20_100_000
+
+
+def test_a_shard_of_unknown_length_that_just_fits(server, tmp_path):
+    """Space is reserved in steps, and the last one need not fit."""
+    data = shards.pack([(f"{row}.bin", bytes(1 << 20)) for row in range(9)])
+    url = server.add("/a.tar", data, whole_unannounced)
+    limit = len(data) + space.table_allowance(len(data), 9)
+    AutoProvider(cache_dir=str(tmp_path / "cache"), cache_size=limit).open(Shard(url=url, nsamples=9)).close()
 
 
 def test_a_drip_ends(server, tmp_path, set_limits):

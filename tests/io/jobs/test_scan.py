@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.support.servers import endless
 from tests.support.shards import write_shard
-from wids.errors import ChangedShardError, FetchDeniedError
+from wids.errors import ChangedShardError, CorruptHeaderError, FetchDeniedError
 from wids.files import atomic
 from wids.index import checksums
 from wids.jobs import scan
@@ -19,6 +20,14 @@ def test_a_link_in_a_circle_is_tried_once(tmp_path, monkeypatch):
     with pytest.raises(FetchDeniedError, match="symbolic links"):
         scan_shard(ScanTask(url=str(tmp_path / "a.tar")))
     assert len(tries) == 1
+
+
+def test_a_copy_of_no_shard_ends_at_its_first_block(server, tmp_path):
+    """An endless answer does not fill the disk."""
+    url = server.add("/a.tar", b"", endless)
+    with pytest.raises(CorruptHeaderError):
+        scan.scan_copy(str(tmp_path / "copy"), ScanTask(url=url), lambda: False)
+    assert server.sent_bytes["/a.tar"] < 64 << 20
 
 
 @pytest.mark.parametrize("keys", [(), ("md5sum",), checksums.KEYS])

@@ -37,6 +37,7 @@ from tests.support.range_faults import (
 from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced
 from wids.errors import (
     CacheFull,
+    CorruptHeaderError,
     DigestMismatchError,
     FetchDeniedError,
     FetchError,
@@ -328,6 +329,37 @@ def test_versions_that_nothing_tells_apart_are_never_mixed(ranges, target, heade
     before = len(ranges.requests)
     assert fetch_body(ranges.add("/b.tar", OTHER, said(whole, **headers)), target) == OTHER
     assert len(ranges.requests) == before + 1  # it is known of the server, and one request is all
+
+
+@pytest.mark.parametrize("size", [len(BODY), None], ids=["ranges", "one stream"])
+def test_the_first_bytes_are_looked_at_when_they_are_there(ranges, target, size):
+    """However few come at a time; once for each try, and of a shorter file not at all."""
+    seen = []
+
+    def drip(reply, body):
+        data = reply.begin(body)
+        for at in range(0, len(data), 100):
+            reply.send(data[at : at + 100])
+
+    ranges.has_ranges = size is not None
+    url = ranges.add(PATH, BODY, drip)
+    assert fetch_body(url, target, size=size, look=seen.append) == BODY
+    assert fetch_body(ranges.add("/short", BODY[:511]), target, look=seen.append) == BODY[:511]
+    assert seen == [BODY[:512]]
+
+
+def test_a_look_that_finds_damage_ends_all_ranges(ranges, target):
+    """Other requests have bytes of the same file, which is another one; the next try starts anew."""
+    looks = []
+
+    def look(head):
+        looks.append(head)
+        if len(looks) == 1:
+            raise CorruptHeaderError("no shard")
+
+    assert fetch_body(ranges.add(PATH, BODY), target, size=len(BODY), look=look) == BODY
+    assert looks == [BODY[:512]] * 2
+    assert asked_bytes(ranges) < 2 * len(BODY)
 
 
 @pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)

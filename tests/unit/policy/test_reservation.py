@@ -173,3 +173,14 @@ def test_a_shard_that_no_limit_holds(limit, free):
     assert [entry.name for entry in cache.evicted] == ["1"]
     cache = Cache([], limit=limit, free=11)
     assert settle(cache, Request(12, 12), cache.evict).missing > 0
+
+
+@pytest.mark.parametrize(("limit", "free", "kind"), [(4, 100, Refuse), (None, 12, MustWait)])
+def test_a_shard_of_unknown_length_is_not_admitted_over_the_limit(limit, free, kind):
+    """It may never end. Nothing goes for it, and no wait makes a limit larger."""
+    cache = Cache([5, 5], limit=limit, free=free, floor=20 if limit is None else 0, leased="0")
+    request = Request(12, 12, is_final=False)
+    assert isinstance(settle(cache, request, cache.evict), kind)
+    assert cache.evicted == []
+    cache = Cache([5, 5], limit=12, free=100)
+    assert settle(cache, request, cache.evict) == Grant()

@@ -732,6 +732,26 @@ def test_hostile_corpus(name):
     assert expectation["says"] in str(error)
 
 
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_first_block_of_a_hostile_file(name):
+    """It is refused, in the words of the scan, where the fault is in it; all that goes on soundly or later may come."""
+    data, expectation = CORPUS[name]
+    fault = None
+    try:
+        list(tar.scan(tars.reader(data), len(data), shard=name))
+    except errors.TarError as error:
+        fault = error
+    is_seen = expectation.get("offset") == 0 and bool(data)
+    is_seen &= expectation.get("error") not in ("TruncatedShardError", "EmptyShardError", "DuplicateMemberError")
+    is_seen &= expectation.get("says", "").partition(" at byte ")[0] != "broken record"
+    if not is_seen:
+        tar.check_start(data[:BLOCK], shard=name)
+        return
+    with pytest.raises(type(fault)) as caught:
+        tar.check_start(data[:BLOCK], shard=name)
+    assert str(caught.value) == str(fault)
+
+
 def test_hostile_main_writes_the_corpus(tmp_path, monkeypatch):
     """The script that made the corpus makes it again."""
     monkeypatch.setattr(hostile, "HERE", str(tmp_path))
