@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
-import time
 import typing
 import weakref
 from pathlib import Path
@@ -32,7 +32,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Sampler, Subset
 
 import wids
-from tests.support import cache_shards, tars
+from tests.support import cache_shards, chaos, tars
 from tests.support.children import call_in_child, child, receive
 from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
@@ -2018,30 +2018,45 @@ def test_a_shallow_copy_may_have_other_shards(index):
     assert len(list(dataset)) == count
 
 
+# `fork_inside(work)` forks while a thread of `work` is in `meet_fork`, and has the child do `work`, too: the exit
+# status of that. Where the thread holds the lock of forks, it goes on once the fork waits for that; without the lock,
+# it goes on when there is a child, which has the thread's other locks held for good, and which the alarm ends.
+FORKING = f"""
+PATIENCE = {PATIENCE_SECONDS}
+import os, signal, threading
+from wids.files import forks
+inside, waiting, forked = threading.Event(), threading.Event(), threading.Event()
+os.register_at_fork(before=waiting.set, after_in_parent=forked.set)  # the hook that is registered last runs first
+def meet_fork():
+    inside.set()
+    (waiting if forks.lock._is_owned() else forked).wait()
+def fork_inside(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(PATIENCE)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(PATIENCE)
+        work()
+        os._exit(0)
+    thread.join()
+    return os.waitpid(pid, 0)[1]
+"""
+
+
 def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held():
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
-    run_script("""
-        import os, tempfile, threading, time
+    script = """
+        import tempfile
         from wids.files import atomic
-        inside = threading.Event()
         look = tempfile._get_default_tempdir
-        def slowly():
-            inside.set()
-            time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
+        def look_and_meet():
+            meet_fork()
             return look()
-        tempfile._get_default_tempdir = slowly
-        thread = threading.Thread(target=atomic.private_dir)
-        thread.start()
-        inside.wait()
-        pid = os.fork()
-        if pid == 0:
-            import signal
-            signal.alarm(20)
-            atomic.private_dir()
-            os._exit(0)
-        thread.join()
-        raise SystemExit(os.waitpid(pid, 0)[1])
-    """)
+        tempfile._get_default_tempdir = look_and_meet
+        raise SystemExit(fork_inside(atomic.private_dir))
+    """
+    run_script(FORKING + textwrap.dedent(script))
 
 
 def test_opening_a_first_shard_imports_nothing_late():
@@ -2064,39 +2079,35 @@ def test_opening_a_first_shard_imports_nothing_late():
 @pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
 def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
-    run_script(f"""
-        import importlib.abc, os, sys, threading, time
+    script = f"""
+        import importlib.abc, importlib.machinery, sys
         from wids.codecs.decode import SampleDecoder
-        inside = threading.Event()
-        class Slow(importlib.abc.MetaPathFinder):
+        class Finder(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
                 if name == {module!r}:
-                    inside.set()
-                    time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
-        sys.meta_path.insert(0, Slow())
+                    spec = importlib.machinery.PathFinder.find_spec(name, path)
+                    run = spec.loader.exec_module
+                    spec.loader.exec_module = lambda module: (meet_fork(), run(module))
+                    return spec
+        sys.meta_path.insert(0, Finder())
         def decode():
             try:
                 SampleDecoder()({{{field!r}: b"damaged"}})
             except ValueError:
                 pass
-        thread = threading.Thread(target=decode)
-        thread.start()
-        inside.wait()
-        pid = os.fork()
-        if pid == 0:
-            import signal
-            signal.alarm(20)
-            decode()
-            os._exit(0)
-        thread.join()
-        raise SystemExit(os.waitpid(pid, 0)[1])
-    """)
+        raise SystemExit(fork_inside(decode))
+    """
+    run_script(FORKING + textwrap.dedent(script))
 
 
-def check_samples(dataset, seed, count):
-    """Read samples of shards a, b, c (200 each) at random, one by one and in batches; False where one is wrong."""
+def check_samples(dataset, seed, count, *, tell=lambda: None):
+    """Read samples of shards a, b, c (200 each) at random, one by one and in batches; False where one is wrong.
+
+    ``tell`` is called ``count`` times, before each reading.
+    """
     rng = random.Random(seed)
     for _ in range(count):
+        tell()
         indices = [rng.randrange(600) for _ in range(8)]
         for index, sample in zip(indices[1:], dataset.__getitems__(indices[1:]), strict=True):
             if sample[".txt"].read() != cache_shards.text("abc"[index // 200], index % 200):
@@ -2106,8 +2117,9 @@ def check_samples(dataset, seed, count):
     return True
 
 
-def read_and_fork(connection, shards, cache_dir, seed, use_mmap):
-    """Read in threads and in a child of this process; send whether all was right."""
+def read_and_fork(connection, shards, cache_dir, seed, use_mmap, call=0):
+    """Read in threads and in a child of this process; send whether all was right. ``call``: see `die_at_call`."""
+    chaos.die_at_call(call)
     dataset = wids.ShardListDataset(
         shards, cache_dir=cache_dir, transformations=[], use_mmap=use_mmap, lru_size=1 + seed % 3
     )
@@ -2124,24 +2136,30 @@ def read_and_fork(connection, shards, cache_dir, seed, use_mmap):
     connection.send(is_right and not wrong)
 
 
+# Of a process that downloads the shards, or reads them from the cache, where it takes a lease and notes the use.
+MOST_CALLS = 120
+
+
 def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server, tmp_path):
-    """Threads, forks and SIGKILL at any moment: the survivor ends, reads right, and the cache holds what was served."""
+    """Threads, forks and SIGKILL at any call: the survivor ends, reads right, and the cache holds what was served."""
     blobs = {server.add(f"/{tag}.tar", data): data for tag in "abc" if (data := cache_shards.shard(tag, 200, 4000))}
     shards = [(url, 200) for url in blobs]
     download.read_bytes(next(iter(blobs)))  # imports here, so that the children are in the middle of their work
-    rng = random.Random(5)
+    rng, ends = random.Random(5), []
     for number in range(20):
         cache_dir = str(tmp_path / f"cache{number // 2}")
+        call = rng.randrange(1, MOST_CALLS)
         with (
-            child(read_and_fork, shards, cache_dir, number, number % 2 == 1) as (victim, _),
+            child(read_and_fork, shards, cache_dir, number, number % 2 == 1, call) as (victim, _),
             child(read_and_fork, shards, cache_dir, number + 100, number % 2 == 0) as (_, answer),
         ):
-            time.sleep(rng.random() * 0.2)
-            os.kill(victim.pid, signal.SIGKILL)
             assert receive(answer)
+            victim.join(PATIENCE_SECONDS)
+            ends.append(victim.exitcode)
         for url, data in blobs.items():
             path = Path(cache_dir, Place(url).cache_name())
             assert not path.exists() or path.read_bytes() == data
+    assert -signal.SIGKILL in ends
 
 
 def test_closing_and_pickling_while_others_read_does_no_harm(tmp_path):
@@ -2152,17 +2170,23 @@ def test_closing_and_pickling_while_others_read_does_no_harm(tmp_path):
         shards.append((path, 200))
     dataset = wids.ShardListDataset(shards, transformations=[])
     dataset._has_warned = True
-    results = []
-    threads = [threading.Thread(target=lambda k=k: results.append(check_samples(dataset, k, 300))) for k in range(3)]
+    results, readings, count = [], threading.Semaphore(0), 100
+
+    def read(number):
+        results.append(check_samples(dataset, number, count, tell=readings.release))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    number = 0
-    while any(thread.is_alive() for thread in threads):
+    for number in range(3 * count):
+        assert readings.acquire(
+            timeout=PATIENCE_SECONDS
+        )  # or this thread had the locks all the time: they are not fair
         dataset.close()
         assert pickle.loads(pickle.dumps(dataset))[number % 600]["__index__"] == number % 600
         dataset.cache.lru.capacity = number % 4 - 1
-        number += 1
-        time.sleep(0.001)  # or this thread could have the locks all the time, for they are not fair
+    for thread in threads:
+        thread.join()
     assert results == [True] * 3
 
 
