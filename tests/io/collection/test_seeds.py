@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
-from tests.support.examples import some
 from tests.support.goldens import read_golden
 from tests.support.shards import write_shard, write_shards, write_tar
 from wids.errors import InputError, TooManyErrorsError
@@ -100,7 +99,7 @@ SPAWNED = [case for case in CASES if case[1][1] == "spawn"]
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # of machines with less cores
 @pytest.mark.parametrize(
     ("world", "start", "resumes"),
-    [*(case for case in CASES if case not in SPAWNED), *some(SPAWNED[1:] + SPAWNED[:1], every=4)],
+    [pytest.param(*case, marks=[pytest.mark.thorough] * (case in SPAWNED)) for case in CASES],
 )
 def test_an_augmented_epoch(dataset, world, start, resumes):
     """Its digest is the same for any workers, start method and ranks, and in parts of different ones."""
