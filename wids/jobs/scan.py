@@ -186,7 +186,8 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
                     return facts
     with tempdirs.directory("scan") as directory:
         task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all bytes are read anyway
-        facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
+        path = os.path.join(directory, "shard.tar")
+        facts = scan_copy(path, task, context.is_cancelled, look=shard_download.check_start)
         facts.mark = mark
         return facts
 
@@ -241,8 +242,11 @@ def scan_copy(
     is_cancelled: IsCancelled,
     *,
     is_sound: Callable[[ShardFacts], bool] = lambda facts: facts.error is None,
+    look: Callable[[str, bytes], None] = shard_download.check_content,
 ) -> ShardFacts:
     """Download a shard to ``path``, and read it. Do so once more if ``is_sound`` returns False.
+
+    An error of ``look``, called with the URL and the first 512 bytes, ends the download.
 
     Raises:
         FetchError, NotAllowedError: it cannot be downloaded. CacheError: the disk has no space for it.
@@ -255,7 +259,7 @@ def scan_copy(
             task.url,
             path,
             check=partial(_check_content, task.url, path),
-            look=partial(shard_download.check_start, task.url),
+            look=partial(look, task.url),
             is_cancelled=is_cancelled,
             session=task.session,
         )
