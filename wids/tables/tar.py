@@ -171,17 +171,20 @@ class Members:
         """The number of the bytes that `find_unread` finds; where they are many, none of them is read."""
         if self._unread is None:
             end = self._size if self.end is None else self.end
-            is_padded = is_padding(end, self._size) or self._may_be_padding(end)
-            is_padded = is_padded and find_behind(self._read, end, self._size) is None
+            is_padded = self._is_padding(end) and find_behind(self._read, end, self._size) is None
             self._unread = 0 if is_padded else self._size - end
         return self._unread
 
-    def _may_be_padding(self, end: int) -> bool:
-        """Whether zeros from byte ``end`` on fill a record of a tape, as of ``tar -b 100``, or are of ``tar -A``.
+    def _is_padding(self, end: int) -> bool:
+        """Whether zeros from byte ``end`` on are so few that a writer may have appended them, or fill its record.
 
-        Zeros in the place of lost samples mostly begin within a member: its last block then has no other byte.
+        A record of a tape, as of ``tar -b 100``, and the zeros of ``tar -A`` follow a block that has another byte:
+        zeros in the place of lost samples mostly begin within a member.
         """
         zeros = self._size - end
+        record = min(self._size & -self._size, _MAX_RECORD_BYTES)
+        if zeros <= max(_PADDING_BYTES, record + 2 * BLOCK):
+            return True
         sizes = range(BLOCK * -(-(zeros - 2 * BLOCK) // BLOCK), _ODD_RECORD_BYTES + 1, BLOCK)
         is_filled = zeros <= _APPENDED_BYTES or any(self._size % record == 0 for record in sizes)
         return is_filled and end >= BLOCK and any(self._read(end - BLOCK, BLOCK))
@@ -300,12 +303,6 @@ def find_behind(read: Read, end: int, size: int) -> int | None:
             return end + len(data) - len(rest)
         end += len(data)
     return None
-
-
-def is_padding(end: int, size: int) -> bool:
-    """Whether zeros from byte ``end`` to ``size`` are so few that a writer may have appended them."""
-    record = min(size & -size, _MAX_RECORD_BYTES)
-    return size - end <= max(_PADDING_BYTES, record + 2 * BLOCK)
 
 
 def _files_before(read: Read, end: int, shard: str) -> dict[bytes, Member]:
