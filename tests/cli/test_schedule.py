@@ -193,13 +193,20 @@ def batch_timetable(lengths, rule, *, world, epoch=0, lanes=None, tail="pad", bl
     return BatchTimetable(BatchConfig.of(config, rule, seed=0, block=block), epoch=epoch)
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "mask"])
-@pytest.mark.parametrize(("world", "lanes"), [(1, 1), (3, 3), (3, 4), (5, 2), (2, 6)])
 @pytest.mark.parametrize(
-    "rule", [{"max_tokens": 160}, {"max_tokens": 60, "too_long": "skip"}, {"batch_size": 3}], ids=str
+    ("tail", "world", "lanes", "rule"),
+    [
+        ("pad", 1, 1, {"batch_size": 3}),
+        ("mask", 3, 4, {"max_tokens": 60, "too_long": "skip"}),
+        ("drop", 3, 4, {"max_tokens": 160}),
+    ],
+    ids=["pad", "mask", "drop"],
 )
 def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule):
-    """Every batch of every rank is that of a BucketBatchSampler, and each sample is found where the batches have it."""
+    """Every batch of every rank is that of a BucketBatchSampler, and each sample is found where the batches have it.
+
+    Both are of `BatchConfig`, whose blocks and ranks of any number tests/unit/test_batch_samplers.py has.
+    """
     lengths = [30, 0, 41, 22, 9, 50]
     rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
     table = batch_timetable(

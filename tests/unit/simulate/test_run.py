@@ -255,20 +255,13 @@ def check_batches(described, dataset, rule, **options):
     return epochs
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize(("world", "lanes"), [(1, None), (3, None), (3, 4), (4, 3), (2, 4)])
 @pytest.mark.parametrize(
-    ("rule", "more"),
-    [
-        ({"max_tokens": 150}, {}),
-        ({"max_tokens": 60, "too_long": "skip"}, {}),
-        ({"max_tokens": 200, "cost": "sum"}, {"epoch_size": 130}),
-        ({"batch_size": 4}, {"passes": 2}),
-    ],
-    ids=str,
+    ("tail", "world", "lanes", "rule", "more"),
+    [("pad", 3, 4, {"max_tokens": 60, "too_long": "skip"}, {}), ("drop", 4, 3, {"batch_size": 4}, {"passes": 2})],
+    ids=["pad", "drop"],
 )
 def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule, more):
-    """In whatever lanes, tails and epochs; and steps go with them: a shard is visited in all steps that read it."""
+    """Both are of `BatchConfig` (tests/unit/test_batch_samplers.py); a shard is visited in all steps that read it."""
     lengths = [30, 0, 41, 22, 9, 50]
     rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
     described = describe(
