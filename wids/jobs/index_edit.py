@@ -8,17 +8,20 @@ of a merge, those in which all inputs agree, and a warning names the others. Onl
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from wids.collection.shard_collection import load_shards
-from wids.errors import InputError, SelectionError, SpecError
+from wids.errors import InputError, OutputError, OutputExistsError, SelectionError, SpecError
 from wids.files import atomic, system
 from wids.files.replaced import ReplacedFile
 from wids.index import checks, checksums, compiled, view_file, writing
 from wids.index.discovery import Found, look_for_shards, look_local, refuse_indexes
+from wids.index.fingerprint import fingerprint
 from wids.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, check_head, own_packs, parse_json
@@ -278,7 +281,8 @@ def split_index(
             input and the indexes that it names are never replaced.
 
     Raises:
-        InputError: the numbers of outputs and parts differ. OutputExistsError: a file exists that must not be replaced.
+        InputError: the numbers of outputs and parts differ. OutputExistsError: a file exists that must not be replaced,
+            or further parts of an earlier split, which a pattern of these names would read as well.
     """
     source = _flatten(place)
     shards, flat = source.shards, source.entries
@@ -293,6 +297,7 @@ def split_index(
         )
         for output in checked
     ]
+    _refuse_other_parts(outputs, checked, source)
     if is_view:
         views = view_edit.split_view(source, ranges, checked, overwrite=overwrite)
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
@@ -327,6 +332,42 @@ def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
     if len(set(checked)) != count:  # one part would be written over another
         raise InputError(f"two of the outputs are one file: {', '.join(names)}; give each part its own", hint="output")
     return checked
+
+
+def _refuse_other_parts(outputs: Sequence[str], checked: Sequence[str], source: IndexToMerge) -> None:
+    """Refuse a split into fewer parts than an earlier one, whose other parts would stay.
+
+    Raises:
+        OutputExistsError: there are such parts, with other numbers in the same name.
+    """
+    if len(outputs) > 1 or "{}" not in outputs[0]:
+        return
+    pieces = Place(outputs[0]).absolute.path.split("{}")
+    is_named_so = re.compile(r"(\d+)" + r"\1".join(map(re.escape, pieces[1:]))).fullmatch
+    names = glob.glob("[0-9]*".join(map(glob.escape, pieces)))
+    named = [name for name in sorted(names) if is_named_so(name[len(pieces[0]) :]) and name not in checked]
+    others = [name for name in named if _is_part(name, source)]
+    if others:
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+        is_, them = ("are", "them") if more else ("is", "it")
+        raise OutputExistsError(
+            f"{others[0]}{more}: {is_} of an earlier split into more parts, and who reads all files of this name would "
+            f"read shards twice; delete {them}, or give the parts another name",
+            path=others[0],
+        )
+
+
+def _is_part(path: str, source: IndexToMerge) -> bool:
+    """Whether a file is an index of shards of a source, or a view of the same index as it."""
+    shards = source.shards
+    is_view = shards.selection is not None
+    view = ViewShards(source.listed_by, fingerprint(shards)) if is_view else None
+    urls = (url for url, _ in source.entries)
+    try:
+        earlier = check_index_replaceable(path, inputs=_made_of(source), shards=urls, view=view)
+    except OutputError:
+        return False
+    return bool(earlier.keys if is_view else earlier.entries)
 
 
 def rebase_index(place: str, base: str, *, output: str | None = None, overwrite: bool = False) -> Merged:

@@ -147,6 +147,35 @@ def test_split(tmp_path):
         split_index(path, outputs[:1], parts=lambda counts: writing.split_by_fractions(counts, [0.8, 0.2]))
 
 
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize("name", ["p-{}.json", "{}/p-{}.json"])
+def test_parts_of_an_earlier_split_do_not_stay(tmp_path, is_view, name):
+    """A split into fewer parts names those that a glob would read twice, and writes nothing until they are gone."""
+    index, pattern = write_index(tmp_path / "d", (1,) * 11), str(tmp_path / name)
+    if is_view:  # which has a name like those of its parts
+        ShardListDataset(index).select(range(11)).save(index := str(tmp_path / "p-100.json"))
+    for k in range(11):
+        (tmp_path / f"{k}").mkdir()
+        (tmp_path / f"{k:02}").mkdir(exist_ok=True)
+    for number, text in (("77", Path(write_index(tmp_path / "e", (1,))).read_text()), ("78", "no index"), ("79", "")):
+        (tmp_path / f"p-{number}.json").write_text(text)
+
+    def split(every):
+        told = split_index(index, [pattern], parts=lambda counts: writing.split_every(len(counts), every))
+        return [os.path.basename(each.output) for each in told]
+
+    assert split(6) == ["p-0.json", "p-1.json"]
+    assert split(5) == ["p-0.json", "p-1.json", "p-2.json"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    with pytest.raises(OutputExistsError, match=r"p-2\.json: is of an earlier split into more parts.*; delete it, or"):
+        split(6)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+    with pytest.raises(OutputExistsError, match=r"p-0\.json and 2 more: are of an earlier split.*; delete them, or"):
+        split(1)  # into p-00.json and so on
+    os.unlink(pattern.replace("{}", "2"))
+    assert split(6) == ["p-0.json", "p-1.json"]
+
+
 @pytest.mark.parametrize(
     ("counts", "fractions", "wanted"),
     [
