@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.errors import SpecError, WidsError
 from wids.files import atomic
 from wids.index import checksums, compiled, writing
 from wids.index.shardlist import GROUPING_KEYS, KNOWN_KEYS
-from wids.index.spec import PACKS, parse_json
+from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.view_file import View
 from wids.transport.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     Entry = Mapping[str, Any]
 
@@ -31,6 +31,22 @@ COMPUTED = frozenset({
     *(key for key in View.__struct_fields__ if key != "name"),
 })  # fmt: skip
 _SHOWN = 3
+
+
+class CarriedOver(NamedTuple):
+    """What stays of an earlier index in a later version, and what goes.
+
+    Attributes:
+        keys: top-level ones that wids does not compute, without name and info.
+        packs: the key of its packs of member tables; {}: none.
+        shard_keys: URL of a shard of the later version -> the keys of the earlier entry that wids does not compute.
+        gone: the places of shards that the later version does not name.
+    """
+
+    keys: dict[str, Any]
+    packs: dict[str, Any]
+    shard_keys: dict[str, dict[str, Any]]
+    gone: list[str]
 
 
 class EarlierIndex:
@@ -135,6 +151,29 @@ class EarlierIndex:
     def own_keys(self) -> dict[str, Any]:
         """The top-level keys that wids does not compute, with name and info."""
         return {key: value for key, value in self.keys.items() if key not in COMPUTED}
+
+    def carry_over(self, urls: Iterable[str], *, others: Iterable[str], taken: Container[str]) -> CarriedOver:
+        """What stays in a later version of it.
+
+        As after an update, its packs of member tables lack new shards, and readers ignore their tables of changed ones.
+
+        Args:
+            urls: the shards of that version.
+            others: further shards that are named, and not in it.
+            taken: the top-level keys that it has already.
+        """
+        urls = list(urls)
+        places = self.find([*urls, *others])
+        packs = {}
+        with contextlib.suppress(SpecError):  # no names of packs
+            if places and own_packs(self.keys, self.path, None):
+                packs = {PACKS: self.keys[PACKS]}
+        return CarriedOver(
+            keys={key: value for key, value in self.own_keys().items() if key not in taken and key != "name"},
+            packs=packs,
+            shard_keys={url: self.own_keys_of(places[url]) for url in urls if url in places},
+            gone=[place for place in self.entries if place not in {*places.values()}],
+        )
 
     def own_keys_of(self, place: str) -> dict[str, Any]:
         """The keys of a shard that wids does not compute."""

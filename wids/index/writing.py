@@ -30,9 +30,13 @@ def make_index(
     entries: Sequence[Entry], *, name: str | None = None, info: str | None = None, base: str | None = None
 ) -> dict[str, Any]:
     """The index of these shards, in this order."""
+    return {**make_head(name=name, info=info, base=base), "shardlist": list(entries)}
+
+
+def make_head(*, name: str | None = None, info: str | None = None, base: str | None = None) -> dict[str, Any]:
+    """The top-level keys of an index before its shards."""
     facts = {"name": name, "info": info, "base": base}
-    known = {key: value for key, value in facts.items() if value is not None}
-    return {"__kind__": KIND, "wids_version": 1, **known, "shardlist": list(entries)}
+    return {"__kind__": KIND, "wids_version": 1, **{key: value for key, value in facts.items() if value is not None}}
 
 
 def dump_index(index: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ and their order, not on the engine or the order of completion. The complete inde
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import os
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from wids.index import checksums, writing
 from wids.index.discovery import look_for_shards, refuse_indexes
 from wids.index.paths import check_index_replaceable, check_output
 from wids.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
-from wids.index.spec import PACKS, own_packs
 from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
@@ -35,7 +34,7 @@ from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
     from os import PathLike
 
     from wids.index.discovery import Found, Sources
@@ -200,47 +199,49 @@ def create_index(
     check_index_grouping(settings)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
     base = base if base in (None, "") else text_of("base", base)
-    check_value("name", name, Name | None)
-    check_value("info", info, Name | None)
-    check_value("default_name", default_name, Name | None)
+    for parameter, text in {"name": name, "info": info, "default_name": default_name}.items():
+        check_value(parameter, text, Name | None)
     check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
     refuse_indexes(named, is_skipping=settings.is_skipping)
     found = list(named.found.values())
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
-    home, urls = os.path.dirname(output), [shard.url for shard in found]
-    root = Place(home).join(base or "")
-    names = writing.place_entries(urls, home=home, base=base)  # raises before the work
-    shards = [*urls, *(str(root.join(name)) for name in names)]
-
-    def is_later(earlier: EarlierIndex) -> bool:
-        return bool(earlier.find(urls)) and not shards_before(output).isdisjoint(urls)
-
-    earlier = check_index_replaceable(output, shards=shards, is_later=is_later, overwrite=overwrite)
-    before = _grouping_of(earlier)
+    check_earlier = _check_of(output, [shard.url for shard in found], base=base, overwrite=overwrite)
+    before = _grouping_of(check_earlier())
     settings, grouping = choose_grouping(settings, before)
     with Indexing(output, settings, engine, progress) as indexing:
         indexing.note(named)
         indexing.has_rule = "key_rule" in grouping
         scanned = indexing.scan(found)
-        counts = ((source, "one of the files of counts") for source in indexing.outcome.counts)
         file = ReplacedFile(output)
-        earlier = check_index_replaceable(output, inputs=counts, shards=shards, is_later=is_later, overwrite=overwrite)
+        earlier = check_earlier(inputs=((source, "one of the files of counts") for source in indexing.outcome.counts))
         if _grouping_of(earlier) != before:
             words = "another program has written it meanwhile, with other rules for samples; run it again"
             raise OutputError(f"{output}: {words}", path=output)
-        places = writing.place_entries([each.url for each in scanned], home=home, base=base)
-        entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
-        indexing.outcome.dropped_keys = ["base"] * bool(earlier.base and base is None)
         said = earlier.keys.get("name") if name is None else name
         named_now = said if isinstance(said, str) else default_name
-        index = writing.make_index((), name=named_now or None, info=info, base=base or None)
-        del index["shardlist"]  # added last
-        kept = indexing.keep(earlier, index, {each.url: entry for each, entry in zip(scanned, entries, strict=True)})
+        head = writing.make_head(name=named_now or None, info=info, base=base or None)
+        index = indexing.compose({**head, **grouping}, scanned, earlier, base)
         indexing.outcome.kept += ["name"] * (name is None and named_now != default_name)
-        indexing.publish({**index, **grouping, **kept, "shardlist": entries}, scanned, file)
+        indexing.publish(index, scanned, file)
     return indexing.outcome
+
+
+def _check_of(output: str, urls: list[str], *, base: str | None, overwrite: bool) -> Callable[..., EarlierIndex]:
+    """A function that checks that an index of these shards may replace the output, before the work and after it.
+
+    Raises:
+        SpecError: no index with this base can name them.
+    """
+    home = os.path.dirname(output)
+    root = Place(home).join(base or "")
+    shards = [*urls, *(str(root.join(name)) for name in writing.place_entries(urls, home=home, base=base))]
+
+    def is_later(earlier: EarlierIndex) -> bool:
+        return bool(earlier.find(urls)) and not shards_before(output).isdisjoint(urls)
+
+    return functools.partial(check_index_replaceable, output, shards=shards, is_later=is_later, overwrite=overwrite)
 
 
 def choose_grouping(settings: IndexSettings, before: Mapping[str, Any]) -> tuple[IndexSettings, dict[str, str]]:
@@ -396,37 +397,30 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
                 entry.pop("crc32", None)
         return entry
 
-    def keep(
-        self, earlier: EarlierIndex, index: Mapping[str, Any], entries: Mapping[str, dict[str, Any]]
+    def compose(
+        self, head: Mapping[str, Any], scanned: Sequence[ShardFacts], earlier: EarlierIndex, base: str | None
     ) -> dict[str, Any]:
-        """Note the keys and shards of an earlier version of the index that stay, and those that go.
-
-        As after an update, its packs of member tables lack new shards, and readers ignore their tables of changed ones.
+        """The index of these shards; notes the keys and shards of its earlier version that stay, and those that go.
 
         Args:
-            earlier: that version.
-            index: the new top-level keys.
-            entries: URL of a shard -> its new entry, to which its own keys are added.
-
-        Returns:
-            The top-level keys that stay.
+            head: its own top-level keys.
+            scanned: its shards.
+            earlier: the earlier version.
+            base: see `create_index`.
         """
         outcome = self.outcome
-        places = earlier.find([*entries, *outcome.failed, *outcome.repeated])
-        own = {url: earlier.own_keys_of(places[url]) for url in entries if url in places}
-        for url, keys in own.items():
-            entries[url].update(keys)
-        outcome.gone = [place for place in earlier.entries if place not in {*places.values()}]
-        outcome.dropped = len(outcome.gone)
-        kept = {key: value for key, value in earlier.own_keys().items() if key not in {*index, "name"}}
-        outcome.kept, outcome.kept_of_shards = (
-            list(kept),
-            list(dict.fromkeys(itertools.chain.from_iterable(own.values()))),
-        )
-        with contextlib.suppress(SpecError):  # no names of packs
-            if places and own_packs(earlier.keys, self._output, None):
-                kept[PACKS] = earlier.keys[PACKS]
-        return kept
+        urls = [each.url for each in scanned]
+        carried = earlier.carry_over(urls, others=[*outcome.failed, *outcome.repeated], taken=head)
+        places = writing.place_entries(urls, home=os.path.dirname(self._output), base=base)
+        entries = [
+            {**self.entry(each, place), **carried.shard_keys.get(each.url, {})}
+            for each, place in zip(scanned, places, strict=True)
+        ]
+        outcome.gone, outcome.dropped = carried.gone, len(carried.gone)
+        outcome.dropped_keys = ["base"] * bool(earlier.base and base is None)
+        outcome.kept = list(carried.keys)
+        outcome.kept_of_shards = list(dict.fromkeys(itertools.chain.from_iterable(carried.shard_keys.values())))
+        return {**head, **carried.keys, **carried.packs, "shardlist": entries}
 
     def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts], file: ReplacedFile) -> None:
         """Write the index, and the state for the next run.

@@ -257,10 +257,9 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     home = os.path.dirname(output)
     written = writing.place_entries(list(entries), home=home)
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
-    index = writing.make_index((), name=name)
-    del index["shardlist"]  # which comes last
     packs = [url for source in sources for url in source.shards.all_packs()]
-    index = {**index, **common, **grouping, **named_packs(packs, home), "shardlist": merged}
+    head = writing.make_head(name=name)
+    index = {**head, **common, **grouping, **named_packs(packs, home), "shardlist": merged}
     repeated = sum(len(source.entries) for source in sources) - len(merged)
     written_index = _write(output, index, earlier, repeated=repeated, dropped_keys=dropped)
     there = {*earlier.find(list(entries)).values()}

@@ -22,7 +22,6 @@ from wids.errors import (
     InputError,
     JobError,
     OutputError,
-    OutputExistsError,
     ShardError,
     ShardNotFoundError,
     SpecError,
@@ -891,86 +890,3 @@ def test_a_rule_that_takes_samples_apart_is_told(tmp_path, ranged, is_remote):
     assert (again.unchanged, again.apart) == (1, told.apart)
     told = create_index(place, str(tmp_path / "i.json"), settings=IndexSettings(rule="first-dot"))
     assert (told.samples, told.apart) == (2, {})
-
-
-def edit(path, *, site="Bern", **keys):
-    """Write keys by hand: top-level ones, and one of the second shard."""
-    index = read(path)
-    index["shardlist"][1]["site"] = site
-    return write_json(path, {**index, **keys})
-
-
-@pytest.mark.parametrize(
-    "bases", [("", ""), ("", "https://host/d"), ("https://host/d", ""), ("https://a/", "https://b/")]
-)
-def test_what_was_written_by_hand_stays(tmp_path, bases):
-    """Of the index and of listed shards, also changed ones, wherever they are to be read from; the outcome names it."""
-    write_shards(tmp_path / "d", (1, 2, 3))
-    output, sources = str(tmp_path / "i.json"), [str(tmp_path / "d")]
-    create_index(sources, output, name="cats", info="text", base=bases[0])
-    edit(output, classes=["a", "b"], my_note=1)
-    write_shard(tmp_path / "d/s1.tar", 9)
-    found = create_index(sources, output, base=bases[1], default_name="i")
-    index = read(output)
-    assert [(e["nsamples"], e.get("site")) for e in index["shardlist"]] == [(1, None), (9, "Bern"), (3, None)]
-    assert (index["classes"], index["my_note"], index["name"], index["info"]) == (["a", "b"], 1, "cats", "text")
-    assert (sorted(found.kept), found.kept_of_shards) == (["classes", "info", "my_note", "name"], ["site"])
-    assert (found.gone, found.dropped, found.dropped_keys) == ([], 0, [])
-    found = create_index(sources, output, base=bases[1], name="dogs", info="more")
-    assert (read(output)["name"], read(output)["info"]) == ("dogs", "more")
-    assert sorted(found.kept) == ["classes", "my_note"]
-
-
-def test_a_base_that_goes_is_named(tmp_path):
-    """It changes all places, so that it stays only if it is given."""
-    write_shards(tmp_path / "d", (1, 2))
-    output, sources = str(tmp_path / "i.json"), [str(tmp_path / "d")]
-    create_index(sources, output, base="https://host/d")
-    assert create_index(sources, output).dropped_keys == ["base"]
-    assert urls_in(output) == ["d/s0.tar", "d/s1.tar"]
-    said = run("index", "create", *sources, "-o", output, "--base", "https://host/d").err
-    assert "base" not in said
-    assert "the index before has a base" in run("index", "create", *sources, "-o", output).err
-
-
-def test_shards_that_are_not_listed_any_more(tmp_path):
-    """Are counted and named; one that cannot be read is named as such."""
-    shards = [shard["url"] for shard in write_shards(tmp_path / "d", (1, 2, 3, 4))]
-    output = str(tmp_path / "i.json")
-    create_index(shards, output)
-    Path(shards[1]).write_bytes(b"x" * 5000)
-    found = create_index(shards[:2], output, settings=IndexSettings(is_skipping=True))
-    assert (found.gone, found.dropped, [*found.failed]) == (shards[2:], 2, shards[1:2])
-    said = run("index", "create", shards[3], shards[0], "-o", output)
-    assert said.code == 0
-    said = run("index", "create", shards[3], "-o", output)
-    assert "warning: 1 shard of the index before is not in it any more: " in said.err
-    assert "s0.tar" in said.err
-    os.unlink(shards[3])
-    write_shard(tmp_path / "d/s9.tar", 3)
-    drops = IndexSettings(is_dropping_missing=True)
-    assert update_index(output, add=str(tmp_path / "d/s9.tar"), settings=drops).gone == [shards[3]]
-
-
-@pytest.mark.parametrize("base", [None, "https://host/d"])
-def test_an_index_of_other_shards_stays(tmp_path, base):
-    """Also where the shards have the same names; with overwrite, nothing of it is kept."""
-    for name in ("cats", "dogs"):
-        write_shards(tmp_path / name, (1, 2))
-    output = str(tmp_path / "i.json")
-    create_index([str(tmp_path / "cats")], output, base=base)
-    before = Path(edit(output, classes=["a"])).read_bytes()
-    with pytest.raises(OutputExistsError, match="is an index of 2 shards, and none of them is listed now") as error:
-        create_index([str(tmp_path / "dogs")], output)
-    assert error.value.hint == "overwrite"
-    assert Path(output).read_bytes() == before
-    found = create_index([str(tmp_path / "dogs")], output, overwrite=True)
-    assert (found.kept, found.gone, "classes" in read(output)) == ([], [], False)
-
-
-def test_signed_urls_are_the_same_shards(ranged, tmp_path):
-    """With another signature, too."""
-    ranged.add("/a.tar", pack([("a.txt", b"1")]))
-    output = str(tmp_path / "i.json")
-    for k in range(2):
-        assert create_index([f"{ranged.url}/a.tar?signature={k}"], output).shards == 1
