@@ -49,12 +49,12 @@ def body_of(number, size=3000):
 
 
 def test_a_listing_is_asked_for_once_for_a_machine(stand_in, monkeypatch):
-    """A thousand files, paged, take three calls; another process none, and so does a second dataset."""
-    names = [f"train/{k:04d}.tar" for k in range(1000)]
+    """A hundred files, in three pages, take four calls; another process none, and so does a second dataset."""
+    names = [f"train/{k:04d}.tar" for k in range(100)]
     commit = stand_in.put({name: body_of(k, 10) for k, name in enumerate(names)} | {"train.json": b"{}"})
-    stand_in.page_size = 400
+    stand_in.page_size = 40
     listing = hub.list_files(BASE)
-    assert (listing.commit, len(listing.files)) == (commit, 1001)
+    assert (listing.commit, len(listing.files)) == (commit, 101)
     for name in names:
         with ShardBytes(f"{BASE}/{name}") as shard:
             assert (shard.size, shard.is_strong) == (10, True)
@@ -76,16 +76,16 @@ def test_processes_that_start_together_read_one_commit(stand_in):
 
 
 def test_many_samples_ask_the_resolver_once_for_a_shard(stand_in):
-    """10,000 pieces of 100 shards."""
-    stand_in.put({f"{k:03d}.tar": body_of(k) for k in range(100)})
+    """800 pieces of 20 shards."""
+    stand_in.put({f"{k:03d}.tar": body_of(k) for k in range(20)})
     draw = random.Random(7)
-    for _ in range(500):
-        number = draw.randrange(100)
-        starts = [draw.randrange(2900) for _ in range(20)]
+    for _ in range(80):
+        number = draw.randrange(20)
+        starts = [draw.randrange(2900) for _ in range(10)]
         with ShardBytes(f"{BASE}/{number:03d}.tar") as shard:
             found = shard.read_many([(lo, lo + 100) for lo in starts])
         assert found == [body_of(number)[lo : lo + 100] for lo in starts]
-    assert stand_in.requests["resolvers"] <= 110
+    assert stand_in.requests["resolvers"] <= 20
     assert stand_in.requests["api"] == 2
 
 
@@ -533,15 +533,17 @@ def start_and_read(connection, barrier, cache_dir, index):
     connection.close()
 
 
-def test_a_thousand_shards_take_four_calls_of_a_machine(stand_in, tmp_path):
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_many_shards_take_four_calls_of_a_machine(stand_in, tmp_path, method):
     """Of processes that start together, of later ones, and of the workers of loaders, started in any way."""
-    fill(stand_in, {f"{k:04d}": 1 for k in range(1000)})
+    stand_in.page_size = 100
+    fill(stand_in, {f"{k:04d}": 1 for k in range(100)})  # two files each: three pages, and the commit
     for count in (3, 1):
         barrier = multiprocessing.get_context("fork").Barrier(count)
         with contextlib.ExitStack() as stack:
             arguments = start_and_read, barrier, tmp_path, 7
             started = [stack.enter_context(child(*arguments))[1] for _ in range(count)]
-            assert [receive(connection) for connection in started] == [(1000, b"0007 0")] * count
+            assert [receive(connection) for connection in started] == [(100, b"0007 0")] * count
     assert stand_in.requests["api"] <= 4
     dataset = open_named(tmp_path, access="range")
     assert stand_in.requests["api"] <= 4
@@ -549,24 +551,25 @@ def test_a_thousand_shards_take_four_calls_of_a_machine(stand_in, tmp_path):
         path.unlink()  # what else tells a worker which commit it is?
     stand_in.put({"new.txt": b""})
     asked = stand_in.requests["api"]
-    for method in ("fork", "spawn"):
-        view = dataset.select([0, 999])
-        loader = DataLoader(view, batch_size=1, num_workers=1, multiprocessing_context=method, collate_fn=list)
-        assert [batch[0][".txt"] for batch in loader] == [b"0000 0", b"0999 0"]
+    view = dataset.select([0, 99])
+    loader = DataLoader(view, batch_size=1, num_workers=1, multiprocessing_context=method, collate_fn=list)
+    assert [batch[0][".txt"] for batch in loader] == [b"0000 0", b"0099 0"]
     assert stand_in.requests["api"] == asked
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_random_samples_of_a_hundred_shards_ask_the_resolver_once_for_a_shard(stand_in, tmp_path, set_limits):
-    """10,000 of them by ranges, though each of three processes reads of all shards."""
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.thorough)])
+def test_random_samples_ask_the_resolver_once_for_a_shard(stand_in, tmp_path, set_limits, count):
+    """As many samples of each shard as there are shards, by ranges, though three processes read of all shards each."""
     set_limits(hub, asking_seconds=PATIENCE_SECONDS)  # on a busy machine, too
-    fill(stand_in, {f"{k:02d}": 100 for k in range(100)})
+    fill(stand_in, {f"{k:02d}": count for k in range(count)})
     dataset = open_named(tmp_path, access="range")
-    order = [random.Random(7).sample(range(10_000), 10_000)[k : k + 500] for k in range(0, 10_000, 500)]
+    drawn, size = random.Random(7).sample(range(count**2), count**2), count**2 // 20
+    order = [drawn[k : k + size] for k in range(0, count**2, size)]
     loader = DataLoader(dataset, batch_sampler=order, num_workers=3, multiprocessing_context="fork", collate_fn=list)
     found = [sample[".txt"] for batch in loader for sample in batch]
-    assert found == [b"%02d %d" % divmod(k, 100) for rows in order for k in rows]
-    assert 100 < stand_in.requests["resolvers"] <= 110
+    assert found == [b"%02d %d" % divmod(k, count) for rows in order for k in rows]
+    assert count < stand_in.requests["resolvers"] <= count + 10
     assert stand_in.requests["api"] <= 4
     assert dataset.stats().fetches == 0
 

@@ -161,9 +161,12 @@ def test_names_of_any_letters(server_place, load, name):
     assert samples_of(load(server_place, index)) == packed("a")
 
 
-@pytest.mark.parametrize(("kind", "megabytes"), [("nginx", 66), ("s3", 40), ("gs", 40)])
-def test_a_large_shard(kind, megabytes, load, request):
+@pytest.mark.parametrize("kind", ["nginx", "s3", "gs"])
+@pytest.mark.parametrize("megabytes", [5, pytest.param(66, marks=pytest.mark.thorough)])
+def test_a_large_shard(kind, megabytes, load, request, set_limits):
     """A shard that is fetched in several ranges, each byte once, is put together byte for byte."""
+    if megabytes == 5:
+        set_limits(prefetching, first_range_bytes=1 << 20, max_range_bytes=1 << 20)
     place, content = place_of(kind, request), random.Random(0).randbytes(megabytes << 20)
     data = pack([("a.txt", b"a"), ("a.bin", content), ("b.txt", b"b"), ("b.bin", b"end")])
     index = place.add_index([entry("a.tar", data, nsamples=2)])
@@ -701,6 +704,7 @@ def test_forked_workers(server_place, load, is_ahead):
     assert samples_of(load(server_place, dataset.shards, cache="other")) == packed("abcdef")
 
 
+@pytest.mark.thorough
 def test_spawned_workers(nginx, s3, gs, load):
     """Two workers that start from nothing get every sample of three datasets, each from another store."""
     stores = (nginx, s3, gs)
