@@ -150,7 +150,7 @@ def test_paths_of_commands(home, line):
     check(home, line)
 
 
-@pytest.mark.parametrize("line", PROGRAMS)
+@pytest.mark.parametrize("line", [pytest.param(PROGRAMS[0], marks=pytest.mark.thorough), PROGRAMS[1]])
 def test_paths_of_programs(home, line):
     """Likewise for what starts processes."""
     check(home, line)

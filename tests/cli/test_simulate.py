@@ -313,18 +313,25 @@ def test_sizes_that_nobody_knows(tmp_path):
     assert values_of(index, "--shard-size", "3kB")["size_bytes"] == 3000
 
 
-def test_a_billion_samples_fit():
-    """1e9 samples in 1e5 shards on 64 ranks are simulated in less than 1 GB of memory, and it is said how."""
+@pytest.mark.parametrize(
+    ("shards", "samples", "ranks", "most"),
+    [(1000, 100_000, 4, 300_000), pytest.param(100_000, 10_000, 64, 1_000_000, marks=pytest.mark.thorough)],
+)
+def test_a_billion_samples_fit(shards, samples, ranks, most):
+    """1e9 samples in 1e5 shards on 64 ranks are simulated in less than 1 GB of memory, and it is said how.
+
+    A tenth of them takes less than their indices would.
+    """
     # Its own peak: ru_maxrss begins with that of the process which started it.
     peak = "next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))"
-    job = "--shards 100000 --samples 10000 --shard-size 500MB --world-size 64 --workers 8 --batch-size 256"
+    job = f"--shards {shards} --samples {samples} --shard-size 500MB --world-size {ranks} --workers 8 --batch-size 256"
     code, out, err = run_apart(
         *("simulate", *job.split(), "--cache-size", "2TB", "--step-seconds", "0.5"),
         before=f"import atexit; atexit.register(lambda: print({peak}))",
     )
     assert code == 0, err
-    assert int(out.split()[-1]) < 1_000_000  # kB
-    assert "samples read           1,000,000,000 (left out 0, repeated 0)" in out
+    assert int(out.split()[-1]) < most  # kB
+    assert f"samples read           {shards * samples:,} (left out 0, repeated 0)" in out
     assert "beyond 4,000,000 samples" in out
 
 

@@ -60,10 +60,13 @@ from wids.transport import download
 ONE = len(shard_bytes(0))
 
 
-def rounds(few, many):
-    """How often: in every run, and in the long one."""
+def rounds(few, many, *, some=None):
+    """How often: in every run, in the full form if it has one, and in the long one."""
     marks = [pytest.mark.long, pytest.mark.timeout(3600)]
-    return pytest.mark.parametrize("rounds", [pytest.param(few, id="few"), pytest.param(many, id="many", marks=marks)])
+    cases = [pytest.param(few, id="few"), pytest.param(many, id="many", marks=marks)]
+    if some is not None:
+        cases.insert(1, pytest.param(some, id="some", marks=pytest.mark.thorough))
+    return pytest.mark.parametrize("rounds", cases)
 
 
 with_tables = pytest.mark.parametrize("has_tables", [False, True], ids=["whole shards", "early reads"])
@@ -135,7 +138,7 @@ def check_next_run(cache, shards, versions=(2,)):
     assert left_behind(cache) == []
 
 
-@rounds(40, 1000)
+@rounds(15, 1000, some=40)
 def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
     """A process that dies at any call that changes a file or a lock leaves no wrong byte; the next run clears up."""
     old, new = prepared
@@ -157,7 +160,7 @@ def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
             raise AssertionError(f"killed at call {call}: {error}") from error
 
 
-@rounds(6, 300)
+@rounds(3, 300, some=6)
 @with_tables
 @pytest.mark.usefixtures("no_patience", "no_waits")
 def test_killed_at_random(server, cache, choose, rounds, has_tables):
@@ -329,10 +332,12 @@ def test_a_disk_without_room_for_another_file(server, cache):
 
 @rounds(1, 15)
 @with_tables
-def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables):
-    """Two jobs of four processes, forked and spawned, with workers and prefetching, in a quarter of what they read.
+@pytest.mark.parametrize("others", ["fork", "spawn"])
+def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables, others):
+    """Two jobs of four processes, forked, with workers and prefetching, in a quarter of what they read.
 
-    Their shards overlap, and each has a bound of its own. What the directory has stays within the larger one.
+    With ``others``, one process and the workers of another one begin with nothing. Their shards overlap, and each job
+    has a bound of its own. What the directory has stays within the larger one.
     """
     serve(server, range(24), has_tables=has_tables)
     numbers, limits = (range(16), range(8, 24)), (6 * ONE + ONE // 2, 5 * ONE)
@@ -352,10 +357,11 @@ def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables):
                         world=4,
                         epochs=epochs,
                         seed=seeds[number],
-                        method="spawn" if (rank, number) == (0, 1) else "fork",
+                        method=others if (rank, number) == (0, 1) else "fork",
                         is_persistent=rank % 2 == 1,
                     )
-                    method = "forkserver" if (rank, number) == (1, 0) else "fork"
+                    is_other = others == "spawn" and (rank, number) == (1, 0)
+                    method = "forkserver" if is_other else "fork"
                     running.append(programs.enter_context(program(chaos.train, job, method=method)))
                 end = time.monotonic() + PATIENCE_SECONDS * (1 + epochs)
                 seen = [each.answer(end) for each in running]

@@ -177,11 +177,13 @@ FAULTS = [
     (strangers_are_entries, "the user's file", 1000),
     (finalizer_sets_an_event, "these have not ended", 1000),
 ]
+# The schedules that found them last, where many do not: they are played first. Other code may need other ones.
+FOUND = {table_of_another_version: 590, published_unsynced: 2298}
 
 
 def find(fault, words, most):
-    """(seed, message) of the first schedule that finds a fault."""
-    for seed in range(most):
+    """(seed, message) of a schedule that finds a fault."""
+    for seed in (FOUND.get(fault, 0), *range(most)):
         try:
             simulated_world.play(seed, fault=fault)
         except SimulationError as error:
