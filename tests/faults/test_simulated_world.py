@@ -192,7 +192,6 @@ def find(fault, words, most):
     pytest.fail(f"{most} schedules do not find it")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("fault", "words", "most"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS])
 def test_a_fault_is_found(fault, words, most):
     """And the integer that it is found by finds it again, after any others."""
