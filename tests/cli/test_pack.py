@@ -1788,6 +1788,12 @@ FOREIGN = {
     "lance": ({"_versions/1.manifest": "x", "data/1.lance": "x"}, "lance.dataset"),
     "ffcv": ({"train.beton": "x"}, "ffcv"),
     "lmdb": ({"data.mdb": "x", "lock.mdb": "x"}, "package lmdb"),
+    "megatron": ({"a_text_document.bin": "x", "a_text_document.idx": "x"}, "indexed_dataset.IndexedDataset"),
+    "mxnet": ({"train.rec": "x", "train.idx": "x", "train.lst": "x"}, "mxnet.recordio.MXIndexedRecordIO"),
+    "zarr 2": ({".zgroup": "{}", "image/.zarray": "{}", "image/0.0": "x"}, "zarr.open"),
+    "zarr 2, an array": ({"image/.zarray": "{}", "image/0.0": "x"}, "zarr.open"),
+    "zarr 3": ({"x.zarr/zarr.json": "{}", "x.zarr/image/c/0": "x"}, "zarr.open"),
+    "avro": ({"part-0.avro": "x"}, "package fastavro"),
     "parquet": ({"a.parquet": "x", "b.parquet": "x", "README.md": "x"}, "wids pack 'FOLDER/*.parquet'"),
 }
 
@@ -1803,9 +1809,42 @@ def test_datasets_of_other_tools_are_no_samples(tmp_path, files, words):
         assert "give its file" not in told
     if "index.json" in files:
         assert words in complaint(1, "info", tmp_path / "h/index.json")
-        assert words in complaint(1, "pack", tmp_path / "h/index.json", "-o", tmp_path / "o/x-%d.tar")
+    for name in files.keys() & {"index.json", "a_text_document.bin", "train.rec", "part-0.avro"}:
+        assert words in complaint(1, "pack", tmp_path / "h" / name, "-o", tmp_path / "o/x-%d.tar")
     assert not (tmp_path / "o").exists()
     assert run("pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar", "--format", "files")[0] == 0
+
+
+@pytest.mark.parametrize("files", [{"a.bin": "x", "b.bin": "y", "b.idx": "z"}, {"a.rec": "x"}, {"a.zattrs": "x"}])
+def test_files_that_only_look_like_those_of_other_tools(tmp_path, files):
+    """A .bin or .rec without its .idx is a field, as any other file."""
+    put(tmp_path / "h", files)
+    assert run("pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ["train.csv"],
+            "holds train.csv, and no other files; pack its rows: wids pack {}/train.csv --field .jpg=COLUMN",
+        ),
+        (["data.jsonl", "README.md", ".x"], "data.jsonl, and no other files; pack its rows: wids pack {}/data.jsonl"),
+        (["a/x.TSV", "b/x.ndjson", "c/x.csv"], "holds a/x.TSV (and 2 more), and no other files; pack its rows"),
+        (["x.csv", "y.parquet"], "holds x.csv (and 1 more), and no"),
+        (["x.csv.gz", "y.jsonl.zst"], "holds x.csv.gz (and 1 more), and no"),
+    ],
+)
+def test_a_folder_of_tables_is_not_packed_file_by_file(tmp_path, files, words):
+    """Their rows may be meant: the error says how these are packed, and how the files are."""
+    put(tmp_path / "h", dict.fromkeys(files, "x,y\n1,2\n"))
+    told = complaint(1, "pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar")
+    assert words.format(tmp_path / "h") in told
+    assert told.rstrip().endswith("; if each file is a sample, say --format files")
+    assert not (tmp_path / "o").exists()
+    assert run("pack", tmp_path / "h", "-o", tmp_path / "o/x-%d.tar", "--format", "files")[0] == 0
+    put(tmp_path / "h", {"0.json": "{}"})
+    assert run("pack", tmp_path / "h", "-o", tmp_path / "p/x-%d.tar")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])

@@ -19,6 +19,7 @@ _ADVICE = {
     "manifest": "for a manifest with another suffix say --format manifest",
     "format_files": "for other files use --format files",
     "format_files_too": "or say --format files",
+    "format_files_each": "if each file is a sample, say --format files",
     "format_either": "--format folder, or --format files",
     "condition": "a condition alone is for `wids view INDEX --where`; a query is a whole SELECT",
     "samples": "cut shards by --samples",

@@ -425,7 +425,8 @@ def recognise_foreign(place: str) -> str:
     """
     folder = place if os.path.isdir(place) else os.path.dirname(place) or "."
     if folder != place and os.path.basename(place) != "index.json":
-        return foreign_data.words_of([os.path.basename(place)])
+        beside = os.path.splitext(place)[0] + ".idx"
+        return foreign_data.words_of(map(os.path.basename, [place, *([beside] if os.path.exists(beside) else ())]))
     return next(
         (words for names in _names_in(folder, is_deep=folder == place) if (words := foreign_data.words_of(names))), ""
     )

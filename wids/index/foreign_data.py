@@ -34,6 +34,16 @@ def _has(pattern: str) -> Callable[[frozenset[str]], bool]:
     return lambda names: any(map(compiled.fullmatch, names))
 
 
+def _are_pairs(suffix: str) -> Callable[[frozenset[str]], bool]:
+    """Whether names end so, and each of them has an index beside it, which ends in .idx."""
+
+    def are_pairs(names: frozenset[str]) -> bool:
+        stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+        return bool(stems) and all(f"{stem}.idx" in names for stem in stems)
+
+    return are_pairs
+
+
 def _are_all(pattern: str) -> Callable[[frozenset[str]], bool]:
     """Whether all names, except those of notes, match."""
     compiled = re.compile(pattern)
@@ -45,6 +55,8 @@ def _are_all(pattern: str) -> Callable[[frozenset[str]], bool]:
     return are_all
 
 
+# Hidden names that tell what a folder is; all others are those of systems.
+_ZARR = frozenset((".zarray", ".zgroup", ".zmetadata", "zarr.json"))
 _FORMATS = (
     ForeignFormat(
         "a dataset of MosaicML's streaming (.mds)",
@@ -90,6 +102,18 @@ _FORMATS = (
         _has(r".*\.array_?record(-\d+-of-\d+)?"),
     ),
     ForeignFormat(
+        "tokens of Megatron (.bin with .idx)",
+        f"read them with megatron.core.datasets.indexed_dataset.IndexedDataset, and {_WRITE}",
+        _are_pairs(".bin"),
+    ),
+    ForeignFormat(
+        "RecordIO files of MXNet (.rec with .idx)",
+        f"read them with mxnet.recordio.MXIndexedRecordIO, and {_WRITE}",
+        _are_pairs(".rec"),
+    ),
+    ForeignFormat("a Zarr store", f"read it with zarr.open, and {_WRITE}", lambda names: not names.isdisjoint(_ZARR)),
+    ForeignFormat("Avro files", f"read them with the package fastavro, and {_WRITE}", _has(r".*\.avro")),
+    ForeignFormat(
         "a folder of Parquet files",
         "pack them as a table: wids pack 'FOLDER/*.parquet' --field .jpg=COLUMN",
         _are_all(r".*\.parquet"),
@@ -106,5 +130,5 @@ def recognise_index(keys: Container[str]) -> str:
 
 def words_of(names: Iterable[str]) -> str:
     """What a dataset with these files is, and the way from it to shards, in words; "": nothing known."""
-    seen = frozenset(name for name in names if not name.startswith("."))
+    seen = frozenset(name for name in names if not name.startswith(".") or name in _ZARR)
     return next((f"is {each.name}, which wids does not read; {each.way}" for each in _FORMATS if each.is_it(seen)), "")

@@ -25,6 +25,7 @@ from wids.writing.pack.listing import (
     SourceListing,
     check_not_empty,
 )
+from wids.writing.pack.manifest import SUFFIXES
 from wids.writing.writer import check_key
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = 10_000  # files, for a guess
 _TABLES = frozenset(("metadata.jsonl", "metadata.csv", "metadata.parquet"))
 _HEAD_BYTES = 64 << 10
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # Names of a dataset's parts.
 _PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"))
 # What zip programs, network disks and file systems leave in folders, in no sample's name.
@@ -266,12 +268,12 @@ def guess_format(directory: str) -> str:
     these cases nothing is guessed, because one of the two drops labels and the other one drops files.
 
     Raises:
-        InputError: it cannot be listed, is empty, holds tars among other files, or may be either.
+        InputError: it cannot be listed, is empty, holds tars among other files or tables alone, or may be either.
     """
     images, others = list[str](), list[str]()  # in folders
     count = above = tars = 0
     has_other = False
-    tables = list[str]()
+    tables, names = list[str](), list[str]()
     for name, path, _ in itertools.islice(_names(directory), _LOOKED_AT):
         if _is_table_of_files(path):
             tables.append(path)
@@ -279,21 +281,14 @@ def guess_format(directory: str) -> str:
         extension = name.rpartition(".")[2].lower()
         is_above = "/" not in name
         count += 1
+        names += [name] * (extension != "md")
         tars += extension == "tar"
         has_other = has_other or not (is_above and extension in ("tar", "widx", "json"))
         if is_above:
             above += extension in IMAGES
         else:
             (images if extension in IMAGES else others).append(name)
-    if tables:
-        table = min(tables)
-        more = f" (and {len(tables) - 1:,} more)" if len(tables) > 1 else ""
-        raise InputError(
-            f"{directory}: holds {os.path.relpath(table, directory)}{more}, a table of these files; "
-            f"pack that: wids pack {table} --field .jpg=file_name --field .json=COLUMN,COLUMN",
-            path=directory,
-            hint="format_either",
-        )
+    _refuse_tables(directory, tables, names)
     if not count:
         raise InputError(f"{directory}: there are no files in it", path=directory)
     if tars and not has_other:
@@ -312,6 +307,38 @@ def guess_format(directory: str) -> str:
     if len(beside) > max(1, 0.1 * len(keys)) or 2 * alone > max(2, len(images)):
         raise _either(directory, images, others, beside=len(beside), above=above)
     return "folder"
+
+
+def _is_table(name: str) -> bool:
+    """Whether a file has rows, by its name."""
+    stem, end = os.path.splitext(name.lower())
+    return (stem if end in _COMPRESSED else name.lower()).endswith(SUFFIXES)
+
+
+def _refuse_tables(directory: str, tables: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a folder whose samples may be the rows of a table in it.
+
+    Args:
+        directory: the folder.
+        tables: paths of tables of the other files.
+        names: of the other files, without notes.
+
+    Raises:
+        InputError: there is a table of them, or all of them are tables.
+    """
+    if not (tables or (names and all(map(_is_table, names)))):
+        return
+    found = [os.path.relpath(table, directory) for table in tables] or names
+    table, more = min(found), f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+    what, fields = "and no other files; pack its rows", ".jpg=COLUMN"
+    if tables:
+        what, fields = "a table of these files; pack that", ".jpg=file_name"
+    raise InputError(
+        f"{directory}: holds {table}{more}, {what}: wids pack {os.path.join(directory, table)} --field {fields} "
+        "--field .json=COLUMN,COLUMN",
+        path=directory,
+        hint="format_either" if tables else "format_files_each",
+    )
 
 
 def _is_table_of_files(path: str) -> bool:
