@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from rich.console import Console
 from tests.support.cache_dirs import files_in
 from tests.support.cache_shards import pack
 from tests.support.cli import PATIENCE_SECONDS, complaint, run, run_ok, run_on_terminal, spawn
+from tests.support.clocks import wait_until
 from tests.support.servers import Server
 from tests.support.shards import (
     mixture_index,
@@ -618,11 +618,7 @@ def test_sigterm_leaves_nothing_half(tmp_path):
         rows = [{"url": "s0.tar", "nsamples": 50}]
         url = server.add("/index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
         with spawn("show", url, "0", env={"WIDS_CACHE": str(tmp_path / "cache")}) as process:
-            until = time.monotonic() + 60
-            while not part_files(tmp_path / "cache"):
-                assert time.monotonic() < until
-                assert process.poll() is None
-                time.sleep(0.01)
+            wait_until(lambda: part_files(tmp_path / "cache") or process.poll() is not None)
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, out) == (143, "")

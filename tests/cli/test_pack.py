@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import fsspec
@@ -19,6 +18,7 @@ import pytest
 import wids
 from tests.support import backends, columns
 from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_apart, run_ok, spawn
+from tests.support.clocks import wait_until
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
@@ -389,12 +389,10 @@ def count_done(journal):
 @contextlib.contextmanager
 def stopped(source, output, asked):
     """``wids pack`` when it has finished 29 of 30 shards and waits for the last one."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    journal = f"{os.path.dirname(output)}/rows.json{SUFFIX}"
     with spawn("pack", source, "-o", output, "--field", ".txt=@name", "--samples", 1, "--jobs", 2) as process:
-        while count_done(f"{os.path.dirname(output)}/rows.json{SUFFIX}") < 29:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: count_done(journal) >= 29 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
         assert asked.wait(PATIENCE_SECONDS)
         yield process
 

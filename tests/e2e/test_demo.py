@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import uuid
 from collections import Counter
 
@@ -84,10 +83,7 @@ class Demo:
 
     def assert_gone(self, *, home=True):
         """No process, no listening port, nothing in the temporary directory."""
-        deadline = time.monotonic() + 10
-        while self.pids() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert self.pids() == []
+        wait_until(lambda: self.pids() == [])
         if home:
             assert os.listdir(self.home) == []
         port = re.search(r"http://127\.0\.0\.1:(\d+)", self.shown)

@@ -36,7 +36,7 @@ from tests.support.chaos import (
     used_bytes,
     watched,
 )
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.range_faults import ignored, short, within
 from tests.support.servers import (
     cut,
@@ -171,8 +171,9 @@ def test_killed_at_random(server, cache, choose, rounds, has_tables):
         jobs = [Job(shards=shards, directory=cache, limit=LIMIT - k * 5000, seed=number + k) for k in range(2)]
         with contextlib.ExitStack() as stack:
             running = [stack.enter_context(program(chaos.train_forever, job)) for job in jobs]
-            for each in running:
-                time.sleep(choose.random() * 0.5)
+            for each in running:  # they download for ever: the limit is a third of what they read
+                asked = len(server.requests) + choose.randrange(40)
+                wait_until(lambda asked=asked: len(server.requests) >= asked)
                 each.kill(is_alone=choose.random() < 0.3)
             check_directory(cache)
             assert used_bytes(cache)[0] <= LIMIT, number

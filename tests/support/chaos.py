@@ -28,7 +28,7 @@ from tests.support import tars
 from tests.support.cache_dirs import keep_mark_of, table_of
 from tests.support.cache_shards import md5, pack
 from tests.support.children import child, receive
-from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits, threads_named
+from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits, threads_named, wait_until
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import limits, space, usage_hints
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
@@ -475,15 +475,18 @@ def read_all(job, *, is_hurried=True):
 
 def check_nothing_left(before):
     """See that no thread, process or open file of ours is left in this process; ``before``: what was open before."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
+    left = []
+
+    def is_clean():
         gc.collect()
         threads = [thread.name for thread in threads_named("wids-")]
-        files = sorted(set(open_files()) - set(before))
-        if not (threads or files or multiprocessing.active_children()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"left in the process: {threads}, {files}, {multiprocessing.active_children()}")
+        left[:] = [*threads, *sorted(set(open_files()) - set(before)), *multiprocessing.active_children()]
+        return not left
+
+    try:
+        wait_until(is_clean)
+    except AssertionError as error:
+        raise AssertionError(f"left in the process: {left}") from error
 
 
 def open_files():

@@ -110,18 +110,20 @@ class RunnerSuite:
                 path.unlink()
         begun = [path.name for path in tmp_path.glob("*.begun")]
         check(not begun, "tasks have cleaned up when `close` returns", begun)
+        place = tmp_path / "again"
+        place.mkdir()
 
         class EnoughError(Exception):
             """All that can begin have."""
 
         def tick() -> None:
-            if len(list(tmp_path.glob("*.begun"))) == 2:
+            if len(list(place.glob("*.begun"))) == 2:
                 raise EnoughError
 
-        results = _run(self, touch_and_wait, names, tick=tick)
+        results = _run(self, touch_and_wait, [str(place / str(k)) for k in range(4)], tick=tick)
         with pytest.raises(EnoughError), contextlib.closing(results):
             next(results)
-        ended = sorted(path.name for path in tmp_path.iterdir())
+        ended = sorted(path.name for path in place.iterdir())
         check(ended == ["0.ended", "1.ended"], "tasks under way clean up, and others never begin", ended)
         left = multiprocessing.active_children()
         check(left == [], "no process is left", left)

@@ -26,7 +26,7 @@ from tests.support.cache_dirs import (
 )
 from tests.support.cache_shards import described, files_open_in, texts, texts_of
 from tests.support.children import child, receive
-from tests.support.clocks import set_limits
+from tests.support.clocks import set_limits, wait_until
 from wids.cache import limits, usage_hints
 from wids.cache import space as spaces
 from wids.cache.directory import CacheDirectory
@@ -556,8 +556,7 @@ def hold_open(connection, home, url, data):
     assert texts(reader) == texts_of()
     del reader
     connection.send("open")
-    while len(pool):
-        time.sleep(0.01)
+    wait_until(lambda: not len(pool))
     connection.send("let go")
     connection.recv()
 
@@ -1208,7 +1207,7 @@ def test_a_bell_that_is_no_file(tmp_path):
     CacheDirectory(str(tmp_path)).make()
     os.mkfifo(CacheDirectory(str(tmp_path)).release_request)
     with child(answer_ring, str(tmp_path)) as (_, connection):
-        assert connection.poll(3)
+        assert receive(connection)
 
 
 def answer_ring(connection, directory):

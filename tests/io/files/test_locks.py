@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -448,7 +447,7 @@ def test_a_forked_child_keeps_no_lock_of_its_parent(tmp_path):
     if holder == 0:
         with locks.acquire(path):
             os.write(writing, b"%d " % (os.fork() or os.getpid()))
-            time.sleep(PATIENCE_SECONDS)
+            signal.pause()
             os._exit(0)
     said = b""
     while said.count(b" ") < 2:

@@ -28,6 +28,12 @@ def options(engine, jobs=2):
 class Engine(RunnerSuite):
     """The suite, for the engine that a name leads to."""
 
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch):
+        """On a busy machine, tasks that are cancelled take their time: none is killed for that."""
+        monkeypatch.setattr(runner, "END_SECONDS", PATIENCE_SECONDS)
+        monkeypatch.setattr("wids.jobs.processes._END_SECONDS", PATIENCE_SECONDS)
+
     def start(self, function, on_report):
         """As `run` does it."""
         return runner._start(function, options(self.engine), on_report, None)

@@ -30,6 +30,7 @@ import wids.wids_specs
 import wids.wids_tar
 from tests.support import tools
 from tests.support.cache_dirs import put_shard
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_shard, write_tar
 from wids.errors import (
     CountMismatchError,
@@ -622,5 +623,5 @@ def test_wids_cleanup_calls(tmp_path):
     assert len(wids.wids_cleanup.keep_most_recent_files(pattern, maxsize=int(1e9), maxfiles=1)) == 1
     process = wids.wids_cleanup.create_cleanup_background_process(pattern, maxsize=int(1e9), maxfiles=2, every=60)
     process.terminate()
-    process.join(30)
+    process.join(PATIENCE_SECONDS)
     assert not process.is_alive()

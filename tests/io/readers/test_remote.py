@@ -41,7 +41,7 @@ from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
 from wids.tables import table as tables
 from wids.tables.table import MemberTable
-from wids.transport import filesystems, range_client
+from wids.transport import filesystems, range_client, scheduler
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
 
@@ -537,21 +537,15 @@ def test_a_large_batch_survives_a_flaky_server(web, monkeypatch, set_limits):
 def test_a_failure_does_not_waste_what_is_under_way(web, monkeypatch):
     """A request that fails at once leaves another its time: what that brings is not asked for again."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
-    failed = threading.Event()
-
-    def fail(handler, body):
-        try:
-            status(503)(handler, body)
-        finally:  # the client may be gone before all is sent
-            failed.set()
+    judged, judge = threading.Event(), scheduler.is_transient
+    monkeypatch.setattr(scheduler, "is_transient", lambda *error: judged.set() or judge(*error))
 
     def late(handler, body):
         data = handler.begin(body)
-        failed.wait(PATIENCE_SECONDS)
-        threading.Event().wait(0.2)
+        assert judged.wait(PATIENCE_SECONDS)
         handler.end(data)
 
-    source = ShardBytes(web.add("/a.tar", DATA, late, fail, whole), size=len(DATA))
+    source = ShardBytes(web.add("/a.tar", DATA, late, status(503), whole), size=len(DATA))
     assert source.read_many([(0, 9), (9000, 9009)]) == [DATA[:9], DATA[9000:9009]]
     assert len(web.requests) == 3
 

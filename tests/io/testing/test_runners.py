@@ -19,15 +19,11 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What becomes of the suite for each of them, which have a second to break it: see `run_suites`."""
-    lines = [
-        "from tests.support import toy_runners",
-        "from wids.testing import runners",
-        "runners.PATIENCE_SECONDS = 1",
-    ]
+    """What becomes of the suite for each of them: see `run_suites`."""
+    lines = ["from tests.support import toy_runners", "from wids.testing import RunnerSuite"]
     for name in WRONG:
         lines += [f"class Test{name}(toy_runners.Toy):", f"    kind = toy_runners.{name}"]
-    lines += ["class TestNothing(runners.RunnerSuite):", "    pass"]
+    lines += ["class TestNothing(RunnerSuite):", "    pass"]
     return run_suites(tmp_path_factory.mktemp("toys"), "\n".join(lines))
 
 

@@ -5,13 +5,12 @@ import os
 import random
 import shlex
 import threading
-import time
 
 import pytest
 
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
-from tests.support.children import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from wids.errors import FetchError, NotAllowedError, ShardNotFoundError, SizeMismatchError
 from wids.readers.provider import AutoProvider
 from wids.transport import download, retrying
@@ -45,14 +44,6 @@ def is_gone(pid):
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def wait_until(condition):
-    """Wait for something that another process does; a test that failed ends here."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def shell(script, way="output"):

@@ -9,7 +9,6 @@ import random
 import socket
 import ssl
 import threading
-import time
 
 import fsspec
 import pytest
@@ -19,7 +18,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
-from tests.support.children import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.range_faults import (
     WEAK,
     held,
@@ -92,14 +91,6 @@ def nothing_left(tmp_path):
     """When a test is over, no slot is taken, no task runs and no file is open."""
     yield
     wait_until(lambda: is_idle() and shards.files_open_in(tmp_path) == [])
-
-
-def wait_until(condition):
-    """Wait for something that another thread does; a test that failed ends here."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def is_idle():
