@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.clocks import wait_until
 from wids.jobs.runner import SerialRunner, TaskResult, ThreadRunner, call
-from wids.testing import RunnerSuite, runners
+from wids.testing import RunnerSuite
 
 
 class Toy(RunnerSuite):
@@ -19,7 +19,7 @@ class Toy(RunnerSuite):
     def _end(self, monkeypatch):
         """Let no task wait for what cannot come; in the end, end those that go on."""
         if self.kind in (OtherNumbers, Raises, Silent):
-            monkeypatch.setattr(runners, "PATIENCE_SECONDS", 0)
+            monkeypatch.setattr("wids.testing.runners.PATIENCE_SECONDS", 0)
         self._started = []
         yield
         for runner in self._started:

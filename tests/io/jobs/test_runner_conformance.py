@@ -31,7 +31,7 @@ class Engine(RunnerSuite):
     @pytest.fixture(autouse=True)
     def _patient(self, monkeypatch):
         """On a busy machine, tasks that are cancelled take their time: none is killed for that."""
-        monkeypatch.setattr(runner, "END_SECONDS", PATIENCE_SECONDS)
+        monkeypatch.setattr("wids.jobs.runner.END_SECONDS", PATIENCE_SECONDS)
         monkeypatch.setattr("wids.jobs.processes._END_SECONDS", PATIENCE_SECONDS)
 
     def start(self, function, on_report):
