@@ -174,7 +174,7 @@ COMMANDS = {
     "ls": "ls {url}/index.json --fetch",
     "show": "show {url}/index.json 5",
     "cat": "cat {url}/index.json 5 txt",
-    "locate": "locate {source}/index.json 5",
+    "locate": "locate {source}/index.json s0-005",
     "at": "at {source}/index.json --step 1",
     "when": "when {source}/index.json 5",
     "verify": "verify {source}/index.json --decode",

@@ -1,12 +1,16 @@
 """How long tests wait, other clocks and limits, and time as retries see it: without waiting."""
 
+import contextlib
+import queue
 import threading
 import time
 from dataclasses import replace
 
+from wids.cache import arrivals, background, prefetch, shard_download, space, usage_hints
+from wids.readers import provider, range_provider
 from wids.testing.promises import PATIENCE_SECONDS, skip_waits
 
-__all__ = ["PATIENCE_SECONDS", "set_limits", "skip_waits", "threads_named", "wait_until"]
+__all__ = ["PATIENCE_SECONDS", "PrefetchClock", "set_limits", "skip_waits", "threads_named", "wait_until"]
 
 
 def wait_until(condition):
@@ -28,6 +32,57 @@ def set_limits(module, patch=setattr, **changes):
         changes: fields of ``module.LIMITS``; it has no others.
     """
     patch(module, "LIMITS", replace(module.LIMITS, **changes))
+
+
+class PrefetchClock:
+    """The time of caches and of their prefetchers in this process, which stands still but for `move`.
+
+    Args:
+        patch: a monkeypatch's ``setattr``.
+    """
+
+    def __init__(self, patch):
+        self._now, self._looks, self._looked = time.time(), 0, threading.Condition()
+        for module in (arrivals, prefetch, provider, range_provider, shard_download, space, usage_hints):
+            patch(module, "time", self)
+        patch(prefetch.Prefetcher, "_wait", lambda prefetcher, _: self._wait(prefetcher))
+
+    def time(self):
+        """Seconds since 1970."""
+        return self._now
+
+    monotonic = perf_counter = time
+
+    def move(self, seconds):
+        """Let time pass; when this returns, all downloads have ended that are due by then."""
+        self._now += seconds
+        while True:
+            for thread in threads_named(("wids-prefetch-one", "wids-download")):
+                thread.join(PATIENCE_SECONDS)
+            live = [one for one in list(background._live) if isinstance(one, prefetch.Prefetcher)]
+            if all(self._looks_once(one) for one in live if one._thread.is_alive()):
+                return
+
+    def _looks_once(self, prefetcher):
+        """Have it look at what is due: whether there was nothing."""
+        seen = self._looks
+        prefetcher._woken.put(None)
+        with self._looked:
+            has_looked = self._looked.wait_for(
+                lambda: self._looks > seen or not prefetcher._thread.is_alive(), PATIENCE_SECONDS
+            )
+        assert has_looked
+        return prefetcher._woken.empty() and prefetcher._ended.empty() and not prefetcher._downloading
+
+    def _wait(self, prefetcher):
+        """In a prefetcher's thread, which has looked at what is due: wait until it is to look again."""
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+        prefetcher._woken.get()
+        with contextlib.suppress(queue.Empty):
+            while True:  # all that woke it meanwhile
+                prefetcher._woken.get_nowait()
 
 
 def threads_named(prefix):
