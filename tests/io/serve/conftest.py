@@ -8,8 +8,34 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.shards import write_json
+from wids.columns.apart import SqlProcesses
+from wids.serve import rows
 from wids.serve.app import make_app
 from wids.serve.served import Served
+
+
+class KeptProcesses(SqlProcesses):
+    """Processes for SQL of which the idle ones stay for other tests: to begin, each imports DuckDB and pyarrow."""
+
+    def close(self):
+        """End those that run a query."""
+        kept, self._idle = self._idle, []
+        super().close()
+        self._idle = kept
+
+
+@pytest.fixture(scope="session")
+def kept_processes():
+    """For all tests of this process of pytest."""
+    found = KeptProcesses()
+    yield found
+    SqlProcesses.close(found)
+
+
+@pytest.fixture(autouse=True)
+def few_processes(kept_processes, monkeypatch):
+    """Pages of all tests run their queries in the same processes."""
+    monkeypatch.setattr(rows, "SqlProcesses", lambda: kept_processes)
 
 
 class Asking:
