@@ -8,8 +8,10 @@ sampler --> SharedBlocks --> loop                          each block of the ord
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
+import weakref
 from collections import deque
 from functools import partial
 from itertools import islice
@@ -269,6 +271,8 @@ def prefetch(
 
 def _warn_of_hidden(dataset: Any) -> None:
     """Warn, once for each cache, where a stranger's dataset reads one of ours, whose shards nothing downloads ahead."""
+    if _is_searched(dataset):
+        return
     for source in _hidden_sources([dataset], _DEPTH):
         if not source.store.is_hidden_told:
             source.store.is_hidden_told = True
@@ -278,6 +282,20 @@ def _warn_of_hidden(dataset: Any) -> None:
                 "index i is sample i of the dataset, give it the attributes dataset and indices = range(len(dataset))",
                 type(dataset).__name__,
             )
+
+
+# (id, 1 or 2) -> the datasets that were searched once, and twice.
+_searched: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+
+
+def _is_searched(dataset: Any) -> bool:
+    """Whether a dataset was searched twice before: some open what they read with their first sample."""
+    for time in (1, 2):
+        if _searched.get((id(dataset), time)) is not dataset:
+            with contextlib.suppress(TypeError):  # it has no weak references: a list, say
+                _searched[id(dataset), time] = dataset
+            return False
+    return True
 
 
 def _hidden_sources(holder: Any, depth: int) -> Iterator[CollectionSource]:

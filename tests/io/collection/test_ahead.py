@@ -274,6 +274,29 @@ def test_a_wrapper_that_hides_a_dataset_is_told_of(server, tmp_path, caplog, hol
     assert not caplog.records
 
 
+def test_a_dataset_is_not_searched_in_each_epoch(server, tmp_path, caplog):
+    """Twice is enough, also for one that opens what it reads with its first sample."""
+
+    class Asked:
+        searches = 0
+
+        def __wids__(self):
+            Asked.searches += 1
+
+    wrapper = Wrapper(Asked(), 20, late=None)
+    sampler = wids.ChunkedSampler(wrapper)
+    next(iter(sampler))
+    wrapper.late = remote(server, tmp_path, "ab")
+    for _ in range(4):
+        next(iter(sampler))
+    assert Asked.searches == 2
+    assert "a Wrapper reads a ShardListDataset" in caplog.text
+    listed = [Asked()] * 3
+    for _ in range(4):  # these have no weak references
+        next(iter(wids.ChunkedSampler(listed)))
+    assert Asked.searches == 2 + 4 * 3
+
+
 def test_a_subclass_with_a_length_of_its_own_is_told_of(server, tmp_path, caplog):
     """Which samples its indices are is as unknown."""
     listed = [{"url": server.add("/a.tar", shards.shard("a", 10)), "nsamples": 10}]
