@@ -71,13 +71,6 @@ def save(
     path = check_output(path)
     parts = {name for keys in shards.defaults if isinstance(name := keys.get("source_url"), str)}
     digest = fingerprint(shards)
-    earlier = check_index_replaceable(
-        path,
-        inputs=[*inputs, *((name, "a part of the index that this is a view of") for name in parts)],
-        shards=itertools.chain(shards.urls, shards.all_packs()),
-        view=ViewShards(place, digest),
-        overwrite=overwrite,
-    )
     home = os.path.dirname(path)
     view = View(
         name=shards.header.get("name"),
@@ -92,15 +85,24 @@ def save(
     )
     said = {key: shards.header.get(key) for key in GROUPING_KEYS.values()}
     index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view), **said}
-    own = earlier.own_keys()
+    more = dict[str, Any]()
     if place is None:
-        own |= {key: value for key, value in shards.header.items() if key not in COMPUTED and key != "weight"}
+        more = {key: value for key, value in shards.header.items() if key not in COMPUTED and key != "weight"}
         entries = [shards.describe(k) for k in range(len(shards))]
         written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
         index |= named_packs(map(public_place, shards.all_packs()), home)
         index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
-    index = {**{key: own[key] for key in own if key not in index}, **index}
-    write_view({key: value for key, value in index.items() if value is not None}, selection, path, file)
+    with (file or ReplacedFile(path, advice=None)).alone():
+        earlier = check_index_replaceable(
+            path,
+            inputs=[*inputs, *((name, "a part of the index that this is a view of") for name in parts)],
+            shards=itertools.chain(shards.urls, shards.all_packs()),
+            view=ViewShards(place, digest),
+            overwrite=overwrite,
+        )
+        own = {**earlier.own_keys(), **more}
+        index = {**{key: own[key] for key in own if key not in index}, **index}
+        _write_view({key: value for key, value in index.items() if value is not None}, selection, path)
 
 
 def save_mixture(
@@ -129,15 +131,15 @@ def save_mixture(
         packs = named_packs(map(public_place, shards.all_packs()), home)
         datasets.append({"name": name, "weight": weight, **packs, "shardlist": rows})
     every = (url for _, _, shards, _ in parts for url in (*shards.urls, *shards.all_packs()))
-    earlier = check_index_replaceable(path, inputs=inputs, shards=every, has_parts=True, overwrite=overwrite)
-    index = {
-        "__kind__": writing.KIND,
-        "wids_version": 1,
-        **earlier.own_keys(),
-        "shardlist": [],
-        "datasets": datasets,
-    }
     with ReplacedFile(path, advice=None).alone():
+        earlier = check_index_replaceable(path, inputs=inputs, shards=every, has_parts=True, overwrite=overwrite)
+        index = {
+            "__kind__": writing.KIND,
+            "wids_version": 1,
+            **earlier.own_keys(),
+            "shardlist": [],
+            "datasets": datasets,
+        }
         atomic.write_atomically(path, writing.dump_index(index))
 
 
@@ -155,13 +157,18 @@ def write_view(index: dict[str, Any], selection: Selection, path: str, file: Rep
             program has written ``file``.
         OSError: it cannot be written.
     """
+    with (file or ReplacedFile(path, advice=None)).alone():
+        _write_view(index, selection, path)
+
+
+def _write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+    """`write_view`, with the lock of the path held."""
     check_not_parent(path, str(Place(os.path.dirname(path)).join(index["view_of"])) if "view_of" in index else None)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
     names = {"rows": relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
-    with (file or ReplacedFile(path, advice=None)).alone():
-        locks.remove_parts(_stem(path), more=_OWN_FILES)
-        _publish(path, text, rows, parts)
+    locks.remove_parts(_stem(path), more=_OWN_FILES)
+    _publish(path, text, rows, parts)
 
 
 def check_not_parent(path: str, parent: str | None, place: str = "this") -> None:

@@ -224,7 +224,8 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         overwrite: also replace a file that is no index, or one of another kind or of other shards.
 
     Raises:
-        OutputExistsError: a file exists that must not be replaced.
+        OutputExistsError: a file exists that must not be replaced. OutputError: another program has written it
+            meanwhile.
     """
     output = check_output(output)
     sources = [_flatten(place) for place in places]
@@ -233,6 +234,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         for url, entry in source.entries:
             entries.setdefault(url, entry)
     is_view = any(source.shards.selection is not None for source in sources)
+    file = ReplacedFile(output)
     earlier = check_index_replaceable(
         output,
         inputs=_made_of(*sources),
@@ -247,7 +249,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     name = name or None
     common, dropped = view_edit.common_keys(sources, output)
     if is_view:
-        view, repeated = view_edit.merge_views(sources, output, keys=common, name=name, overwrite=overwrite)
+        view, repeated = view_edit.merge_views(sources, output, keys=common, name=name, overwrite=overwrite, file=file)
         return _merged_view(output, view, repeated_samples=repeated, dropped_keys=dropped)
     grouping = view_edit.common_grouping(sources)
     for source in sources:
@@ -261,7 +263,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     head = writing.make_head(name=name)
     index = {**head, **common, **grouping, **named_packs(packs, home), "shardlist": merged}
     repeated = sum(len(source.entries) for source in sources) - len(merged)
-    written_index = _write(output, index, earlier, repeated=repeated, dropped_keys=dropped)
+    written_index = _write(output, index, earlier, repeated=repeated, dropped_keys=dropped, file=file)
     there = {*earlier.find(list(entries)).values()}
     return msgspec.structs.replace(written_index, gone=[place for place in earlier.entries if place not in there])
 
@@ -281,7 +283,8 @@ def split_index(
 
     Raises:
         InputError: the numbers of outputs and parts differ. OutputExistsError: a file exists that must not be replaced,
-            or further parts of an earlier split, which a pattern of these names would read as well.
+            or further parts of an earlier split, which a pattern of these names would read as well. OutputError:
+            another program has written one meanwhile.
     """
     source = _flatten(place)
     shards, flat = source.shards, source.entries
@@ -290,6 +293,7 @@ def split_index(
     is_view = shards.selection is not None
     ranges = parts([count for count in shards.lengths if count or not is_view])
     checked = _name_parts(outputs, len(ranges))
+    files = [*map(ReplacedFile, checked)]
     earlier = [
         check_index_replaceable(
             output, inputs=_made_of(source), shards=(url for url, _ in flat), is_view=is_view, overwrite=overwrite
@@ -302,12 +306,12 @@ def split_index(
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
     source.tell_weights(", ".join(outputs))
     found = []
-    for output, before, part in zip(checked, earlier, ranges, strict=True):
+    for file, output, before, part in zip(files, checked, earlier, ranges, strict=True):
         chosen, home = [flat[k] for k in part], os.path.dirname(output)
         written = writing.place_entries([url for url, _ in chosen], home=home)
         entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
         index = {**header, **named_packs(shards.all_packs(), home), "shardlist": entries}
-        found.append(_write(output, index, before))
+        found.append(_write(output, index, before, file=file))
     return found
 
 
@@ -530,13 +534,13 @@ def _write(
     *,
     repeated: int = 0,
     dropped_keys: Sequence[str] = (),
-    file: ReplacedFile | None = None,
+    file: ReplacedFile,
 ) -> Merged:
-    """Write an index; keys of an earlier version of it stay if no input has or had them."""
+    """Write an index; keys of an earlier version of it, read from ``file``, stay if no input has or had them."""
     kept = {key: value for key, value in earlier.own_keys().items() if key not in {*index, *dropped_keys, "name"}}
     entries = index["shardlist"]
     rest = {key: value for key, value in index.items() if key != "shardlist"}
-    with (file or ReplacedFile(path, advice=None)).alone():
+    with file.alone():
         atomic.write_atomically(path, writing.dump_index({**rest, **kept, "shardlist": entries}))
     return Merged(
         output=path,

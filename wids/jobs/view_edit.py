@@ -132,6 +132,7 @@ def merge_views(
     *,
     keys: Mapping[str, Any],
     name: str | None,
+    file: ReplacedFile,
     overwrite: bool = False,
 ) -> tuple[ShardList, int]:
     """Write one view of the samples of several indexes and views; each sample once.
@@ -144,6 +145,7 @@ def merge_views(
         output: an absolute path.
         keys: other top-level keys, where the view lists its shards itself.
         name: of the dataset.
+        file: at the output, as its name was read.
         overwrite: also replace a file that is no index, or one of another kind or of other shards.
 
     Returns:
@@ -171,7 +173,7 @@ def merge_views(
     found = whole.select(selection).with_header(header)
     names = ", ".join(Place(source.place).name for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
-    save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)
+    save(found, selection, output, place=place, made_by=[step], overwrite=overwrite, file=file)
     return found, len(indices) - len(chosen)
 
 
