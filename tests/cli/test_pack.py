@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -1486,6 +1487,114 @@ def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
     assert shown(outcome.index) == [("000000000", {".png": b"other"})]
 
 
+def write_arrow(path, table, *, is_stream=True, rows=3):
+    """Write a table as an Arrow stream in batches of a few rows, as ``datasets`` do, or as an Arrow file."""
+    open_writer = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, open_writer(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
+FEATURES = {
+    "image": {"_type": "Image"},
+    "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    "text": {"dtype": "string", "_type": "Value"},
+}
+
+
+def save_dataset(folder, table, *, features=FEATURES, state=None):
+    """Save a table as ``datasets`` do: two Arrow streams, whose names are not in the order of their rows."""
+    os.makedirs(folder)
+    names = ["data-b.arrow", "data-a.arrow"]
+    for name, part in zip(names, (table.slice(0, 4), table.slice(4)), strict=True):
+        write_arrow(folder / name, part)
+    state = {"_data_files": [{"filename": name} for name in names]} if state is None else state
+    put(folder, {"state.json": json.dumps(state), "dataset_info.json": json.dumps({"features": features})})
+    return folder
+
+
+def picture_rows(**columns):
+    """A table of pictures as ``datasets`` have them, with labels, texts and more columns."""
+    cells = [{"bytes": data, "path": None} for data in PICTURES]
+    image = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return pa.table({"image": image, "label": [k % 2 for k in range(7)], "text": list("abcdefg"), **columns})
+
+
+def test_a_saved_dataset(tmp_path):
+    """Its rows are packed in their order, without the package that saved it; what else there is, is JSON."""
+    folder = save_dataset(tmp_path / "saved", picture_rows())
+    code, out, _ = run_pack(folder, "-o", tmp_path / "out/x-%d.tar", "--samples", 4, "--jobs", 2)
+    assert code == 0
+    assert "fields of its columns: .png=image .cls=label .txt=text" in out
+    assert shown(tmp_path / "out/x.json") == [
+        (f"{k:09d}", {".png": data, ".cls": b"%d" % (k % 2), ".txt": b"abcdefg"[k : k + 1]})
+        for k, data in enumerate(PICTURES)
+    ]
+    names = ("--classes", folder / "dataset_info.json", "--format", "manifest")
+    assert run_pack(folder, "-o", tmp_path / "named/x-%d.tar", *names)[0] == 0
+    assert json.loads((tmp_path / "named/x.json").read_text())["info"]["classes"] == ["cat", "dog"]
+    table = picture_rows(mask=picture_rows()["image"], score=[k / 2 for k in range(7)])
+    wide = save_dataset(tmp_path / "wide", table, features={**FEATURES, "mask": {"_type": "Image"}})
+    outcome = pack_sources(str(wide), PackSettings(output=f"{tmp_path}/wide-out/x-%d.tar"), engine=RunOptions(jobs=1))
+    key, fields = shown(outcome.index)[3]
+    assert (key, {*fields}) == ("000000003", {".png", ".mask.png", ".cls", ".json"})
+    assert json.loads(fields[".json"]) == {"text": "d", "score": 1.5}
+    source = PackSource(fields=(".jpg=image",))  # one's own have precedence
+    settings = PackSettings(output=f"{tmp_path}/own/x-%d.tar")
+    outcome = pack_sources(str(folder), settings, source=source, engine=RunOptions(jobs=1))
+    assert shown(outcome.index)[6] == ("000000006", {".jpg": PICTURES[6]})
+
+
+def test_a_saved_dataset_that_cannot_be_packed(tmp_path):
+    """What would be packed in another order, under a wrong name or out of another folder is an error that helps."""
+    sounds = save_dataset(tmp_path / "sounds", picture_rows(), features={"image": {"_type": "Audio"}})
+    with pytest.raises(
+        InputError, match=r"column 'image' holds bytes that are no pictures \(Audio\).* like \.wav=image"
+    ):
+        pack_sources(str(sounds), PackSettings(output=f"{tmp_path}/out/x-%d.tar"))
+    files = [{"filename": "data-b.arrow"}]
+    states = ({}, [], {"_data_files": []}, {"_data_files": [{"filename": "../b.arrow"}]})
+    for k, state in enumerate((*states, {"_data_files": files, "_indices_data_files": files})):
+        folder = save_dataset(tmp_path / str(k), picture_rows(), state=state)
+        with pytest.raises(InputError, match=r"names no Arrow files with its rows in order; save it again"):
+            pack_sources(str(folder), PackSettings(output=f"{tmp_path}/out/x-%d.tar"))
+    put(tmp_path / "0", {"state.json": "{"})
+    with pytest.raises(InputError, match=r"state\.json"):
+        pack_sources(str(tmp_path / "0"), PackSettings(output=f"{tmp_path}/out/x-%d.tar"))
+
+
+@pytest.mark.parametrize("kind", ["stream", "file", "remote"])
+def test_pictures_in_arrow(tmp_path, kind):
+    """Arrow is a manifest as Parquet is: streams, files, and those of a server."""
+    path = write_arrow(tmp_path / "rows.arrow", picture_rows(), is_stream=kind != "file")
+    if kind == "remote":
+        path = backends.memory("pictures-arrow").add("rows.arrow", Path(path).read_bytes())
+    outcome = pack_rows(path, tmp_path / "out/x-%d.tar", ".png=image", ".txt=text", samples=2)
+    assert [fields[".png"] for _, fields in shown(outcome.index)] == PICTURES
+    put(tmp_path, {"four.png": "from the file"})
+    cells = [{"bytes": data, "path": f"{k}.png"} for k, data in enumerate(PICTURES)]
+    cells[4] = {"bytes": None, "path": "four.png"}
+    path = write_arrow(tmp_path / "named.arrow", pa.table({"image": cells}))
+    outcome = pack_rows(path, tmp_path / "named/x-%d.tar", ".png=image")
+    assert shown(outcome.index)[4] == ("000000004", {".png": b"from the file"})
+
+
+def test_arrow_that_is_damaged(tmp_path):
+    """It is an error, wherever the damage is: also in offsets, by which memory of others would be read."""
+    data = Path(write_arrow(tmp_path / "rows.arrow", pa.table({"text": ["abcdefgh"] * 4}), rows=4)).read_bytes()
+    offsets = struct.pack("<5i", 0, 8, 16, 24, 32)
+    assert offsets in data
+    for bad in (
+        b"",
+        b"no Arrow",
+        data[: len(data) // 2],
+        data.replace(offsets, struct.pack("<5i", 0, 8, 1 << 28, 24, 32)),
+    ):
+        (tmp_path / "bad.arrow").write_bytes(bad)
+        with pytest.raises(InputError, match=r"bad\.arrow: (is no Arrow that can be read|has no rows)"):
+            pack_rows(tmp_path / "bad.arrow", tmp_path / "out/x-%d.tar", ".txt=text")
+
+
 def test_a_killed_run_of_several_manifests_goes_on(tmp_path):
     """Shards whose rows are the same are kept, whichever file they came from."""
     for k in range(2):
@@ -1778,9 +1887,8 @@ FOREIGN = {
     "mosaicml": ({"index.json": '{"shards": [], "version": 2}', "shard.00000.mds": "x"}, "streaming.StreamingDataset"),
     "mosaicml in parts": ({"train/index.json": "{}", "train/shard.00000.mds.zstd": "x"}, "streaming.StreamingDataset"),
     "litdata": ({"index.json": '{"chunks": [], "config": {}}', "chunk-0-0.bin": "x"}, "litdata.StreamingDataset"),
-    "arrow": ({"state.json": "{}", "dataset_info.json": "{}", "data-0.arrow": "x"}, "datasets.load_from_disk"),
-    "arrow in splits": ({"dataset_dict.json": "{}", "train/state.json": "{}"}, "datasets.load_from_disk"),
-    "arrow in a cache": ({"imdb-train.arrow": "x", "dataset_info.json": "{}"}, "datasets.Dataset.from_file"),
+    "arrow in splits": ({"dataset_dict.json": "{}", "train/state.json": "{}"}, "the folder of each"),
+    "arrow in a cache": ({"imdb-train.arrow": "x", "dataset_info.json": "{}"}, "wids pack 'FOLDER/*.arrow'"),
     "array_record": ({"a.array_record-00000-of-00002": "x"}, "package array_record"),
     "tfrecord": ({"a.tfrecord-00000-of-00002": "x"}, "tf.data.TFRecordDataset"),
     "lance": ({"_versions/1.manifest": "x", "data/1.lance": "x"}, "lance.dataset"),

@@ -183,7 +183,7 @@ def run_pack(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.",
+            help="A folder, manifests (.csv .tsv .jsonl .parquet .arrow), an index, or tars; several are one dataset.",
         ),
     ],
     output: Annotated[

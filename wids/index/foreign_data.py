@@ -70,12 +70,12 @@ _FORMATS = (
     ),
     ForeignFormat(
         "a dataset that Hugging Face's datasets saved (save_to_disk, .arrow)",
-        f"datasets.load_from_disk(...).to_parquet('x.parquet') makes a table of it; {_PACK.removeprefix('and ')}",
+        "pack it: wids pack FOLDER; of one with splits, the folder of each",
         lambda names: "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names,
     ),
     ForeignFormat(
         "a table that Hugging Face's datasets keep (.arrow)",
-        f"datasets.Dataset.from_file(...).to_parquet('x.parquet') makes a table of each; {_PACK.removeprefix('and ')}",
+        "pack it as a table: wids pack 'FOLDER/*.arrow' --field .jpg=COLUMN",
         _has(r".*\.arrow"),
     ),
     ForeignFormat(

@@ -189,7 +189,10 @@ def _spell(name: str) -> str:
 
 
 def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
-    """Names of classes, by number: of a text with a name a line, of a JSON list, or of an index that has them.
+    """Names of classes, by number: of a text with a name a line, a JSON list, or an index that has them.
+
+    Also of the ``dataset_info.json`` of a dataset that Hugging Face's ``datasets`` saved, if one of its columns is a
+    class label.
 
     Args:
         source: path or URL.
@@ -208,8 +211,7 @@ def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
     except ValueError as error:
         raise InputError(f"{source}: is no list of classes that can be read ({error})", url=source) from error
     if isinstance(found, dict):
-        info = found.get("info")
-        found = found.get("classes", info.get("classes") if isinstance(info, dict) else None)
+        found = _find_names(found)
     elif not is_json:
         while found and not found[-1]:
             found.pop()
@@ -225,6 +227,15 @@ def read_classes(source: str, *, session: Session = PLAIN) -> list[str]:
         if seen.setdefault(name, k) != k:
             raise InputError(f"{source}: {shown(name)} is class {seen[name]} and class {k}", url=source)
     return found
+
+
+def _find_names(found: dict[str, Any]) -> Any:
+    """The classes in a JSON object; None: it has none."""
+    info, features = found.get("info"), found.get("features")
+    if isinstance(features, dict) and "classes" not in found:
+        labels = [each for each in features.values() if isinstance(each, dict) and each.get("_type") == "ClassLabel"]
+        return labels[0].get("names") if len(labels) == 1 else None
+    return found.get("classes", info.get("classes") if isinstance(info, dict) else None)
 
 
 def find_joined(classes: Iterable[str]) -> list[str]:

@@ -30,6 +30,14 @@ _NAMED = 1000  # ignored files whose paths are kept
 IMAGES = frozenset(
     ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
 )
+# What pictures begin with -> their extensions.
+MAGIC = {
+    b"\xff\xd8\xff": ("jpg", "jpeg"),
+    b"\x89PNG": ("png",),
+    b"GIF8": ("gif",),
+    b"RIFF": ("webp",),
+    b"BM": ("bmp",),
+}
 _NEVER_EMPTY = IMAGES | {
     "cls",
     "cls2",

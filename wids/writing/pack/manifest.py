@@ -1,4 +1,4 @@
-"""Manifests as sources: one sample for each row of CSV, TSV, JSON lines or Parquet.
+"""Manifests as sources: one sample for each row of CSV, TSV, JSON lines, Parquet or Arrow.
 
 Rules: the user names a column; an error names a row that lacks it. Rows are read once. A field of text or numbers has
 its value in the row; any other field has the content of the file that the row names, or the bytes that a Parquet file
@@ -26,9 +26,11 @@ from wids.index.discovery import find_shards
 from wids.transport.download import read_bytes
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
+from wids.writing.pack import saved
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (
     IMAGES,
+    MAGIC,
     FileReader,
     Given,
     InFile,
@@ -43,7 +45,7 @@ from wids.writing.writer import check_extension, check_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow")
 # Fields that hold what the column says; all others hold the file that it names.
 _VALUES = frozenset({"cls", "cls2", "index", "txt", "text", "json"})
 _LABELS = frozenset({"cls", "cls2"})
@@ -56,13 +58,6 @@ _PACKED = {
     b"\xfd7zXZ": "compressed with xz",
     b"(\xb5/\xfd": "compressed with zstd",
     b"PK\x03\x04": "a zip or Excel file",
-}
-_MAGIC = {
-    b"\xff\xd8\xff": ("jpg", "jpeg"),
-    b"\x89PNG": ("png",),
-    b"GIF8": ("gif",),
-    b"RIFF": ("webp",),
-    b"BM": ("bmp",),
 }
 
 
@@ -137,14 +132,14 @@ def parse_field(text: str) -> FieldRule:
 
 
 def expand_sources(sources: Iterable[str], session: Session = PLAIN) -> list[str]:
-    """The files that globs and brace patterns stand for, in natural order, and other names as they are.
+    """The files that globs, brace patterns and saved datasets stand for, in order, and other names as they are.
 
     Raises:
         InputError: no files match, or one is named twice. FetchError: a remote place cannot be listed.
     """
     found: dict[str, str] = {}
     for source in sources:
-        names = [source]
+        names = saved.list_files(source) or [source]
         if not os.path.lexists(os.path.expanduser(source)) and (glob.has_magic(source) or "{" in source):
             try:
                 names = [shard.url for shard in find_shards([source], session=session)]
@@ -260,7 +255,7 @@ def _note_kind(listing: SourceListing) -> None:
             data = b""
             with contextlib.suppress(WidsError):  # reading it again says so
                 data = listing.reader.look(listing.items[0], frozenset((field.extension,)))[2][field.extension]
-            kinds = next((kinds for magic, kinds in _MAGIC.items() if data.startswith(magic)), (extension,))
+            kinds = next((kinds for magic, kinds in MAGIC.items() if data.startswith(magic)), (extension,))
             if extension not in kinds:
                 listing.notes.append(
                     f"{field.manifest}: column {field.column!r} begins with a .{kinds[0]}, which is called "
@@ -415,7 +410,7 @@ def _narrow(places: list[str], base: str | None, session: Session) -> Session:
 def _open(place: str, values: Collection[str], contents: Collection[str], session: Session) -> _Manifest:
     suffix = posixpath.splitext(Place(place).name)[1].lower()
     notes: list[str] = []
-    if suffix == ".parquet":
+    if suffix in (".parquet", ".arrow"):
         from wids.writing.pack.parquet import ParquetRows
 
         parquet = ParquetRows(place, session)

@@ -1,18 +1,18 @@
-"""Parquet as a manifest: rows by row group, and pictures in them, which are read when their shard is written.
+"""Parquet and Arrow as manifests: rows by row group, and pictures in them, which are read when their shard is written.
 
 Rules: a column of bytes, or the Hub's struct of ``bytes`` and ``path``, takes the role of files. The listing has only
-the places of its rows in the file, because a listing is kept in memory.
+the places of its rows in the file, because a listing is kept in memory. Batches of Arrow are row groups, mapped.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.columns.packages import import_arrow
+from wids.columns.packages import import_arrow, import_part
 from wids.errors import DependencyError, FetchError, InputError, SampleError
 from wids.transport.download import read_bytes
 from wids.transport.place import Place
@@ -43,17 +43,18 @@ class ParquetRows:
         session: opens URLs.
 
     Attributes:
-        columns: their names.
+        columns: their names. types: column -> Arrow's name of its type.
 
     Raises:
-        InputError: it is not Parquet, or two columns have the same name. DependencyError: pyarrow is not installed.
-        FetchError: it cannot be read.
+        InputError: it is neither Parquet nor Arrow, or two columns have the same name. FetchError: it cannot be read.
+        DependencyError: pyarrow is not installed.
     """
 
     def __init__(self, place: str, session: Session) -> None:
         self._place = place
         self._file, self._mark = _open(place, session)
         self.columns: list[str] = list(self._file.schema_arrow.names)
+        self.types: dict[str, str] = {field.name: str(field.type) for field in self._file.schema_arrow}
 
     def read(self, values: Collection[str], contents: Collection[str]) -> Iterator[ParquetRow]:
         """The rows.
@@ -98,7 +99,7 @@ class ParquetRows:
         """The places of the contents of each row of a group."""
         there = [True] * count if self._has_no_nulls(name, group, is_struct=is_struct) else None
         if there is None:
-            there = [value is not None for value in _column(self._file, group, name)]
+            there = _column(self._file, group, name).are_there()
         rows: list[InRow | str | None] = [
             InRow("", self._place, self._mark, name, group, row) if is_there else None
             for row, is_there in enumerate(there)
@@ -139,22 +140,53 @@ def _open(place: str, session: Session) -> tuple[Any, str]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise DependencyError("reading Parquet takes pyarrow; install it: pip install 'wids[parquet]'") from error
+        raise DependencyError(
+            "reading Parquet or Arrow takes pyarrow; install it: pip install 'wids[parquet]'"
+        ) from error
+    is_arrow = place.lower().endswith(".arrow")
     try:
         mark = _mark(place)
         if mark is not None:
-            source: Any = pa.OSFile(_local(place), "rb")
+            source: Any = pa.memory_map(_local(place)) if is_arrow else pa.OSFile(_local(place), "rb")
         else:
             data = read_bytes(place, session=session)
-            source, mark = io.BytesIO(data), hashlib.sha256(data).hexdigest()
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+            source, mark = pa.BufferReader(data), hashlib.sha256(data).hexdigest()
+        file: Any = _ArrowFile(source) if is_arrow else pq.ParquetFile(source, page_checksum_verification=True)
     except pa.ArrowException as error:
-        raise InputError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
+        kind = "Arrow" if is_arrow else "Parquet"
+        raise InputError(f"{place}: is no {kind} that can be read ({error})", url=place) from error
     except OSError as error:
         if isinstance(error, FetchError):
             raise
         raise InputError(f"{place}: cannot be read ({error.strerror or error})", url=place) from error
     return file, mark
+
+
+class _ArrowFile:
+    """An Arrow stream or file as a ``pyarrow.parquet.ParquetFile``, with what is used of that here."""
+
+    def __init__(self, source: Any) -> None:
+        ipc = import_part("pyarrow.ipc")
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        table = (ipc.open_file if is_file else ipc.open_stream)(source).read_all()
+        table.validate(full=True)  # reading offsets that are wrong would end the process
+        self.schema_arrow, self._batches, self.metadata = table.schema, table.to_batches(), self
+        self.num_row_groups = len(self._batches)
+
+    def row_group(self, group: int) -> Any:
+        """The facts of a row group: its number of rows, without statistics."""
+        return SimpleNamespace(num_rows=self._batches[group].num_rows, num_columns=0)
+
+    def read_row_group(self, group: int, columns: list[str], **_: Any) -> Any:
+        """Columns of a row group; ``x.path`` is column ``x`` with all that it has."""
+        names = [name if name in self.schema_arrow.names else name.rpartition(".")[0] for name in columns]
+        return import_arrow().Table.from_batches([self._batches[group]]).select(names)
+
+    def iter_batches(self, size: int, row_groups: list[int], columns: list[str], **_: Any) -> Iterator[Any]:
+        """Columns of some row groups, ``size`` rows at a time."""
+        for group in row_groups:
+            yield from self.read_row_group(group, columns).to_batches(max_chunksize=size)
 
 
 def _local(place: str) -> str:
@@ -169,7 +201,7 @@ def _mark(place: str) -> str | None:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _column(file: Any, group: int, name: str) -> Any:
+def _column(file: Any, group: int, name: str) -> _Bytes:
     """The bytes of a group's rows, a sequence; None for a row without bytes."""
     column = file.read_row_group(group, columns=[name], use_threads=False).column(0)  # chunks: one may be too large
     if import_arrow().types.is_struct(column.type):
@@ -182,6 +214,11 @@ class _Bytes:
 
     def __init__(self, array: Any) -> None:
         self._array = array
+
+    def are_there(self) -> list[bool]:
+        """Whether each row has bytes."""
+        there: list[bool] = self._array.is_valid().to_pylist()
+        return there
 
     def __len__(self) -> int:
         return len(self._array)

@@ -19,7 +19,7 @@ from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
 from wids.tables.fields import parse_fields
 from wids.transport.place import cache_directory
 from wids.writing.output import parse_pattern
-from wids.writing.pack import datasets, folders, labels, manifest
+from wids.writing.pack import datasets, folders, labels, manifest, saved
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings
@@ -120,7 +120,8 @@ def pack(
     finished shards and its journal, and the next run continues. The index is published last.
 
     Args:
-        sources: a folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.
+        sources: a folder (also one that ``datasets`` saved), manifests (.csv .tsv .jsonl .parquet .arrow), an index, or
+            tars; several are one dataset.
         settings: of the output. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
         source: their kind.
         engine: runs the tasks: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
@@ -151,9 +152,13 @@ def pack(
     source = msgspec.structs.replace(source, **one)
     _parse_rules(source)
     _parse_kept(source)
+    given, chosen = texts_of("sources", sources), list[str]()
+    is_one = len(given) == 1 and not source.fields and source.form in ("auto", "manifest")
+    if is_one and (files := saved.list_files(given[0])):
+        chosen = saved.choose_fields(files, settings.session)
+        source = msgspec.structs.replace(source, fields=chosen)
     if source.form != "auto":
         source.check(source.form)
-    given = texts_of("sources", sources)
     named = {name: value for name in ("base", "classes", "cache_dir") if (value := getattr(source, name))}
     source = msgspec.structs.replace(source, **{name: absolute(value) for name, value in named.items()})
     if not given:
@@ -162,6 +167,7 @@ def pack(
     source.check(kind)
     found = list(map(absolute, found))  # wherever the program, or a worker, goes later
     listing = _list_source(kind, found, source, settings, is_shown=progress == "bar")
+    listing.facts[:0] = [f"fields of its columns: {' '.join(chosen)}"] * bool(chosen)
     outcome = pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
     outcome.sources, outcome.form = found, kind
     return outcome
