@@ -8,7 +8,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+import wids
 from tests.support.cache_shards import pack
+from tests.support.packing import put
 from tests.support.shards import serve, write_shard, write_shards
 from wids.errors import FetchDeniedError, ShardNotFoundError, SpecError, WidsError
 from wids.index import discovery
@@ -246,3 +248,47 @@ def test_what_an_owner_excludes_from_a_directory_is_named(tmp_path, caplog):
     splits.write_text("exclude: [a.tar]")
     assert len(find_shards([str(tmp_path)])) == 1
     assert f"{splits}: excludes shards or samples, which are read with the others of this directory" in caplog.text
+
+
+# Format -> the files of a dataset, and words of the way from it.
+FOREIGN = {
+    "mosaicml": ({"index.json": '{"shards": [], "version": 2}', "shard.00000.mds": "x"}, "streaming.StreamingDataset"),
+    "mosaicml in parts": ({"train/index.json": "{}", "train/shard.00000.mds.zstd": "x"}, "streaming.StreamingDataset"),
+    "litdata": ({"index.json": '{"chunks": [], "config": {}}', "chunk-0-0.bin": "x"}, "litdata.StreamingDataset"),
+    "arrow in splits": ({"dataset_dict.json": "{}", "train/state.json": "{}"}, "the folder of each"),
+    "arrow in a cache": ({"imdb-train.arrow": "x", "dataset_info.json": "{}"}, "wids pack 'FOLDER/*.arrow'"),
+    "array_record": ({"a.array_record-00000-of-00002": "x"}, "package array_record"),
+    "tfrecord": ({"a.tfrecord-00000-of-00002": "x"}, "tf.data.TFRecordDataset"),
+    "lance": ({"_versions/1.manifest": "x", "data/1.lance": "x"}, "lance.dataset"),
+    "ffcv": ({"train.beton": "x"}, "ffcv"),
+    "lmdb": ({"data.mdb": "x", "lock.mdb": "x"}, "package lmdb"),
+    "megatron": ({"a_text_document.bin": "x", "a_text_document.idx": "x"}, "indexed_dataset.IndexedDataset"),
+    "mxnet": ({"train.rec": "x", "train.idx": "x", "train.lst": "x"}, "mxnet.recordio.MXIndexedRecordIO"),
+    "zarr 2": ({".zgroup": "{}", "image/.zarray": "{}", "image/0.0": "x"}, "zarr.open"),
+    "zarr 2, an array": ({"image/.zarray": "{}", "image/0.0": "x"}, "zarr.open"),
+    "zarr 3": ({"x.zarr/zarr.json": "{}", "x.zarr/image/c/0": "x"}, "zarr.open"),
+    "avro": ({"part-0.avro": "x"}, "package fastavro"),
+    "parquet": ({"a.parquet": "x", "b.parquet": "x", "README.md": "x"}, "wids pack 'FOLDER/*.parquet'"),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), FOREIGN.values(), ids=FOREIGN)
+def test_datasets_of_other_tools_are_recognised(tmp_path, files, words):
+    """They are refused with the way to shards, by their folder and by their index, as a dataset and as a source."""
+    put(tmp_path / "h", files)
+    with pytest.raises(SpecError, match=re.escape(words)) as caught:
+        find_shards([str(tmp_path / "h")])
+    assert "which wids does not read" in str(caught.value)
+    assert "give its file" not in str(caught.value)
+    for name in ("", *(files.keys() & {"index.json", "a_text_document.bin", "train.rec", "part-0.avro"})):
+        assert words in discovery.recognise_foreign(str(tmp_path / "h" / name))
+        if name in ("", "index.json"):
+            with pytest.raises(WidsError, match=re.escape(words)):
+                wids.ShardListDataset(tmp_path / "h" / name)
+
+
+@pytest.mark.parametrize("files", [{"a.bin": "x", "b.bin": "y", "b.idx": "z"}, {"a.rec": "x"}, {"a.zattrs": "x"}])
+def test_files_that_only_look_like_those_of_other_tools(tmp_path, files):
+    """A .bin or .rec without its .idx is any other file."""
+    put(tmp_path / "h", files)
+    assert [discovery.recognise_foreign(str(tmp_path / "h" / name)) for name in ("", min(files))] == ["", ""]
