@@ -69,7 +69,11 @@ def rounds(few, many, *, some=None):
     return pytest.mark.parametrize("rounds", cases)
 
 
-with_tables = pytest.mark.parametrize("has_tables", [False, True], ids=["whole shards", "early reads"])
+# Where there are tables, shards are downloaded, too: samples are read by ranges until they are there.
+with_tables = pytest.mark.parametrize(
+    "has_tables",
+    [pytest.param(False, id="whole shards", marks=pytest.mark.thorough), pytest.param(True, id="early reads")],
+)
 
 
 @pytest.fixture(scope="module")

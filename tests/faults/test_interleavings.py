@@ -18,7 +18,7 @@ from tests.support import cache_shards as shards
 from tests.support import tars
 from tests.support.cache_dirs import table_of
 from tests.support.cache_shards import described, files_open_in
-from tests.support.examples import PROFILE, some
+from tests.support.examples import PROFILE
 from tests.support.interleave import Actor, arrive, doomed, play, watch_calls
 from wids.cache import space
 from wids.cache.cleanup import keep_most_recent_files
@@ -237,7 +237,12 @@ BOUNDED = {("evict", "evict"), ("evict", "clean"), ("clean", "evict")}
 # Of where one is stopped and the other killed not all pairs are tried, but each place with some others. Outside of the
 # tier `thorough` it is some of the places, others for each pair.
 STEP = 5
-STRIDE = 1 if PROFILE == "all" else 3
+STRIDE = 1 if PROFILE == "all" else 5
+
+
+def in_both_forms(test):
+    """A test of the tier `default`, and in its full form of the tier `thorough`."""
+    return pytest.mark.default(pytest.mark.thorough(test))
 
 
 def first_step(first, second):
@@ -260,6 +265,7 @@ def place(home, monkeypatch):
     return home
 
 
+@in_both_forms
 @pytest.mark.parametrize("second", ACTORS)
 @pytest.mark.parametrize("first", ACTORS)
 def test_one_while_another_is_stopped(place, caplog, first, second):
@@ -283,17 +289,19 @@ def test_one_while_another_is_stopped(place, caplog, first, second):
     assert call > LEAST_CALLS
 
 
+@in_both_forms
 @pytest.mark.parametrize("second", ACTORS)
 @pytest.mark.parametrize("killed", ACTORS)
 def test_one_after_another_was_killed(place, killed, second):
     """One is killed before a call, whichever it is; another finds nothing that stops or misleads it."""
-    for call, directory in some(enumerate(place.crashes(killed), 1), every=STRIDE):
+    for call, directory in [*enumerate(place.crashes(killed), 1)][ACTORS.index(second) % STRIDE :: STRIDE]:
         place.begin(directory)
         with place.telling(f"{killed} killed before call {call}, then {second}"):
             place.act(second, 1)()
             place.check(has_crashed=True)
 
 
+@in_both_forms
 @pytest.mark.parametrize("killed", ACTORS)
 @pytest.mark.parametrize("first", ACTORS)
 def test_one_is_killed_while_another_is_stopped(place, first, killed):
@@ -314,6 +322,7 @@ def test_one_is_killed_while_another_is_stopped(place, first, killed):
     assert call > LEAST_CALLS
 
 
+@in_both_forms
 @pytest.mark.parametrize("again", ACTORS)
 @pytest.mark.parametrize("killed", ACTORS)
 def test_one_is_killed_after_another_was_killed(place, killed, again):
