@@ -327,6 +327,7 @@ def test_more_samples_than_can_be_counted():
     assert os.listdir() == ["i.json"]
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_ray_that_is_not_there(address):
     """An address where nobody listens is one sentence, long before Ray itself gives up."""

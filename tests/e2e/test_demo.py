@@ -144,6 +144,7 @@ def test_demo_keeps_nothing_where_something_is(tmp_path):
     assert "cannot be made" in complaint(1, "demo", "--keep", tmp_path / "file" / "below")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("moment", "number", "is_group", "expected"),
     [("epoch 1/", signal.SIGINT, True, 130), ("serving", signal.SIGTERM, False, 143)],
@@ -201,12 +202,14 @@ def is_gone(pid):
         return True
 
 
+@pytest.mark.thorough
 def test_ranks_are_read_to_their_end(tmp_path):
     """What they print is passed on until all have ended; they get the job, and a directory for their files."""
     with started(tmp_path, "assert os.environ['TMPDIR'] in job['cache_dir']\nprint(job['x'], flush=True)") as lines:
         assert [*lines] == ["1\n"] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_deaf", [False, True])
 def test_a_killed_rank_ends_all(tmp_path, is_deaf):
     """When a rank is killed, that is said, and the other rank and its worker are ended, even if SIGTERM is ignored."""
@@ -225,6 +228,7 @@ def test_a_killed_rank_ends_all(tmp_path, is_deaf):
     wait_until(lambda: is_gone(int(lines[0])))
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails_is_named_with_its_error(tmp_path):
     """The message of the first exception is the error, whatever the other rank says."""
     code = "if rank: raise ValueError('what went wrong')\ntime.sleep(1000)"

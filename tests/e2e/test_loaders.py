@@ -15,6 +15,8 @@ import wids
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from wids.errors import InputError
 
+pytestmark = pytest.mark.outside
+
 N = 96
 
 

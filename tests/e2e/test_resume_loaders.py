@@ -85,10 +85,14 @@ LOADERS = {
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "persistent, odd": {"num_workers": 2, "persistent_workers": True, "batch_size": 9, "snapshot_every_n_steps": 2},
 }
+# The others combine these.
+USUAL = {"alone", "masked", "stream", "workers", "no batches, persistent"}
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["set_epoch", "no set_epoch"])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in USUAL)) for name in LOADERS]
+)
 def test_a_stateful_loader_resumes(shards, name, is_named):
     """From batches of two epochs, from before the first and after the last: the rest, and the two epochs after it."""
     options = LOADERS[name]
@@ -310,7 +314,7 @@ def with_batch_sampler(shards, kind, workers):
     )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("is_named", [True, False], ids=["set_epoch", "no set_epoch"])
 def test_a_batch_sampler_of_torchdatas(shards, workers, is_named):
     """Given as batch_sampler=, torchdata's own BatchSampler saves our state: exact, also at the end of an epoch."""

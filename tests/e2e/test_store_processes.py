@@ -287,7 +287,7 @@ def fetch_by_name(connection, url, cache_dir):
     connection.close()
 
 
-@pytest.mark.parametrize("killed", [0, 2])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.thorough), 2])
 def test_many_processes_and_one_cold_shard(server, cache, killed, set_limits):
     """A node of 64 processes downloads a shard once, and once more for each downloader that is killed half-way."""
     set_limits(filesystems, read_seconds=600.0)  # the first one waits for as long as the others start

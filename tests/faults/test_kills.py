@@ -136,7 +136,10 @@ def live(job, world, workers, *, kill_at=None):
 
 
 @pytest.mark.parametrize("kills", [pytest.param(4, id="few"), LONG])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.thorough] * (kind in ("mixture", "shards", "buckets"))) for kind in KINDS],
+)
 def test_killed_around_checkpoints(tmp_path, server, kind, kills):
     """On other numbers of ranks and workers in each life, the last of which has trained on the same samples."""
     index = None

@@ -164,6 +164,7 @@ def test_ray_addresses_that_ray_knows(address, monkeypatch):
     ray_cluster.check_reachable(address, lambda: "127.0.0.1")
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(
     "error", [Exception("The current node timed out during startup"), OSError("no port"), KeyError(1)]
 )
@@ -183,6 +184,7 @@ def test_a_ray_that_does_not_start(error, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.outside
 def test_errors_of_handlers_are_none_of_ray(monkeypatch):
     """A program's own handler may raise while Ray starts."""
     ray = pytest.importorskip("ray")

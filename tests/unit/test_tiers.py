@@ -132,6 +132,14 @@ def test_what_runs(pytester, arguments, runs):
     assert set(ran) == set(runs.split()), done.stdout.str()
 
 
+def test_scripts_give_the_option_with_its_value():
+    """In one word: pytest would take a path of its own for one of tests, and look for its settings there."""
+    for name in ("run", "part"):
+        assert re.search(
+            r' --changed="\S+" --turn="\S+"$', (ROOT / ".ci" / name).read_text(encoding="utf-8"), re.MULTILINE
+        )
+
+
 def test_each_promise_has_its_tests():
     """In the tables of the READMEs, a newcomer finds them."""
     for readme in (ROOT / "README.md", WIDS / "README.md"):

@@ -85,6 +85,7 @@ def test_the_newest_files_stay_within_both_bounds(tmp_path, maxsize, maxfiles, k
 def test_a_limit_that_cannot_be_reached_is_told(tmp_path, caplog, monkeypatch, set_limits):
     """Who has shards open is named, each change once; what is kept or under way, too. A limit that is kept is none."""
     paths = fill(tmp_path, ["a.tar", "b.tar"])
+    monkeypatch.setattr(cleanup, "_told", {})  # other tests of this process clean, too
     holder = Holder(pid=7, program="x", started_seconds=None, is_orphan=False, files=paths[:1])
     monkeypatch.setattr(cleanup, "find_holders", lambda found: [holder] if paths[0] in found else [])
     set_limits(limits, heard_seconds=0.0)

@@ -78,6 +78,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.outside
 @pytest.mark.usefixtures("cluster")
 class TestRay(Engine):
     """A cluster."""
@@ -118,6 +119,7 @@ def notice_the_second(path, context):
         pass
 
 
+@pytest.mark.outside
 def test_an_interruption_that_was_lost_is_repeated(cluster, tmp_path, monkeypatch):
     """A task of Ray has several chances to clean up before its process is killed."""
     monkeypatch.setattr("wids.jobs.ray_cluster.END_SECONDS", PATIENCE_SECONDS)
