@@ -1,18 +1,26 @@
 """Two actors that take turns just before a call that changes a file or a lock, so that each order comes about for sure.
 
+Besides, `interrupted`: nobody but one, to whom a signal comes just after a call, as its handler raises then.
+
 Rules: an actor is a function, in a thread of its own; one of the two runs at a time. Its turn ends at the call before
 which it is to be stopped, whenever it sleeps (all waits for locks and for room are sleeps between tries), and when it
 has ended. One that is to be killed is a process, with an actor here in its place; it is forked before anything runs, so
 that it has no copies of descriptors that the other one locked.
 """
 
+import builtins
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 import time
 import traceback
+
+import pytest
 
 from tests.support.children import PATIENCE_SECONDS, child
 from wids.files import system
@@ -20,11 +28,22 @@ from wids.tables import table as tables
 
 # What changes a file or a lock. Between two of these the disk is the same.
 _CALLS = ("open", "replace", "unlink", "ftruncate", "pwrite", "utime", "fsync", "mkdir")
+# After which of these a signal comes: the same, and whatever makes, opens, names, looks at or deletes a file.
+_INTERRUPTED = {
+    os: (
+        *("open", "close", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "fstat", "ftruncate", "pwrite"),
+        *("write", "utime", "fsync", "chmod", "fchmod", "dup2", "stat", "lstat"),
+    ),
+    builtins: ("open",),
+    fcntl: ("flock",),
+    tempfile: ("mkdtemp",),
+    system: ("pwrite",),
+}
 # So often does nobody wait who will ever go on.
 _MOST_NAPS = 2000
 
 _acting = threading.local()
-_sleep = time.sleep
+_sleep, _close = time.sleep, os.close
 
 
 class Stuck(BaseException):
@@ -53,6 +72,37 @@ def _watched(name, real):
 def _is_a_step(path, flags, *_):
     """Whether a file is made, opened to be locked or written, or a table is read, which another one may replace."""
     return flags & (os.O_CREAT | os.O_RDWR) or path.endswith(tables.SUFFIX)
+
+
+@contextlib.contextmanager
+def interrupted(call):
+    """In this block, KeyboardInterrupt is raised when call number ``call`` of this thread has returned, and once.
+
+    Gives a list: the names of the calls so far. What the call has opened is closed, as nobody has seen it: a program
+    loses such a descriptor, unless it belongs to a file object.
+    """
+    calls, thread = [], threading.get_ident()
+
+    def watched(name, real):
+        def then_interrupt(*args, **options):
+            result = real(*args, **options)
+            # If it is interrupted then, shutil.rmtree closes again what it has closed: no code of ours can help that.
+            is_closed_again = name == "close" and sys._getframe(1).f_code.co_filename == shutil.__file__
+            if threading.get_ident() == thread and not is_closed_again:
+                calls.append(name)
+                if len(calls) == call:
+                    if name == "open":
+                        _close(result) if isinstance(result, int) else result.close()
+                    raise KeyboardInterrupt
+            return result
+
+        return then_interrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in _INTERRUPTED.items():
+            for name in names:
+                patch.setattr(module, name, watched(name, getattr(module, name)))
+        yield calls
 
 
 def arrive(name, tear=None):

@@ -82,21 +82,21 @@ class PlanFile:
             # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
             self._directory.make()
             part, fd = atomic.make_part(self.path)
-            self._directory.share(fd)
         except (CacheError, OSError):
             return
+        other, self._fd = self._fd, fd  # from here on `close` takes it back, whatever a signal raises
         try:
+            self._directory.share(fd)
             system.write_all(fd, data, 0)
             os.replace(part, self.path)
+            _own_names.add(self._name)
         except OSError:
-            os.close(fd)
-            with contextlib.suppress(OSError):
+            other, self._fd = fd, other
+        finally:
+            if other >= 0:
+                os.close(other)
+            with contextlib.suppress(OSError):  # published
                 os.unlink(part)
-            return
-        before, self._fd = self._fd, fd
-        _own_names.add(self._name)
-        if before >= 0:
-            os.close(before)
 
     def close(self) -> None:
         """Take it back."""
@@ -104,10 +104,12 @@ class PlanFile:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        if os.getpid() == self._pid:  # a forked child has a copy, and the plan is not its own
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-        os.close(fd)
+        try:
+            if os.getpid() == self._pid:  # a forked child has a copy, and the plan is not its own
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
+        finally:
+            os.close(fd)
 
 
 class Uses(dict[str, float]):

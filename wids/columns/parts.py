@@ -70,9 +70,10 @@ class KnownParts(KnownShards[PartFacts]):
             is_current=self._open_before,
             is_known=self._is_there,
         )
-        for path in (output, output + STATE_SUFFIX):
-            locks.remove_parts(path)
-        self.earlier = read_facts(output)
+        with atomic.ClosingOnError(self.close):
+            for path in (output, output + STATE_SUFFIX):
+                locks.remove_parts(path)
+            self.earlier = read_facts(output)
 
     def add_part(self, part: Part) -> PartFacts:
         """Store a part that was read, with the columns of the earlier record that it lacks.

@@ -176,14 +176,17 @@ def part_file(path: str, *, mode: int = 0o666) -> Iterator[tuple[str, int]]:
         CacheError: it cannot be made.
     """
     part, fd = make_part(path, mode=mode)
-    try:
-        yield part, fd
-    finally:
+    with contextlib.ExitStack() as stack:  # the last goes first, and each goes whatever a signal raises in another
+        stack.callback(_unlink, part)
+        stack.callback(os.close, fd)
         # A process forked meanwhile has a copy of the descriptor: closing ours would leave the published file locked.
-        system.unlock(fd)
-        os.close(fd)
-        with contextlib.suppress(OSError):  # published, or the directory fails as it did for the caller
-            os.unlink(part)
+        stack.callback(system.unlock, fd)
+        yield part, fd
+
+
+def _unlink(part: str) -> None:
+    with contextlib.suppress(OSError):  # published, or the directory fails as it did for the caller
+        os.unlink(part)
 
 
 def make_part(path: str, *, mode: int = 0o666) -> tuple[str, int]:
@@ -204,8 +207,7 @@ def make_part(path: str, *, mode: int = 0o666) -> tuple[str, int]:
             if fd >= 0:
                 os.close(fd)
             if not isinstance(error, CacheError):  # a signal raises when the call that made the file returns, or later
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
+                _unlink(part)
             raise
         os.close(fd)
 

@@ -185,26 +185,40 @@ def acquire(
     """
     wait = _Wait(path, LIMITS.stopped_seconds if stopped_seconds is None else stopped_seconds)
     held = HeldLock(path)
-    try:  # from before it is locked: an interrupt may come between any two steps
+    with _releasing(held, path, is_kept=is_kept):
         with _refusing(path):
             held.acquire(mode, wait)
         if wait.has_waited:
             emit(hooks, Waited(path=path, seconds=wait.seconds))
         yield held
-    finally:
-        held.release(is_kept=is_kept)
 
 
 @contextlib.contextmanager
 def try_acquire(path: str, *, mode: int = 0o644) -> Iterator[HeldLock | None]:
     """As `acquire` without waiting: None if another process, or this thread, holds it."""
     held = HeldLock(path)
-    try:
+    with _releasing(held, path):
         with _refusing(path):
             is_held = held.acquire(mode, None)
         yield held if is_held else None
-    finally:
-        held.release(is_kept=False)
+
+
+@contextlib.contextmanager
+def _releasing(held: HeldLock, path: str, *, is_kept: bool = False) -> Iterator[None]:
+    """Release a lock after the block, in which it is taken: an interrupt may come between any two steps of either."""
+    try:
+        try:
+            yield
+        finally:
+            held.release(is_kept=is_kept)
+    except Exception:
+        raise
+    except BaseException:
+        held.release(is_kept=is_kept)
+        if not is_kept:  # the file may be there, and the lock was not, or no more
+            with contextlib.suppress(OSError):
+                remove_unlocked(path)
+        raise
 
 
 def _open(path: str, mode: int) -> FileIO:
@@ -352,6 +366,20 @@ def is_locked(path: str) -> bool | None:
         os.close(fd)
 
 
+def remove_unlocked(path: str) -> None:
+    """Delete a file that no process has locked; one that is locked, or of which that is not known, stays.
+
+    Raises:
+        OSError: it is gone, or another user's.
+    """
+    fd = open_to_lock(path)
+    try:
+        if system.try_lock(fd, is_shared=False) and os.fstat(fd).st_nlink:
+            os.unlink(path)
+    finally:
+        os.close(fd)
+
+
 def remove_parts(path: str, *, more: str = "") -> None:
     """Delete what killed processes left half written of a file (`wids.files.atomic`); it may be as large as that.
 
@@ -364,8 +392,7 @@ def remove_parts(path: str, *, more: str = "") -> None:
     with contextlib.suppress(OSError):
         for found in filter(pattern.fullmatch, os.listdir(home)):
             with contextlib.suppress(OSError):  # gone
-                if is_locked(os.path.join(home, found)) is False:
-                    os.unlink(os.path.join(home, found))
+                remove_unlocked(os.path.join(home, found))
 
 
 def lease(fd: int) -> bool | None:

@@ -89,12 +89,12 @@ class OwnFolder:
             fd, is_new = os.open(path, flags), False
         except FileNotFoundError:
             fd, is_new = os.open(path, flags | os.O_CREAT, 0o666), True
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        if is_new:
-            self.share(fd)
-        return fd
+        with atomic.closing_on_error(fd):
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            if is_new:
+                self.share(fd)
+            return fd
 
     def lock_mode(self) -> int:
         """The permissions of lock files, which every process that locks them opens for writing."""

@@ -12,13 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wids.errors import CacheError
 from wids.files import atomic, forks, system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _SUFFIX = ".part"
 _MARK = re.compile(r"wids-[a-z]+\.[0-9]+-[0-9a-f]{8}\.part")
@@ -44,13 +44,17 @@ def directory(purpose: str) -> Iterator[str]:
             f"no temporary directory can be made ({error}); set $TMPDIR to a place that has room"
         ) from error
     owner = os.getpid()
-    try:
+    with contextlib.ExitStack() as stack:  # the last goes first, and each goes whatever a signal raises in another
+        stack.callback(os.close, fd)
+        stack.callback(_in_process, owner, system.unlock, fd)  # not only closed: a forked process has a copy
+        for _ in range(2):  # a signal may leave the first time half done
+            stack.callback(_in_process, owner, _remove, path, mark)
         yield path
-    finally:
-        if os.getpid() == owner:  # a forked process that leaves the block has a copy of its parent's
-            _remove(path, mark)
-            system.unlock(fd)  # closing is not enough where a forked process has a copy
-        os.close(fd)
+
+
+def _in_process(owner: int, function: Callable[..., None], *args: Any) -> None:
+    if os.getpid() == owner:  # a forked process that leaves the block has a copy of its parent's
+        function(*args)
 
 
 def _make(prefix: str) -> tuple[str, str, int]:

@@ -336,26 +336,33 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         self._known = KnownShards(path, SpooledTable, writer="wids index tables")
         self.close_at_end(self._known.close)
         self._spool = -1
-        locks.remove_parts(path)
         try:
-            if not self._known.records:
-                check_table_replaceable(self._spool_path, "spool of an earlier run")
-            self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
-            if not self._known.records:  # no journal describes its content
-                os.ftruncate(self._spool, 0)
-            self._end = os.fstat(self._spool).st_size
+            with atomic.ClosingOnError(self._known.close):
+                locks.remove_parts(path)
+                if not self._known.records:
+                    check_table_replaceable(self._spool_path, "spool of an earlier run")
+                with atomic.ClosingOnError(self._close_spool):
+                    self._open_spool()
+        except OutputError:
+            raise
         except OSError as error:
-            self._known.close()
-            if isinstance(error, OutputError):
-                raise
             raise unwritten(path, error) from error
         self.close_at_end(self._close_spool)
 
+    def _open_spool(self) -> None:
+        self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
+        if not self._known.records:  # no journal describes its content
+            os.ftruncate(self._spool, 0)
+        self._end = os.fstat(self._spool).st_size
+
     def _close_spool(self) -> None:
-        os.close(self._spool)
-        if not self._known.journal.is_needed:
-            with contextlib.suppress(OSError):
-                os.unlink(self._spool_path)
+        try:
+            if self._spool >= 0:
+                os.close(self._spool)
+        finally:
+            if not self._known.journal.is_needed:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._spool_path)
 
     def find_all(self, engine: Engine) -> None:
         """Find the tables of all shards.

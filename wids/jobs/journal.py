@@ -67,10 +67,11 @@ class JobJournal(Generic[R]):
         else:
             data = target.get_bytes(self._url) or b""
             self._check_own(data, writer)
-        self._lines = [line for line in data.split(b"\n") if line]
-        self.was_there, self.is_begun = bool(self._lines), False
-        self.before = list(parse_records(self._lines, record))
-        self._put_at = time.monotonic()
+        with atomic.ClosingOnError(self._close):
+            self._lines = [line for line in data.split(b"\n") if line]
+            self.was_there, self.is_begun = bool(self._lines), False
+            self.before = list(parse_records(self._lines, record))
+            self._put_at = time.monotonic()
 
     @property
     def is_needed(self) -> bool:
@@ -118,15 +119,18 @@ class JobJournal(Generic[R]):
         """Delete the journal: the job is done."""
         self.is_begun = self.was_there = False
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # under the lock, so that no other process writes to a deleted file
-                os.unlink(self._path)
-            self._close()
+            try:
+                with contextlib.suppress(OSError):  # under the lock, so that no other process writes to a deleted file
+                    os.unlink(self._path)
+            finally:
+                self._close()
         elif not Place(self._url).is_local:
             self._target.remove(self._url)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
     def _open(self, writer: str) -> tuple[int, bytes]:
         try:
@@ -215,11 +219,12 @@ class KnownShards(Generic[R]):
         if is_current is not None:
             check_state(self._state, record)
         self.journal = JobJournal(output, JOURNAL_SUFFIX, record, writer=writer, target=Target())
-        if is_current is not None:
-            with contextlib.suppress(OSError), open(self._state, "rb") as file:
-                lines = file.read()
-                self._learn(parse_records(lines.splitlines() if is_current(lines) else (), record))
-        self._learn(self.journal.before)
+        with atomic.ClosingOnError(self.journal.close):
+            if is_current is not None:
+                with contextlib.suppress(OSError), open(self._state, "rb") as file:
+                    lines = file.read()
+                    self._learn(parse_records(lines.splitlines() if is_current(lines) else (), record))
+            self._learn(self.journal.before)
 
     def add(self, record: R) -> None:
         """Keep the record of one shard.

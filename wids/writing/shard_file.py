@@ -89,15 +89,19 @@ class ShardFile:
         if self._pid != os.getpid():
             return
         self._pending.clear()
-        self._close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.part)
+        try:
+            self._close()
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(self.part)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            system.unlock(fd)
-            os.close(fd)
+            try:
+                system.unlock(fd)
+            finally:
+                os.close(fd)
 
     def _put(self, data: bytes) -> None:
         if data:

@@ -306,10 +306,12 @@ class ShardWriter:
     def discard(self) -> None:
         """Close without an index; the unfinished shard is deleted, finished shards stay."""
         self._is_closed = True
-        if self._shard is not None:
-            self._shard.discard()
-            self._shard = None
-        self._at_end.close()
+        try:
+            if self._shard is not None:
+                self._shard.discard()
+                self._shard = None
+        finally:
+            self._at_end.close()
 
     def _is_full(self, members: list[tuple[bytes, bytes]]) -> bool:
         """Whether the current shard has no space for a sample."""

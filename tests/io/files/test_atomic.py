@@ -1,4 +1,4 @@
-"""Part files: a signal may come at any moment, and none is left by that."""
+"""Part files that cannot be made; `tests/faults/test_signals.py` has those that are interrupted."""
 
 import errno
 import os
@@ -7,28 +7,6 @@ import pytest
 
 from wids.errors import CacheError
 from wids.files import atomic
-
-
-@pytest.mark.parametrize("where", [(os, "open"), (atomic.system, "try_lock"), (os, "fstat")], ids=lambda pair: pair[1])
-def test_a_signal_while_a_part_file_is_made_leaves_none(tmp_path, monkeypatch, where):
-    """It raises when a call of the system returns, which has done its work."""
-    module, name = where
-    real = getattr(module, name)
-
-    def then_signal(*arguments, **options):
-        result = real(*arguments, **options)
-        if name == "open":
-            opened.append(result)
-        raise KeyboardInterrupt
-
-    opened = []
-    monkeypatch.setattr(module, name, then_signal)
-    with pytest.raises(KeyboardInterrupt), atomic.part_file(str(tmp_path / "a.tar")):
-        raise AssertionError("made")
-    monkeypatch.undo()
-    for fd in opened:
-        os.close(fd)
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_part_file_of_the_same_name_is_not_deleted(tmp_path, monkeypatch):

@@ -37,20 +37,6 @@ def test_it_is_gone_at_the_end(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_signal_while_it_is_made_leaves_nothing(tmp_path, monkeypatch):
-    """It raises when the directory has just been made."""
-    real = os.mkdir
-
-    def then_signal(*arguments):
-        real(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "mkdir", then_signal)
-    with pytest.raises(KeyboardInterrupt), tempdirs.directory("verify"):
-        raise AssertionError("made")
-    assert os.listdir(tmp_path) == []
-
-
 def test_one_that_is_in_use_stays_and_one_of_a_killed_process_goes(tmp_path):
     """The next one that needs a directory removes what nobody holds, and nothing else."""
     (tmp_path / "wids-verify-old").mkdir()
