@@ -77,7 +77,7 @@ def _is_log(path: str) -> bool:
 
 def _has_sample(line: bytes) -> bool:
     """Whether a line is that of a sample; one that a killed writer cut is not."""
-    with contextlib.suppress(ValueError):  # also what msgspec raises
+    with contextlib.suppress(ValueError, msgspec.MsgspecError):  # before 0.19, the second is not the first
         msgspec.convert(json_text.parse(line), _Line)
         return True
     return False
@@ -109,7 +109,7 @@ def read_rows(path: str) -> dict[str, set[int]]:
                     found.setdefault(entry.shard, set()).add(entry.row)
         if damaged and not found:
             raise error
-    except (OSError, ValueError) as failure:
+    except (OSError, ValueError, msgspec.MsgspecError) as failure:
         raise InputError(f"{path}: cannot be read as a log of errors ({failure})", path=path) from failure
     if damaged:
         logger.warning("%s: %d of its lines are cut or damaged, and are skipped", path, damaged)

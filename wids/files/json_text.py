@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Of msgspec, whose own errors are no ValueErrors before 0.19.
+_REFUSALS = (ValueError, RecursionError, msgspec.MsgspecError)
+
 MAX_BYTES = 1 << 30
 # A value nested more deeply would exhaust the stack of a function that walks it.
 MAX_DEPTH = 200
@@ -62,7 +65,7 @@ class JsonParser(Generic[T]):
         self._check_length(text)
         try:
             value = self._decode(text)
-        except (ValueError, RecursionError) as error:
+        except _REFUSALS as error:
             if self._is_plain:
                 raise JsonError(_words(error)) from error
             # What msgspec refuses and JSON has: a byte order mark, UTF-16, half a surrogate pair, long integers.
@@ -97,7 +100,7 @@ class JsonParser(Generic[T]):
     def _convert(self, value: Any) -> T:
         try:
             found: T = msgspec.convert(value, self._kind)
-        except (ValueError, RecursionError) as error:
+        except _REFUSALS as error:
             raise JsonError(_words(error)) from error
         return found
 
