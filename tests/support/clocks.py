@@ -10,7 +10,15 @@ from wids.cache import arrivals, background, prefetch, shard_download, space, us
 from wids.readers import provider, range_provider
 from wids.testing.promises import PATIENCE_SECONDS, skip_waits
 
-__all__ = ["PATIENCE_SECONDS", "PrefetchClock", "set_limits", "skip_waits", "threads_named", "wait_until"]
+__all__ = [
+    "PATIENCE_SECONDS",
+    "PrefetchClock",
+    "join_threads",
+    "set_limits",
+    "skip_waits",
+    "threads_named",
+    "wait_until",
+]
 
 
 def wait_until(condition):
@@ -57,8 +65,7 @@ class PrefetchClock:
         """Let time pass; when this returns, all downloads have ended that are due by then."""
         self._now += seconds
         while True:
-            for thread in threads_named(("wids-prefetch-one", "wids-download")):
-                thread.join(PATIENCE_SECONDS)
+            join_threads("wids-prefetch-one", "wids-download")
             live = [one for one in list(background._live) if isinstance(one, prefetch.Prefetcher)]
             if all(self._looks_once(one) for one in live if one._thread.is_alive()):
                 return
@@ -88,3 +95,17 @@ class PrefetchClock:
 def threads_named(prefix):
     """The threads of this process whose names begin so; with one of several prefixes."""
     return [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
+
+
+def join_threads(*names, but=()):
+    """Wait for the end of this process's threads whose names begin so, those too that are about to start.
+
+    Args:
+        names: beginnings of names.
+        but: threads that go on.
+    """
+    for thread in threads_named(names):
+        if thread not in but:
+            # Nobody can join one that `threading.enumerate` has, and that has not started yet.
+            wait_until(lambda thread=thread: thread.is_alive() or thread not in threading.enumerate())
+            thread.join(PATIENCE_SECONDS)

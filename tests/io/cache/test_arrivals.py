@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
-from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
+from tests.support.clocks import PATIENCE_SECONDS, join_threads, threads_named, wait_until
 from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import lying_table, publish, publish_pack
@@ -103,9 +103,7 @@ def make(web, held, tmp_path):
     for each in made:
         end_downloads(each)
     gc.collect()  # iterations that were left, and with them what they download
-    for thread in threads_named(("wids-prefetch", "wids-download")):  # nothing may ask a server that is gone
-        if thread not in before:
-            thread.join(PATIENCE_SECONDS)
+    join_threads("wids-prefetch", "wids-download", but=before)  # nothing may ask a server that is gone
 
 
 def end_downloads(dataset):

@@ -23,7 +23,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
-from tests.support.clocks import threads_named, wait_until
+from tests.support.clocks import PrefetchClock, threads_named, wait_until
 from tests.support.collector import Collector, collect_at_each_place
 from tests.support.servers import instead, shard_requests, status, whole
 from wids.cache import background, limits, prefetch, space, usage_hints
@@ -824,21 +824,20 @@ class FilteredList(wids.ShardListDataset):
 
 
 @pytest.mark.parametrize("form", ["wrapper", "subclass"])
-def test_what_is_never_read_is_not_fetched(server, tmp_path, form):
+def test_what_is_never_read_is_not_fetched(server, tmp_path, form, monkeypatch):
     """A dataset that chooses samples by itself does not have the first shards fetched in their place."""
     index = serve_shards(server, 5)
     if form == "wrapper":
         dataset = Filtered(wids.ShardListDataset(index, cache_dir=tmp_path / "cache"), range(9, 15))
     else:
         dataset = FilteredList(index, cache_dir=tmp_path / "cache")
+    clock = PrefetchClock(monkeypatch.setattr)
     sampler = wids.ChunkedSampler(dataset, shuffle=False)
     drawn = iter(sampler)
     first = next(drawn)
-    for thread in threads_named("wids-prefetch"):
-        thread.join(1)
+    clock.move(1)
     assert dataset[first][".txt"] is not None
-    for thread in threads_named("wids-prefetch"):
-        thread.join(1)
+    clock.move(1)
     assert [dataset[i]["__key__"] for i in drawn]
     assert set(shard_requests(server)) <= {"/d.tar", "/e.tar"}
 
