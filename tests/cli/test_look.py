@@ -400,7 +400,7 @@ def test_labels_of_shards_that_are_not_here_are_not_read(tmp_path):
 
 def test_show_draws_on_a_terminal_with_colours(kinds):
     """An image is drawn where there are colours, unless --no-preview; not in a terminal without."""
-    code, shown = run_on_terminal("show", kinds, "0", env={"COLORTERM": "truecolor", "NO_COLOR": ""})
+    code, shown = run_on_terminal("show", kinds, "0", env={"COLORTERM": "truecolor", "NO_COLOR": None})
     assert code == 0
     assert shown.count("▀") == 30 * 10
     assert "38;2;" in shown

@@ -102,7 +102,10 @@ def in_one_line(err) -> str:
 
 
 def run_on_terminal(*args, env=None, stdout=None) -> tuple[int, str]:
-    """Run a command in this process, with a terminal (but ``stdout``, if given): its exit code, and what is shown."""
+    """Run a command in this process, with a terminal (but ``stdout``, if given): its exit code, and what is shown.
+
+    ``env``: variables that are set, or unset (None).
+    """
     ours, its = pty.openpty()
     shown = []
     reader = threading.Thread(target=_read_terminal, args=(ours, shown))
@@ -189,7 +192,11 @@ def _surroundings(args, env):
     # pytest's handlers would keep warnings from stderr, where a program without any has them.
     root, log_handlers = logging.getLogger(), logging.getLogger().handlers[:]
     sys.argv = ["wids", *map(str, args)]
-    os.environ.update({**_SURROUNDINGS, **env})
+    for name, value in {**_SURROUNDINGS, **env}.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     tempfile.tempdir = None  # as $TMPDIR says by now
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
