@@ -39,7 +39,7 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
-from wids.files import atomic, system
+from wids.files import atomic, locks, system
 from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
@@ -498,6 +498,20 @@ def test_a_remote_shard_is_fetched_once(server, cache, opened, events):
         assert (type(hit), hit.path, again.has_saved_table) == (Hit, fetched.path, True)
     assert cached_files(cache) == [".wids/tables/a.tar.widx", "a.tar"]
     assert server.requests == ["/dir/a.tar"]
+
+
+def test_a_shard_that_is_being_evicted_is_fetched_again(server, cache, opened):
+    """Its bytes are free again already for whoever evicts it: the cache would hold more than its limit by one read."""
+    shard = described(server.add("/a.tar", A), A)
+    opened(shard)
+    fd = locks.open_to_lock(cached_path(cache, shard.url))
+    try:
+        assert system.try_lock(fd, is_shared=False)
+        assert opened(shard) == texts_of()
+        assert os.fstat(fd).st_nlink == 0
+    finally:
+        os.close(fd)
+    assert server.requests == ["/a.tar"] * 2
 
 
 @pytest.mark.parametrize("facts", [{}, {"filesize": None}, {"md5sum": None}, {"filesize": None, "md5sum": None}])
