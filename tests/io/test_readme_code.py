@@ -82,7 +82,7 @@ def test_example(tmp_path):
         replaced = {"https://example.com": server.url, "num_workers=4": "num_workers=0"}
         execute(only("README.md#example"), replaced, train_step=keep(steps))
     assert len(steps) == 10 * 2
-    assert {tuple(images.shape[1:]) for images, _ in steps} == {(224, 224, 3)}
+    assert {tuple(images.shape[1:]) for images, _ in steps} == {(3, 224, 224)}
     assert sum(len(labels) for _, labels in steps) == 10 * 40
 
 

@@ -45,7 +45,7 @@ PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them, the demo trains and bench loads: inside functions, when it
 # comes to it.
-LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py|cli/bench\.py")
+LAZY_TORCH = re.compile(r"codecs/(?:decoders|encoders|jpeg)\.py|cli/demo/\w+\.py|cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
 WHOLE = {

@@ -86,8 +86,9 @@ class SampleDecoder:
 
     Args:
         format: "PIL": images are `PIL.Image.Image`. "numpy": images are arrays, H W C or H W. "torch": images are
-            tensors, C H W or 1 H W, and .npy and .npz give tensors where torch has the dtype. Both kinds are
-            writable and the caller's own. "raw": every member becomes bytes, nothing is inflated or parsed.
+            tensors, C H W or 1 H W in memory order H W C, and .npy and .npz give tensors where torch has the dtype.
+            Both kinds are writable and the caller's own. "raw": every member becomes bytes, nothing is inflated or
+            parsed.
         allow_pickle: decode .pkl and .pickle, objects in .pt, .pth, .npy and .npz. This runs code from the shard.
         max_inflate_bytes: the most that one .gz or .npz member may inflate to.
         also: what to decode that is left alone otherwise, an extension or several of .gif, .bmp, .tif, .tiff, .npz,

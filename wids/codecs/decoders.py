@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.codecs import tenbin
+from wids.codecs import jpeg, tenbin
 from wids.errors import DecodeError, UnsafeFormatError, shown
 from wids.files import forks
 
@@ -33,6 +33,7 @@ Decoder = Callable[[bytes], Any]
 # Formats that an image member may have, also under another extension (a .jpg that is a PNG is common). The list is
 # closed because Pillow goes by content: a .jpg that holds EPS would start Ghostscript on it.
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+_JPEGS = ("JPEG", "MPO")  # a JPEG with more pictures behind it, as phones write, is an MPO
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
@@ -71,6 +72,8 @@ def _import_for(name: str, options: Options) -> None:
                 importlib.import_module(module)
                 if module == "PIL.Image":
                     image_formats()  # imports Pillow's plugins
+        if name in _IMAGE_EXTENSIONS and options.format != "PIL":
+            jpeg.find_decoder()
 
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
@@ -210,22 +213,40 @@ def _decode_image(options: Options, data: bytes) -> Any:
         ) from error
     except Image.DecompressionBombError as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust it") from error
+    if options.format != "PIL" and image.format in _JPEGS and image.mode in ("L", "RGB"):
+        pixels = _decode_jpeg(data)
+        if pixels is not None:
+            return _to_array(pixels) if options.format == "numpy" else pixels
     image.load()  # here, where shard and key are known, not at the first look at a pixel
     if options.format == "PIL":
         return image
     import numpy as np
 
-    if options.format == "numpy":
-        return np.array(image)
-    array = np.asarray(image)
-    return _image_tensor(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+    array = np.array(image)
+    return array if options.format == "numpy" else _image_tensor(array)
+
+
+def _decode_jpeg(data: bytes) -> Any:
+    """The pixels as a tensor, C H W; None: Pillow is to decode it, or to say what is wrong with it."""
+    decode = jpeg.find_decoder()
+    try:
+        return None if decode is None else decode(data)
+    except Exception:  # noqa: BLE001 - of whatever kind: Pillow decides
+        return None
+
+
+def _to_array(pixels: Any) -> np.ndarray[Any, Any]:
+    """H W C or H W, contiguous, of pixels C H W that were decoded as H W C."""
+    array: np.ndarray[Any, Any] = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    return array
 
 
 def _image_tensor(array: np.ndarray[Any, Any]) -> Any:
-    import numpy as np
+    """C H W, a view of H W C: no copy, and the order in which torch resizes fastest."""
     import torch
 
-    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    pixels = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
 def _decode_npy(options: Options, data: bytes) -> Any:
