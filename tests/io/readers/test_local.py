@@ -1,9 +1,11 @@
 import copy
 import errno
+import io
 import mmap
 import os
 import pickle
 import random
+import tarfile
 import threading
 from types import SimpleNamespace
 
@@ -448,6 +450,34 @@ def test_a_span_across_a_block_end(tmp_path, small_blocks):
         wanted_offsets.update(offset % 1024 for offset in shard.table.offsets)
         check_all(shard, expected(members), [1, 2, 3, 4] * 3)
     assert len(wanted_offsets) > 1
+
+
+def test_blocks_one_after_another(tmp_path, set_limits):
+    """Kept blocks hold all of the samples that begin in them, and what begins right behind one is in the next."""
+    set_limits(local, **{**SMALL, "span_bytes": 1024, "max_blocks": 100, "max_age": 100})
+    members = sized([900, 10, 1000, 700, 400] * 30)
+    shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
+    check_all(shard, expected(members), [*range(150)] * 3)
+
+
+def test_hard_links_among_small_samples(tmp_path, set_limits):
+    """Data of a link are anywhere before it: samples with links, read together and one by one, have their own bytes."""
+    set_limits(local, **{**SMALL, "span_bytes": 4096, "max_blocks": 100, "max_age": 100})
+    file, wanted = io.BytesIO(), []
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for row in range(40):
+            info, data = tarfile.TarInfo(f"{row:05d}.a"), f"{row}".encode() * 40
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+            wanted.append({"__key__": f"{row:05d}", ".a": data})
+            if row % 2 and row > 2:
+                link = tarfile.TarInfo(f"{row:05d}.b")
+                link.type, link.linkname = tarfile.LNKTYPE, f"{row - 2:05d}.a"
+                archive.addfile(link)
+                wanted[-1][".b"] = wanted[row - 2][".a"]
+    shard = open_shard(shards.write(tmp_path / "a.tar", file.getvalue()))
+    assert shard.table.links
+    check_all(shard, wanted, [*range(40), *range(39, -1, -1)] * 2)
 
 
 def test_members_without_bytes(tmp_path, small_blocks):

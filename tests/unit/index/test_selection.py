@@ -7,7 +7,7 @@ import pytest
 
 from wids.errors import SpecError
 from wids.index import writing
-from wids.index.selection import Selection, pick
+from wids.index.selection import Selection, parse_indices, pick
 from wids.index.view_file import pack_rows, unpack_rows
 
 
@@ -24,6 +24,36 @@ def test_whole_indices(seed):
         assert Selection(*unpack_rows(data, counts=known, place="x.rows")[:2]).digest == Selection(ends, rows).digest
     with pytest.raises(SpecError, match="damaged"):
         unpack_rows(data[:-1] + bytes([data[-1] ^ 1]), counts=None, place="x.rows")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_part_of_the_shards(seed):
+    """It has their rows, and the digest of a selection that never had others: samplers know a part by it."""
+    rng = random.Random(seed)
+    kept = [sorted(rng.sample(range(9), rng.randrange(1, 6))) for _ in range(6)]
+    first, last = sorted(rng.sample(range(7), 2))
+
+    def of(shards):
+        return Selection(np.cumsum([len(rows) for rows in shards]), np.concatenate(shards))
+
+    part = of(kept).between(first, last)
+    assert [part.rows_of(k).tolist() for k in range(last - first)] == kept[first:last]
+    assert part.digest == of(kept[first:last]).digest
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([-1, 0, -5], ([0, 5, 9], 0)),
+        ([-10, 9, -1], ([0, 9], 1)),
+        (slice(-3, None), ([7, 8, 9], 0)),
+        (np.array([-2, 8]), ([8], 1)),
+    ],
+)
+def test_negative_indices_count_from_the_end(given, found):
+    """-1 is the last sample, and one that is named both ways counts once."""
+    indices, repeated = parse_indices(given, 10)
+    assert (indices.tolist(), repeated) == found
 
 
 @pytest.mark.parametrize(

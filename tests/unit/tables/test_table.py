@@ -611,6 +611,14 @@ def test_members_where_no_tar_has_them(row, offset, size):
     refuse(build_table(members, identity=Identity(size=8192), shard="dir/s.tar").to_bytes())
 
 
+def test_fields_in_any_case():
+    """A field is found by its name in any case, as writers of file names have it, and each of several alike."""
+    found = build(b"a.JPG", b"b.jpg", b"c.Seg.PNG", b"c.txt")
+    names = {field: [found.extensions[k] for k in sorted(found.ids_of((field,)))] for field in (".Jpg", ".seg.png")}
+    assert names == {".Jpg": [".JPG", ".jpg"], ".seg.png": [".Seg.PNG"]}
+    assert found.ids_of((".TXT", ".none")) == found.ids_of((".txt",))
+
+
 @checked
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("jkl"), st.integers(-1, 5)), max_size=12), st.data())
 def test_hard_links_are_members(wanted, more):
