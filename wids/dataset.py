@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.codecs.html import show_dataset
 from wids.collection import ahead, arguments
-from wids.collection.batches import read_batch, read_foreign, read_sample
+from wids.collection.batches import expect, read_batch, read_foreign, read_sample
 from wids.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.collection.stats import COLUMNS, ROWS, Tally
 from wids.collection.views import WithViews
@@ -462,7 +462,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
-        if self._is_transforming and self._collection.has_large_samples():
+        if self._is_transforming and self._collection.is_large(len(indices)) and expect(self._collection, indices):
             return [self[index] for index in indices]  # each is transformed, and its bytes are freed, before the next
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses

@@ -54,7 +54,7 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
-from wids.files import atomic, forks
+from wids.files import atomic, forks, page_cache
 from wids.index.fingerprint import fingerprint
 from wids.order import layout
 from wids.order.layout import inside_of
@@ -2270,13 +2270,8 @@ def test_without_a_temporary_directory_an_own_cache_directory_and_local_shards_w
     assert atomic.private_dir() == f"/tmp/wids-cache-{os.getuid()}"
 
 
-@pytest.mark.parametrize("has_size", [True, False])
-@pytest.mark.parametrize("nbytes", [(1 << 20) + 1, 1000])
-def test_large_samples_are_transformed_one_by_one(tmp_path, nbytes, has_size):
-    """A batch of them never has the bytes of two at once; of small ones, all are read first."""
-    data = [bytes([k]) * nbytes for k in range(3)]
-    path = write_tar(tmp_path / "a.tar", {f"{k}.bin": each for k, each in enumerate(data)})
-    shard = {"url": path, "nsamples": 3, **({"filesize": os.path.getsize(path)} if has_size else {})}
+def alive_before_each(dataset, indices):
+    """How many samples of a batch were in memory when each was transformed; the batch must be right."""
     files, alive = [], []
 
     def first_byte(sample):
@@ -2284,6 +2279,51 @@ def test_large_samples_are_transformed_one_by_one(tmp_path, nbytes, has_size):
         files.append(weakref.ref(sample[".bin"]))
         return sample["__index__"], sample[".bin"].read()[0]
 
-    dataset = wids.ShardListDataset([shard], transformations=[first_byte])
-    assert dataset.__getitems__([2, 0, 1]) == [(2, 2), (0, 0), (1, 1)]
-    assert alive == ([0, 0, 0] if nbytes > 1000 else [0, 1, 2])
+    dataset.transformations = [first_byte]
+    assert dataset.__getitems__(indices) == [(k % len(dataset), k % len(dataset)) for k in indices]
+    return alive
+
+
+def write_sized(directory, count, nbytes):
+    """A shard whose samples have so many bytes each, all of them the sample's number; its entry in an index."""
+    path = write_tar(directory / "a.tar", {f"{k:03}.bin": bytes([k]) * nbytes for k in range(count)})
+    return {"url": path, "nsamples": count, "filesize": os.path.getsize(path)}
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+@pytest.mark.parametrize(
+    ("count", "nbytes", "is_large"), [(3, 1 << 20, True), (70, 32 << 10, True), (3, 32 << 10, False)]
+)
+def test_large_samples_are_transformed_one_by_one(tmp_path, count, nbytes, is_large, has_size):
+    """A batch that is large by its samples never has the bytes of two at once; of another, all are read first."""
+    shard = write_sized(tmp_path, count, nbytes)
+    indices = [-1, *range(count - 2, -1, -1)]
+    alive = alive_before_each(
+        wids.ShardListDataset([shard if has_size else {**shard, "filesize": None}], transformations=[]), indices
+    )
+    assert alive == ([0] * count if is_large else list(range(count)))
+
+
+@pytest.mark.parametrize("access", ["fetch", "range"])
+def test_large_remote_samples_are_transformed_one_by_one_once_they_are_here(tmp_path, access):
+    """Not before: what is read by byte ranges is asked for together."""
+    shard = write_sized(tmp_path, 70, 32 << 10)
+    with Server(tmp_path) as server:
+        listed = [{**shard, "url": f"{server.url}/a.tar"}]
+        dataset = wids.ShardListDataset(listed, cache_dir=tmp_path / "cache", access=access)
+        order = random.Random(0).sample(range(70), 70)
+        assert alive_before_each(dataset, order) == list(range(70))
+        assert alive_before_each(dataset, order) == ([0] * 70 if access == "fetch" else list(range(70)))
+
+
+def test_a_cold_disk_is_asked_for_large_samples_in_file_order(tmp_path, monkeypatch):
+    """The kernel reads them ahead while the first are transformed; the order of transformations is the batch's."""
+    asked = []
+    monkeypatch.setattr(page_cache, "begin_reading", lambda fd, offset, size: asked.append((offset, size)))
+    dataset = wids.ShardListDataset([write_sized(tmp_path, 140, 32 << 10)], transformations=[])
+    view = dataset.select(range(0, 140, 2)).add_transform(lambda sample: sample["__index__"])
+    order = random.Random(0).sample(range(70), 70)
+    assert [view.__getitems__(order) for _ in range(2)] == [order, order]
+    assert asked == [(512 + 2 * k * (512 + (32 << 10)), 32 << 10) for k in range(70)]
+    with pytest.raises(IndexError, match="sample 70 of a dataset of 70"):
+        view.__getitems__([*order, 70])

@@ -88,6 +88,25 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
     return sample
 
 
+def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
+    """Whether these samples can be read one by one: none is in a remote shard that is not open, or read by ranges.
+
+    The kernel begins to read them from a cold disk, in the order of the files.
+
+    Raises:
+        IndexError: one is out of range.
+    """
+    wanted, ends, at = sorted(map(collection.plain, indices)), collection.ends, 0
+    while at < len(wanted):
+        hi = ends[bisect_right(ends, wanted[at])]
+        lo, _, reader, _, rows = collection.find(wanted[at])
+        if reader is CLOSED or reader.is_remote:
+            return not collection.has_remote()  # local shards are opened as they come
+        first, at = at, bisect_left(wanted, hi, at)
+        reader.expect([index - lo if rows is None else rows[index] for index in wanted[first:at]])
+    return True
+
+
 def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[str] | None) -> list[Sample]:
     """The samples at ``wanted``, in that order; negative indices count from the end.
 

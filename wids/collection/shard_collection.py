@@ -69,7 +69,9 @@ OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _TABLES_AT_A_TIME = 16  # that are requested
 _NAMED = 10  # extensions in a message
-_LARGE_BYTES = 1 << 20  # of a sample: freed memory of this size goes back to the kernel, which clears it for each use
+# Of a sample, and of a batch of them: the C library gives freed memory of this size back to the kernel, which clears it
+# for each use.
+_LARGE_BYTES, _LARGE_BATCH_BYTES = 16 << 10, 2 << 20
 _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network file system
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
@@ -242,7 +244,7 @@ class ShardCollection:
     urls: Sequence[str]
     _is_remote: bool | None
     _is_far: bool | None
-    _is_large: bool | None
+    _mean_bytes: int | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
     _rows: Sequence[ShardRow] | None
@@ -327,7 +329,7 @@ class ShardCollection:
 
     def _use(self, shards: ShardList) -> None:
         self.shards, self.here = shards, NOWHERE
-        self._cum_lengths = self._whole_ends = self._is_remote = self._is_far = self._is_large = self._parts = None
+        self._cum_lengths = self._whole_ends = self._is_remote = self._is_far = self._mean_bytes = self._parts = None
         self._rows = self._fingerprint = self._contents = None
         self.lengths: Sequence[int] = _unpacked(shards.lengths)
         self.ends: Sequence[int] = _unpacked(shards.ends())
@@ -471,18 +473,18 @@ class ShardCollection:
             self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
         return self._is_far
 
-    def has_large_samples(self) -> bool:
-        """Whether samples are local and so large that several at a time cost more memory than they save time.
+    def is_large(self, count: int) -> bool:
+        """Whether so many samples cost more for their memory, if read at once, than they save.
 
         The first shard stands for all.
         """
-        if self._is_large is None:
-            is_local = len(self) > 0 and not self.has_remote()
-            self._is_large = is_local and self._size_of(self.shards[0]) >= _LARGE_BYTES * (self.shards[0].nsamples or 1)
-        return self._is_large
+        if self._mean_bytes is None:
+            first = self.shards[0] if len(self) else None
+            self._mean_bytes = self._size_of(first) // (first.nsamples or 1) if first else 0
+        return self._mean_bytes >= _LARGE_BYTES and count * self._mean_bytes >= _LARGE_BATCH_BYTES
 
     def _size_of(self, shard: Shard) -> int:
-        """Bytes of a local shard; 0: not known, and opening it raises the error."""
+        """Bytes of a shard that is here; 0: not known, and opening it raises the error."""
         if shard.filesize is not None:
             return shard.filesize
         try:

@@ -44,6 +44,16 @@ def is_network(path: str) -> bool:
     return False
 
 
+def begin_reading(fd: int, offset: int, size: int) -> None:
+    """Have the kernel begin to read a part of a file, without waiting.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
 def read_ahead(path: str, begin: float, end: float, *, is_cancelled: Callable[[], bool]) -> None:
     """Have a part of a file read into memory; returns once the last of it is being read.
 

@@ -92,6 +92,10 @@ class Reader(Rows, Protocol):
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
         """As `read` of each row; in ascending order, the file is read forwards."""
 
+    def expect(self, rows: Sequence[int]) -> None:  # noqa: ARG002 - not all readers can
+        """Prepare reads of these samples, if that takes no time; they come soon, in any order."""
+        return
+
     def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
         """Bytes ``lo .. hi`` (0 <= lo <= hi) of one member, fewer at its end; of the others nothing is read.
 
