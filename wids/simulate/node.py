@@ -144,11 +144,10 @@ class Node:
 
     def __init__(self, job: TrainingJob, number: int, progress: SimulationProgress) -> None:
         self.job, self._number, self._progress, self._clock = job, number, progress, progress.clock
-        self.sizes: list[int] = job.sizes.tolist()
+        self._lengths, self.sizes, footprints = job.shard_lists
         self._slots: dict[int, int] = {}  # by size
-        self._lengths: list[int] = job.lengths.tolist()
         self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
-        self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
+        self.cache = NodeCache(job.cache_size, footprints, is_busy=self._is_busy)
         self._link = Link(
             self._clock,
             bandwidth=job.bandwidth,

@@ -41,6 +41,19 @@ def one_shard(**options):
     return describe([100], **{"batch_size": 10, "step_seconds": 1.0, "bandwidth": 100.0, "latency": 0.5, **options})
 
 
+def test_nodes_share_what_is_known_of_shards():
+    """A thousand nodes of a million shards fit into memory: no list of all shards is a node's own."""
+    described = describe([3] * 50, world=20, ranks_per_node=2)
+    nodes = Simulation(described, job.read_epochs(described, described.courses())).nodes
+    assert len(nodes) == 10
+    known = [3] * 50, [1000] * 50
+    lists = [
+        {id(value) for value in (*vars(node).values(), *vars(node.cache).values()) if value in known} for node in nodes
+    ]
+    assert lists[0]
+    assert len(set().union(*lists)) == len(lists[0])
+
+
 def test_without_workers_each_batch_waits_for_its_ranges():
     """There is no space for the shard: 0.5 s to the first byte and 1 s for 100 bytes, then the step; ten times."""
     found = simulate(one_shard(cache_size=500))
