@@ -140,6 +140,7 @@ class Node:
     job: TrainingJob
     cache: NodeCache
     ranks: range
+    sizes: list[int]
     has_ended: bool
 
     def __init__(self, job: TrainingJob, number: int, progress: SimulationProgress) -> None:
