@@ -163,18 +163,18 @@ def test_to_free_something_waits_for_nobody(place, monkeypatch, kind):
     assert errors == []
 
 
-def descriptors():
-    """How many this process has open."""
-    return len(os.listdir("/dev/fd"))
+def descriptors(path):
+    """How many this process has open of a file: of others, threads of other tests may have and close any."""
+    return sum(_has(int(fd), path) for fd in os.listdir("/dev/fd"))
 
 
 @pytest.mark.parametrize("kind", ["open file", "lease"])
 def test_a_file_is_closed_soon(place, kind):
     """At once, if no other thread has the lock of forks; else by the next code that may wait."""
-    before = descriptors()
     thing = KINDS[kind](place)
+    assert descriptors(place.path) == 1
     del thing
-    assert descriptors() == before
+    assert descriptors(place.path) == 0
     thing = KINDS[kind](place)
     go, gone = queue.SimpleQueue(), queue.SimpleQueue()
 
@@ -193,7 +193,7 @@ def test_a_file_is_closed_soon(place, kind):
     thread.join()
     assert call_in_child(_has, fd, place.path) is False  # a fork copies no descriptor for good
     finalizers.do_left()
-    assert descriptors() == before
+    assert descriptors(place.path) == 0
 
 
 def _has(fd, path):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
+from tests.support.chaos import open_files
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from wids.errors import FetchError, NotAllowedError, ShardNotFoundError, SizeMismatchError
 from wids.readers.provider import AutoProvider
@@ -170,12 +171,12 @@ def test_without_room_a_program_is_ended(target, pids):
 
 def test_nothing_stays_open(target, tmp_path):
     """Neither pipes nor files of complaints."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for way in ("output", "file"):
         run(shell("echo fine", way), target)
         with pytest.raises(FetchError, match="it said: no"):
             run(shell("echo half; echo no >&2; exit 1", way), target)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def fetch_body(url, target, *, expected=BODY, **options):
