@@ -2316,6 +2316,29 @@ def test_large_remote_samples_are_transformed_one_by_one_once_they_are_here(tmp_
         assert alive_before_each(dataset, order) == ([0] * 70 if access == "fetch" else list(range(70)))
 
 
+@pytest.mark.filterwarnings("ignore:.*samples")
+@pytest.mark.parametrize("first", [0, 69, 99])
+def test_large_samples_of_a_shard_with_fewer_than_the_index_says(tmp_path, first):
+    """It repeats its samples, whichever of its passes was read before."""
+    shard = {**write_sized(tmp_path, 70, 32 << 10), "nsamples": 100}
+    dataset = wids.ShardListDataset([shard], on_count_mismatch="warn", transformations=[dict])
+    keys = [dataset[k]["__key__"] for k in range(100)]
+    _ = dataset[first]
+    assert [sample["__key__"] for sample in dataset.__getitems__([*range(100)])] == keys
+
+
+def test_large_samples_of_more_shards_than_may_be_open(tmp_path):
+    """Each shard is opened once for a batch, and not for each sample."""
+    listed = []
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        listed.append(write_sized(tmp_path / name, 30, 32 << 10))
+    dataset = wids.ShardListDataset(listed, lru_size=1, transformations=[lambda sample: sample["__index__"]])
+    order = random.Random(0).sample(range(90), 90)
+    assert dataset.__getitems__(order) == order
+    assert dataset.cache.misses == 3
+
+
 def test_a_cold_disk_is_asked_for_large_samples_in_file_order(tmp_path, monkeypatch):
     """The kernel reads them ahead while the first are transformed; the order of transformations is the batch's."""
     asked = []

@@ -89,21 +89,26 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
 
 
 def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
-    """Whether these samples can be read one by one: none is in a remote shard that is not open, or read by ranges.
+    """Whether these samples can be read one by one: no shard has to be downloaded, or is opened twice.
 
-    The kernel begins to read them from a cold disk, in the order of the files.
+    The kernel begins to read those of open shards from a cold disk, in the order of the files.
 
     Raises:
         IndexError: one is out of range.
     """
-    wanted, ends, at = sorted(map(collection.plain, indices)), collection.ends, 0
+    wanted, ends, at, nshards = sorted(map(collection.plain, indices)), collection.ends, 0, 0
     while at < len(wanted):
-        hi = ends[bisect_right(ends, wanted[at])]
-        lo, _, reader, _, rows = collection.find(wanted[at])
-        if reader is CLOSED or reader.is_remote:
-            return not collection.has_remote()  # local shards are opened as they come
-        first, at = at, bisect_left(wanted, hi, at)
-        reader.expect([index - lo if rows is None else rows[index] for index in wanted[first:at]])
+        stop = bisect_left(wanted, ends[bisect_right(ends, wanted[at])], at)
+        lo, hi, reader, _, rows = collection.find(wanted[at])
+        if (reader is CLOSED or reader.is_remote) and collection.has_remote():
+            return False
+        nshards += 1
+        if nshards > collection.pool.lru.capacity:
+            return False
+        if reader is not CLOSED:  # `hi`: a shard that repeats its samples ends here once before its end
+            here = wanted[at : bisect_left(wanted, hi, at, stop)]
+            reader.expect([index - lo if rows is None else rows[index] for index in here])
+        at = stop
     return True
 
 

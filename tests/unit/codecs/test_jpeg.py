@@ -100,6 +100,16 @@ def test_a_picture_that_says_it_is_rotated(orientation, monkeypatch):
     assert check(data[:scan] + exif(orientation) + data[scan:], monkeypatch)
 
 
+def test_a_rotation_between_scans(monkeypatch):
+    """EXIF before any later scan of a progressive picture, as no camera writes it, rotates nothing either."""
+    data = saved(picture((60, 41)), progressive=True, subsampling=0)
+    scans = [at for at in range(len(data)) if data.startswith(b"\xff\xda", at)]
+    assert len(scans) > 3
+    for at in scans[1:]:
+        assert check(data[:at] + exif(6) + data[at:], monkeypatch)
+        assert check(data[:at] + b"\xff\xfe\0\2" + exif(6) + data[at:], monkeypatch)
+
+
 def test_what_else_there_is(monkeypatch):
     """RGB without YCbCr, restart markers, CMYK, two pictures in one file, bytes behind the end."""
     colour, grey = picture((60, 40)), picture((60, 40), "L")
