@@ -81,10 +81,15 @@ def exif(orientation):
     return segment(0xE1, b"Exif\0\0" + found.tobytes().removeprefix(b"Exif\0\0"))
 
 
-def test_all_kinds(monkeypatch):
-    """Sizes, grey and colour, qualities, subsampling, progressive: the pixels of Pillow."""
+def test_torchcodec_is_used_where_it_runs(monkeypatch):
+    """Else the tests here would compare Pillow with itself."""
+    monkeypatch.delitem(sys.modules, "torchvision.io", raising=False)
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     assert (jpeg.find_decoder() is not None) == (version >= (2, 11))  # which torchcodec is made for
+
+
+def test_all_kinds(monkeypatch):
+    """Sizes, grey and colour, qualities, subsampling, progressive: the pixels of Pillow."""
     for size, mode, quality, subsampling, is_progressive in some(KINDS, every=3):
         data = saved(picture(size, mode), quality=quality, subsampling=subsampling, progressive=is_progressive)
         assert check(data, monkeypatch), (size, mode, quality, subsampling, is_progressive)
