@@ -275,18 +275,18 @@ def test_a_picture(tmp_path):
         ((*SMALL, "--repeat", "2", "--nbatches", "3"), 2, "one of them"),
         ((*SMALL, "--cache-size", "much"), 2, "not a size"),
         (("/nowhere/index.json",), 1, "/nowhere/index.json"),
-        ((*SMALL, "--world-size", "0"), 2, "value for '--world-size'"),
-        ((*SMALL, "--epochs", "-3"), 2, "value for '--epochs'"),
+        ((*SMALL, "--world-size", "0"), 2, ("greater than or equal to 1", "not in the range 1<=x")),
+        ((*SMALL, "--epochs", "-3"), 2, ("greater than or equal to 1", "not in the range 1<=x")),
         ((*SMALL, "--epochs", "1e12"), 2, "valid integer"),
-        ((*SMALL, "--epochs", "1000000000000"), 2, "value for '--epochs'"),
+        ((*SMALL, "--epochs", "1000000000000"), 2, ("less than or equal to", "not in the range")),
         ((*SMALL, "--epochs", "50000", "--world-size", "8"), 2, "more than the 50,000 that can be simulated"),
         ((*SMALL, "--nbatches", "1000000000000"), 2, "fewer epochs or batches"),
         ((*SMALL, "--repeat", "1000000000"), 2, "more than 4,000,000 times"),
         ((*SMALL, "--samples", "1000000000000", "--shards", "4000000"), 2, "samples, or 4 EB"),
         ((*SMALL, "--samples", "1000000000000"), 2, "larger chunks"),
-        ((*SMALL, "--shards", "1000000000"), 2, "value for '--shards'"),
-        ((*SMALL, "--step-seconds", "inf"), 2, "value for '--step-seconds'"),
-        ((*SMALL, "--bandwidth", "nan"), 2, "Invalid value"),
+        ((*SMALL, "--shards", "1000000000"), 2, ("less than or equal to", "not in the range")),
+        ((*SMALL, "--step-seconds", "inf"), 2, ("less than or equal to", "not in the range")),
+        ((*SMALL, "--bandwidth", "nan"), 2, ("than or equal to", "cannot convert float NaN")),
         ((*SMALL, "--html", "/nowhere/job.html"), 1, "no file can be made in /nowhere"),
         ((*SMALL, "--html", "/"), 1, "is a directory or a device"),
         ((*SMALL, "--plot", "/nowhere/job.png"), 1, "no file can be made in /nowhere"),
@@ -297,11 +297,14 @@ def test_a_picture(tmp_path):
     ids=str,
 )
 def test_wrong_input(args, code, words):
-    """What cannot be simulated is one sentence that says what to do, at once, and no traceback."""
+    """What cannot be simulated is one sentence that says what to do, at once, and no traceback.
+
+    Of two ``words`` the second ones are those of typer before 0.29.
+    """
     done = simulate(*args)
     assert done.out == ""
     assert done.code == code
-    assert words in in_one_line(done.err)
+    assert any(word in in_one_line(done.err) for word in ([words] if isinstance(words, str) else words))
 
 
 def test_sizes_that_nobody_knows(tmp_path):

@@ -43,8 +43,8 @@ BESIDE = {"batch_samplers": {"samplers"}, "loaders": {"samplers"}, "samplers": {
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
-# decoders.py loads .pt members, encoders.py saves them, the demo trains and bench loads: inside functions, when it
-# comes to it.
+# decoders.py loads .pt members, encoders.py saves them, jpeg.py decodes to tensors, the demo trains and bench loads:
+# inside functions, when it comes to it.
 LAZY_TORCH = re.compile(r"codecs/(?:decoders|encoders|jpeg)\.py|cli/demo/\w+\.py|cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.

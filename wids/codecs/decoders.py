@@ -213,32 +213,17 @@ def _decode_image(options: Options, data: bytes) -> Any:
         ) from error
     except Image.DecompressionBombError as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust it") from error
+    array = None
     if options.format != "PIL" and image.format in _JPEGS and image.mode in ("L", "RGB"):
-        pixels = _decode_jpeg(data)
-        if pixels is not None:
-            return _to_array(pixels) if options.format == "numpy" else pixels
-    image.load()  # here, where shard and key are known, not at the first look at a pixel
-    if options.format == "PIL":
-        return image
-    import numpy as np
+        array = jpeg.decode(data)
+    if array is None:
+        image.load()  # here, where shard and key are known, not at the first look at a pixel
+        if options.format == "PIL":
+            return image
+        import numpy as np
 
-    array = np.array(image)
+        array = np.array(image)
     return array if options.format == "numpy" else _image_tensor(array)
-
-
-def _decode_jpeg(data: bytes) -> Any:
-    """The pixels as a tensor, C H W; None: Pillow is to decode it, or to say what is wrong with it."""
-    decode = jpeg.find_decoder()
-    try:
-        return None if decode is None else decode(data)
-    except Exception:  # noqa: BLE001 - of whatever kind: Pillow decides
-        return None
-
-
-def _to_array(pixels: Any) -> np.ndarray[Any, Any]:
-    """H W C or H W, contiguous, of pixels C H W that were decoded as H W C."""
-    array: np.ndarray[Any, Any] = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
-    return array
 
 
 def _image_tensor(array: np.ndarray[Any, Any]) -> Any:

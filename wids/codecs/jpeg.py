@@ -12,7 +12,10 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Decode = Callable[[bytes], Any]
 
@@ -28,6 +31,19 @@ def find_decoder() -> Decode | None:
     imported it.
     """
     return _checked("torchcodec") or (_checked("torchvision") if "torchvision.io" in sys.modules else None)
+
+
+def decode(data: bytes) -> np.ndarray[Any, Any] | None:
+    """The pixels, uint8, H W C or H W, the caller's own; None: Pillow is to decode it, or to say what is wrong."""
+    decoder = find_decoder()
+    if decoder is None:
+        return None
+    try:
+        pixels = decoder(data)
+    except Exception:  # noqa: BLE001 - of whatever kind: Pillow decides
+        return None
+    array: np.ndarray[Any, Any] = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    return array
 
 
 @functools.cache

@@ -96,19 +96,17 @@ def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
     Raises:
         IndexError: one is out of range.
     """
-    wanted, ends, at, nshards = sorted(map(collection.plain, indices)), collection.ends, 0, 0
-    while at < len(wanted):
-        stop = bisect_left(wanted, ends[bisect_right(ends, wanted[at])], at)
-        lo, hi, reader, _, rows = collection.find(wanted[at])
+    wanted = list(map(collection.plain, indices))
+    groups = _group(collection, wanted, sorted(range(len(wanted)), key=wanted.__getitem__))
+    if len(groups) > collection.pool.lru.capacity:
+        return False
+    for _, places in groups:
+        lo, hi, reader, _, rows = collection.find(wanted[places[0]])
         if (reader is CLOSED or reader.is_remote) and collection.has_remote():
             return False
-        nshards += 1
-        if nshards > collection.pool.lru.capacity:
-            return False
         if reader is not CLOSED:  # `hi`: a shard that repeats its samples ends here once before its end
-            here = wanted[at : bisect_left(wanted, hi, at, stop)]
+            here = [wanted[place] for place in places if wanted[place] < hi]
             reader.expect([index - lo if rows is None else rows[index] for index in here])
-        at = stop
     return True
 
 
@@ -178,14 +176,8 @@ class _Apart:
                     del errors  # its traceback holds this frame, and the batch: no cycle is to keep them
 
 
-def _by_shard(
-    collection: ShardCollection, wanted: list[int], order: list[int]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The places in ``order`` shard by shard; and those of shards that are read by byte ranges.
-
-    Open ones first, then local and cached ones, then those to be fetched: these may need the space of one that this
-    batch has been read from.
-    """
+def _group(collection: ShardCollection, wanted: list[int], order: list[int]) -> list[tuple[int, list[int]]]:
+    """(shard, the places in ``order`` of its samples) of each shard; ``order`` sorts ``wanted``."""
     groups: list[tuple[int, list[int]]] = []
     at, ends = 0, collection.ends
     while at < len(order):
@@ -196,6 +188,18 @@ def _by_shard(
         while at < len(order) and wanted[order[at]] < hi:
             at += 1
         groups.append((k, order[first:at]))
+    return groups
+
+
+def _by_shard(
+    collection: ShardCollection, wanted: list[int], order: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The places in ``order`` shard by shard; and those of shards that are read by byte ranges.
+
+    Open ones first, then local and cached ones, then those to be fetched: these may need the space of one that this
+    batch has been read from.
+    """
+    groups = _group(collection, wanted, order)
     if len(groups) == 1 or not collection.has_remote():
         return [group for _, group in groups], []
     urls, lru, provider = collection.urls, collection.pool.lru, collection.provider

@@ -42,22 +42,21 @@ def saved(image, **options):
     return file.getvalue()
 
 
-def told(decode):
-    """The pixels, H W C or H W, or the message of an error."""
+def told(data, kind):
+    """The pixels, as ``"numpy"`` or ``"torch"`` has them, or the message of an error."""
     try:
-        found = decode()
+        found = wids.SampleDecoder(kind)({".jpg": data})[".jpg"]
     except DecodeError as error:
         return str(error)
-    return found if isinstance(found, np.ndarray) else found.numpy()
+    return found if kind == "numpy" else found.numpy()
 
 
 def check(data, monkeypatch):
     """Arrays and tensors are those of Pillow, or all are refused in Pillow's words; whether it has pixels."""
     with monkeypatch.context() as patch:
         patch.setattr(jpeg, "find_decoder", lambda: None)
-        want = told(lambda: wids.SampleDecoder("numpy")({".jpg": data})[".jpg"])
-    array = told(lambda: wids.SampleDecoder("numpy")({".jpg": data})[".jpg"])
-    tensor = told(lambda: wids.SampleDecoder("torch")({".jpg": data})[".jpg"])
+        want = told(data, "numpy")
+    array, tensor = told(data, "numpy"), told(data, "torch")
     if isinstance(want, str):
         assert (array, tensor) == (want, want)
         return False
