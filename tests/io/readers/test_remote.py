@@ -384,6 +384,19 @@ def test_an_entity_tag_that_turns_weak(web, far):
     assert dataset.stats().range_requests == len([path for path in web.requests if path == "/a.tar"]) - 1
 
 
+@pytest.mark.parametrize("before", range(1, 5))
+def test_an_entity_tag_that_turns_weak_between_members(web, far, before):
+    """Members in requests of their own, of one read: the shard is another one behind its first answers."""
+    strong, weak = {"ETag": '"1"'}, {"ETag": 'W/"1"'}
+    faults = [said(whole, **strong)] * before + [said(replaced(two_members(b"n")), **weak)]
+    url = web.add("/a.tar", two_members(b"o"), *faults, *[said(whole, **weak)] * 100)
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=4, fields=[".a", ".c"])
+    samples = [dataset[k] for k in range(4)]
+    assert all(is_of_one_version(sample) for sample in samples)
+    assert {bytes(sample[".a"][:1]) for sample in samples[before // 2 + 1 :]} <= {b"n"}
+
+
 @pytest.mark.parametrize("has_table", [True, False], ids=["table", "headers"])
 def test_servers_that_give_one_file_different_tags(web, far, has_table, tmp_path):
     """By ranges nothing tells that from a file that is replaced: the error says both. A download is of one answer."""
