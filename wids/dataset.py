@@ -464,8 +464,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         indices, pool, plain = list(indices), self.cache, self._collection.plain
         if self._is_transforming and self._collection.is_large(len(indices)) and expect(self._collection, indices):
             return [self[index] for index in indices]  # each is transformed, and its bytes are freed, before the next
-        is_plain = set(map(type, indices)) == {int}
-        pool.accesses, misses = pool.accesses + len(indices), pool.misses
+        is_plain, count = set(map(type, indices)) == {int}, len(indices)
+        pool.accesses += count  # without a call in between, during which another thread may add its own
+        misses = pool.misses
         try:
             samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], self.fields)
         except ShardReadError:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from wids.errors import InputError, StateError, a_kind
+from wids.errors import InputError, StateError, a_kind, shown
 from wids.order import cursor
 from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
 from wids.order.validation import check_flag, suggest_names
@@ -38,7 +38,9 @@ _END: Any = object()
 
 
 @suggest_names
-def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> ResumableLoader:
+def resumable(
+    loader: DataLoader[Any], *, reads_ahead: bool = False, workers: Literal["processes", "threads"] = "processes"
+) -> ResumableLoader:
     """Let a DataLoader resume in mid-epoch: it counts the batches that its loop receives, and has a state.
 
     ``loader = wids.resumable(DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4))`` is iterated as
@@ -53,10 +55,18 @@ def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> Resumabl
         reads_ahead: the loop has drawn one batch more than it has trained on, as with a prefetcher to the GPU, or in
             Lightning where an epoch has no end (not with ``training_step(self, dataloader_iter)``, which draws
             itself); the state is the place before that batch.
+        workers: what the loader's ``num_workers`` are. ``"threads"``: threads of this process, and no process is
+            started. The order, the state, ``prefetch_factor``, ``timeout`` and ``pin_memory`` are the same, and batches
+            need not be sent. For transformations that leave the GIL (decoding, numpy, torch), and for undecoded
+            samples; those that hold it (tokenizing in Python) take turns, and `wids.seeded` is refused: `wids.rng` has
+            the same numbers in both.
 
     Raises:
         InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
-            ``in_order=False``, or a loader that accelerate has divided; the message says what to do.
+            ``in_order=False``, or a loader that accelerate has divided; or ``workers="threads"`` with
+            ``num_workers=0``, a ``worker_init_fn``, or a loader with an ``__iter__`` of its own. The message says what
+            to do.
+        ValueError: ``workers`` is neither.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -68,9 +78,9 @@ def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> Resumabl
         8
     """
     if not isinstance(loader, ResumableLoader):
-        return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead))
-    if reads_ahead != loader._reads_ahead:
-        raise InputError("the loader is resumable already, with another reads_ahead; say it where it is made so")
+        return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead), workers=workers)
+    if (reads_ahead, workers) != (loader._reads_ahead, loader._workers):
+        raise InputError("the loader is resumable already, with another reads_ahead or workers; say it where that is")
     return loader
 
 
@@ -347,15 +357,27 @@ class ResumableLoader(Counting):
 
     Args:
         loader: see `resumable`.
-        reads_ahead: see `resumable`.
+        reads_ahead, workers: see `resumable`.
     """
 
     _epoch_length: int | None = None  # of the first epoch that a trainer has read
     _iterations: weakref.WeakSet[Any] | None = None
 
-    def __init__(self, loader: DataLoader[Any], *, reads_ahead: bool = False) -> None:
-        self._loader, self._reads_ahead = loader, reads_ahead
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        reads_ahead: bool = False,
+        workers: Literal["processes", "threads"] = "processes",
+    ) -> None:
+        self._loader, self._reads_ahead, self._workers = loader, reads_ahead, workers
         self._counted()
+        if workers not in ("processes", "threads"):
+            raise ValueError(f"workers is {shown(workers)}; it must be 'processes' or 'threads'")
+        if workers == "threads":
+            from wids import loader_threads
+
+            loader_threads.check(loader)
 
     def __iter__(self) -> Iterator[Any]:
         trainer = _TRAINERS.get(sys._getframe(1).f_globals.get("__name__", ""))
@@ -364,7 +386,7 @@ class ResumableLoader(Counting):
     def _iterate(self, trainer: str | None, *, skipped: int = 0, is_drawn_by_step: bool = False) -> Iterator[Any]:
         """An iteration in a trainer that has skipped so many batches of the epoch; None: in a loop of the user's."""
         begin = partial(self._begin_in, skipped=skipped, is_drawn_by_step=is_drawn_by_step)
-        iteration = self._deliver(partial(iter, self._loader) if trainer is None else partial(begin, trainer))
+        iteration = self._deliver(self._start if trainer is None else partial(begin, trainer))
         if self._iterations is None:
             self._iterations = weakref.WeakSet()
         self._iterations.add(iteration)
@@ -393,7 +415,15 @@ class ResumableLoader(Counting):
                 "for the sampler, and max_steps for the trainer",
                 stacklevel=2,
             )
-        return iter(self._loader)
+        return self._start()
+
+    def _start(self) -> Iterator[Any]:
+        """An iteration of the loader."""
+        if self._workers == "processes":
+            return iter(self._loader)
+        from wids import loader_threads
+
+        return loader_threads.ThreadIterator(self._loader)
 
     def _check_start(self, skipped: int) -> None:
         """Check that a trainer begins to count where a loaded state is."""
@@ -455,7 +485,8 @@ class ResumableLoader(Counting):
             setattr(self._loader, name, value)
 
     def __repr__(self) -> str:
-        return f"wids.resumable({self._loader!r})"
+        more = ", workers='threads'" if self._workers == "threads" else ""
+        return f"wids.resumable({self._loader!r}{more})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterations": None}

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import pickle
 import random
+from functools import partial
 
 import pytest
 from torch.distributed.checkpoint.stateful import Stateful
@@ -25,36 +26,37 @@ def lists(batches):
 
 
 def make(kind="plain", *, workers=0, world=2, rank=1, size=4, data=None, **options):
-    """A fresh loader, as a program that starts makes it."""
+    """A fresh loader, as a program that starts makes it; ``workers`` may be ``"threads"``: two of them."""
+    more = {"num_workers": 2 if workers == "threads" else workers, "collate_fn": list, **options}
+    resumable = partial(wids.resumable, workers="threads" if workers == "threads" else "processes")
     data = list(range(N)) if data is None else data
     settings = {"num_replicas": world, "rank": rank, "chunksize": 6, "window": 2}
-    more = {"num_workers": workers, "collate_fn": list, **options}
     if workers:
         more["persistent_workers"] = kind == "persistent"
     if kind.startswith("mixture"):
         data = wids.mix({"a": (data[:22], 0.7), "b": (data[22:], 0.3)})
     if kind == "mixture, by source":
-        return wids.resumable(DataLoader(data, batch_sampler=wids.MixtureBatchSampler(data, size, **settings), **more))
+        return resumable(DataLoader(data, batch_sampler=wids.MixtureBatchSampler(data, size, **settings), **more))
     if kind == "buckets":
         sampler = wids.DistributedChunkedSampler(data, **settings)
         sampler = wids.BucketBatchSampler(sampler, lengths=[1 + k % 7 for k in range(N)], max_tokens=16)
-        return wids.resumable(DataLoader(data, batch_sampler=sampler, **more))
+        return resumable(DataLoader(data, batch_sampler=sampler, **more))
     if kind == "endless by source":
         data = wids.mix({"a": (data[:22], 0.7), "b": (data[22:], 0.3)})
         sampler = wids.MixtureBatchSampler(data, size, epochs=None, **settings)
-        return wids.resumable(DataLoader(data, batch_sampler=sampler, **more))
+        return resumable(DataLoader(data, batch_sampler=sampler, **more))
     settings |= {"epoch_size": 30} if kind == "stream" else {"epochs": None} if kind == "endless" else {}
     settings |= {"reshuffle": "epoch", "lanes": 5} if kind == "dealt" else {}
     sampler = wids.DistributedChunkedSampler(data, **settings)
     if kind == "batch sampler":
         sampler = BatchSampler(sampler, size, drop_last=True)
-        return wids.resumable(DataLoader(data, batch_sampler=sampler, **more))
+        return resumable(DataLoader(data, batch_sampler=sampler, **more))
     if kind == "no batches":
-        return wids.resumable(DataLoader(data, batch_size=None, sampler=sampler, **{**more, "collate_fn": None}))
+        return resumable(DataLoader(data, batch_size=None, sampler=sampler, **{**more, "collate_fn": None}))
     if kind == "chunked":
         sampler = wids.ChunkedSampler(data, chunksize=6)
     drop_last = kind == "drop_last"
-    return wids.resumable(DataLoader(data, batch_size=size, sampler=sampler, drop_last=drop_last, **more))
+    return resumable(DataLoader(data, batch_size=size, sampler=sampler, drop_last=drop_last, **more))
 
 
 KINDS = ["plain", "drop_last", "batch sampler", "no batches", "stream", "dealt", "chunked", "persistent"]
@@ -68,7 +70,7 @@ def saved(loader):
     return json.loads(text)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [0, "threads", pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_batch_of_two_epochs_can_be_resumed_at(kind, workers):
     """Before the first, within the loop, after it: what is left of the epoch, then the next, with other workers."""
@@ -87,7 +89,7 @@ def test_every_batch_of_two_epochs_can_be_resumed_at(kind, workers):
     for epoch, step, state in [states[0], *rng.sample(states, 4), *(s for s in states if s[1] == len(epochs[s[0]]))]:
         if (epoch, step) >= (1, len(epochs[1])):
             continue
-        again = make(kind, workers=rng.choice([0, 2]) if workers else 0)
+        again = make(kind, workers=rng.choice([0, 2, "threads"]) if workers == 2 else workers)
         again.load_state_dict(state)
         rest = epochs[epoch][step:]
         assert len(again) == len(epochs[epoch if rest else epoch + 1])
@@ -99,13 +101,13 @@ def test_every_batch_of_two_epochs_can_be_resumed_at(kind, workers):
 def test_the_state_is_the_samplers_and_the_same_on_every_rank(kind):
     """Whatever workers have drawn ahead."""
     states = []
-    for rank, workers in ((0, 0), (1, 2), (1, 1)):
+    for rank, workers in ((0, 0), (1, 2), (1, 1), (0, "threads")):
         loader = make(kind, rank=rank, workers=workers)
         batches = iter(loader)
         for _ in range(3):
             next(batches)
         states.append(saved(loader))
-    assert states[0] == states[1] == states[2]
+    assert states == states[:1] * 4
     sampler = make(kind).batch_sampler
     sampler = sampler if kind != "plain" else sampler.sampler
     sampler.load_state_dict(states[0])
@@ -159,7 +161,7 @@ def test_chains_of_resumes():
 # --- loops
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2, "threads"])
 @pytest.mark.parametrize("kind", ["plain", "persistent", "mixture, by source"])
 def test_a_loop_that_is_left(kind, workers):
     """Its state is exact afterwards; a kept iterator goes on, another loop is the next epoch, and a load goes back."""
@@ -191,7 +193,7 @@ def make_epoch(kind, epoch):
     return loader
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [0, "threads", pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["endless", "endless by source"])
 def test_an_epoch_without_end_goes_on_with_the_next_batch(kind, workers):
     """A loop over it is left, and the next one loses nothing that workers have drawn ahead."""
@@ -208,7 +210,7 @@ def test_an_epoch_without_end_goes_on_with_the_next_batch(kind, workers):
     assert next(iter(again)) == whole[21]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2, "threads"])
 def test_several_iterators(workers):
     """The state is that of the one which delivered last; one that was only made is none."""
     epochs = [lists(make_epoch("plain", epoch)) for epoch in range(2)]
@@ -264,7 +266,7 @@ def test_two_loops_over_a_strangers_batch_sampler_are_refused():
         _ = loader.batches_done
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [0, "threads", pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["plain", "mixture, by source", "buckets"])
 def test_a_sampler_of_several_loops(kind, workers):
     """Each loader says where its own loop is, whoever iterates their sampler, or chooses its epoch, meanwhile."""
@@ -289,7 +291,7 @@ def test_a_sampler_of_several_loops(kind, workers):
     assert lists(again) == whole[3:] == lists(first)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [0, "threads", pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["plain", "mixture, by source"])
 def test_set_epoch(kind, workers):
     """It goes through to the sampler; one that is chosen after a loop was left is where the loader is then."""
@@ -336,7 +338,7 @@ class Failing:
         return index
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("workers", [0, "threads", pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_batch_that_fails_was_not_delivered(step, workers):
     """A program that is mended begins with it, also where it is the first after a resume."""

@@ -39,6 +39,12 @@ class _Generators:
 
 
 _generators = _Generators()
+_thread = threading.local()
+
+
+def share_generators() -> None:
+    """Say that this thread has a loop beside it, which draws from the generators of the process as well."""
+    _thread.is_beside_loop = True
 
 
 def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -47,8 +53,9 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
     Python's ``random``, the functions of ``numpy.random`` and torch's CPU generator (if torch is imported) begin with
     the sample's ``__seed__``, and are put back afterwards, also after an error. Each of the three has numbers of
     its own. Two such functions draw the same numbers for a sample: put steps that shall differ into one. The
-    threads of a process take turns. Other generators are left alone: CUDA's, and those that libraries make for
-    themselves; give these `rng`, or ``sample["__seed__"]``. A sample without ``__seed__`` is a
+    threads of a process take turns; those of ``wids.resumable(loader, workers="threads")`` get an `InputError`, for
+    the loop draws from these generators, too. Other generators are left alone: CUDA's, and those that libraries make
+    for themselves; give these `rng`, or ``sample["__seed__"]``. A sample without ``__seed__`` is a
     `wids.errors.InputError` when the function is called.
 
     Args:
@@ -82,6 +89,14 @@ class _Seeded(Generic[T]):
 
     def __call__(self, sample: Any) -> T:
         words = random_words(4, seed=_seed_of(sample), epoch=0, stream=GLOBALS)
+        if getattr(_thread, "is_beside_loop", False):
+            raise note_sample(
+                InputError(
+                    "wids.seeded sets the generators of the process for a while, and the loop beside this thread draws "
+                    "from them, too: with workers='threads' use wids.rng(sample), or worker processes"
+                ),
+                sample,
+            )
         tensors = getattr(sys.modules.get("torch"), "default_generator", None)
         with _generators.lock:
             python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002 - theirs

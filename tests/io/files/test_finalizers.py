@@ -21,15 +21,16 @@ from functools import partial
 import fsspec
 import pyarrow as pa
 import pytest
+from torch.utils.data import DataLoader
 
 import wids
 import wids.serve
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS, call_in_child
-from tests.support.clocks import threads_named, wait_until
+from tests.support.clocks import join_threads, threads_named, wait_until
 from tests.support.collector import Collector, collect_at_each_place
 from tests.support.shards import write_shards
-from wids import wids_mmtar
+from wids import loader_threads, wids_mmtar
 from wids.cache import arrivals, leases, prefetch, shard_download, space
 from wids.cache.arrivals import Arrivals
 from wids.cache.leases import Lease
@@ -303,6 +304,15 @@ def read_a_batch(place):
         assert [sample["__index__"] for sample in dataset.__getitems__([0, 5])] == [0, 5]
 
 
+def train_with_threads(place):
+    """Have threads make batches of local samples, of which a loop reads some."""
+    dataset = place.local()
+    loader = DataLoader(dataset, 1, sampler=wids.ChunkedSampler(dataset), num_workers=2, collate_fn=list)
+    for _ in range(2):
+        assert len(list(zip(range(6), wids.resumable(loader, workers="threads"), strict=False))) == 6
+    join_threads("wids-loader")
+
+
 def read_tables(place):
     """Ask a server for member tables, which it does not have."""
     assert [number for number, _ in place.cached()._collection.member_tables(range(2))] == [0, 1]
@@ -355,6 +365,7 @@ LOOPS = [base_events, events, selector_events, selectors, filesystems]
     [
         ("wids-sql", [sql, *POOLS], ask_in_sql),
         ("wids-read", [batches, *POOLS], read_a_batch),
+        ("wids-loader", [loader_threads, batches], train_with_threads),
         ("wids-tables", POOLS, read_tables),
         ("wids-count", [remote_counts, *POOLS], count_samples),
         ("wids-serve", LOOPS, look_at_pages),

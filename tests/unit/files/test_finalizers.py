@@ -16,6 +16,7 @@ ROOT = Path(wids.__file__).parent
 METHODS = {
     "cache/arrivals.Arrivals": ["getattr", "is_ending"],
     "collection/ahead.Ahead": ["self.close"],  # and so `Prefetcher.end`, which puts into a queue
+    "loader_threads.ThreadIterator": ["is_ending", "self._work.end"],  # which puts into a queue
     "files/open_file.OpenFile": ["finalizers.end", "getattr", "is_ending", "self._begin"],
     "legacy/wids_mmtar.MMIndexedTar": ["getattr", "hasattr", "self.stream.close"],  # of a file that was read
     "transport/http.HttpSource": ["getattr", "is_ending", "self.close"],  # and so `call_soon_threadsafe`
@@ -83,6 +84,7 @@ THREADS = {
     "jobs/cache_warm": {"wids-look": POOL},
     "jobs/processes": {"wids-parent": ENDS},
     "jobs/runner": {"wids-job": EACH_STEP},
+    "loader_threads": {"wids-loader": MOMENT},
     "readers/remote_counts": {"wids-count": MOMENT},
     "serve/fields": {"wids-fields": POOL},
     "serve/overview": {"wids-serve-survey": "it waits for nothing but for locks of a moment"},
