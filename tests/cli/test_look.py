@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import signal
 
 import numpy as np
@@ -28,8 +29,10 @@ from tests.support.shards import (
     write_shard,
     write_tar,
 )
+from wids import ShardListDataset
 from wids.cli.look.show import can_draw, draw
 from wids.codecs.describe import describe
+from wids.index import compiled_files
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
 from wids.tables.key_search import near_keys, rows_of
@@ -118,6 +121,29 @@ def test_info_of_parts_and_of_tars_without_an_index(tmp_path):
     assert told[1]["filesize"] == size
     tars = json.loads(run_ok("info", tmp_path / "a" / "s{0..1}.tar", "--json"))
     assert (tars["samples"], tars["with_filesize"]) == (4, 2)
+
+
+def test_a_large_index_is_to_be_published_compiled(tmp_path, set_limits):
+    """From 20,000 shards on, info and verify name the command for a JSON index; not for a small one, tars, a view."""
+    assert compiled_files.LIMITS.min_shards == 20_000
+    index = write_index(tmp_path, (2, 2), name="my train.json")
+    output, view = tmp_path / "my train.widsx", tmp_path / "view.json"
+    command = f"wids index convert '{index}' -o '{output}'"
+    assert "convert" not in run_ok("info", index) + run_ok("verify", index)
+    ShardListDataset(index).select([0, 2]).save(view)
+    set_limits(compiled_files, min_shards=2)
+    for words in (run_ok("info", index), run_ok("verify", index)):
+        (line,) = [line for line in words.splitlines() if "convert" in line]
+        assert line.endswith(
+            f"each machine compiles this index before its first sample; publish it compiled: {command}"
+        )
+    run_ok(*shlex.split(command)[1:])
+    for other in (output, tmp_path / "s{0..1}.tar", tmp_path, view):
+        assert "convert" not in run_ok("info", other) + run_ok("verify", other)
+    with FileServer(tmp_path) as server:
+        url = f"{server.url}/my%20train.json"
+        words = run_ok("info", url, "--cache-dir", tmp_path / "cache")
+    assert words.rstrip().endswith(f"wids index convert {url} -o my%20train.widsx")
 
 
 def test_info_of_a_mixture(tmp_path):

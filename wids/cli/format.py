@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -87,6 +88,20 @@ def format_seconds(seconds: float) -> str:
 def shown_url(url: str) -> str:
     """Return a URL without its query and credentials, fit for a log."""
     return printable(Place(url).public)
+
+
+def advise_compiling(index: str, shards: int) -> str:
+    """Return a line with the command that compiles a JSON index of many shards; "": it has few, or is no such index."""
+    from wids.collection.shard_collection import lists_shards
+    from wids.index import compiled, compiled_files, energon
+
+    is_other = compiled.is_compiled(index) or energon.is_info(index) or lists_shards(index)
+    if shards < compiled_files.LIMITS.min_shards or is_other:
+        return ""
+    place = Place(index)
+    name = (index if place.is_local else place.name).removesuffix(".json") + compiled.SUFFIX
+    command = f"wids index convert {shlex.quote(shown_url(index))} -o {shlex.quote(printable(name))}"
+    return f"each machine compiles this index before its first sample; publish it compiled: {command}"
 
 
 def shown_path(path: str) -> str:

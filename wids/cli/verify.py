@@ -123,7 +123,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
         )
     from wids import jobs
-    from wids.cli.format import count_of, parse_range, shown_url
+    from wids.cli.format import advise_compiling, count_of, parse_range, shown_url
     from wids.cli.progress import job_signals
     from wids.collection import error_log
     from wids.errors import JobError
@@ -152,6 +152,9 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     if report:
         _write_report(report, outcome)
     _report(index, outcome, is_quick=settings.is_quick, is_json=is_json)
+    advice = "" if outcome.is_view else advise_compiling(index, outcome.shards)
+    if advice and not is_json:
+        print(advice)
     if not is_json and any(problem.row is not None for finding in outcome.wrong for problem in finding.problems):
         first = "" if report else "--report bad.jsonl, then "
         way = f"wids view {shown_url(index)} --exclude {report or 'bad.jsonl'} -o good.json"

@@ -54,6 +54,7 @@ class VerifyOutcome(JobOutcome, kw_only=True):
         known: unchanged shards that an earlier run had checked.
         unsaid: fact that the index lacks, so that it is not compared -> number of shards.
         keys: keys that several samples have, if requested.
+        is_view: the index is a view.
 
     Example:
         >>> outcome = jobs.verify("train.json")
@@ -65,6 +66,7 @@ class VerifyOutcome(JobOutcome, kw_only=True):
     known: int = 0
     unsaid: dict[str, int] = msgspec.field(default_factory=dict)
     keys: KeyCensus | None = None
+    is_view: bool = False
 
     @property
     def wrong(self) -> list[Finding]:
@@ -305,7 +307,9 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
         has_sizes = bool(sizes) and None not in sizes
         unit: Literal["bytes", "items"] = "bytes" if has_sizes else "items"
-        super().__init__(VerifyOutcome(shards=len(shards)), progress, "verifying", unit=unit)
+        super().__init__(
+            VerifyOutcome(shards=len(shards), is_view=selection is not None), progress, "verifying", unit=unit
+        )
         self.progress.total = sum(filter(None, sizes)) if has_sizes else None
         self.outcome.unsaid = _unsaid([shard for _, shard in shards], settings)
         self.crashed = dict[int, Problem]()

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
+from wids.cli.format import (
+    advise_compiling,
+    count_of,
+    format_size,
+    print_error,
+    print_json,
+    print_table,
+    printable,
+    shown_url,
+)
 from wids.cli.look import LookCommand
 from wids.cli.options import INDEX_HELP, Json, ReadFlags
 from wids.cli.plain_help import App, examples
@@ -156,6 +165,7 @@ def _print_one(found: dict[str, Any]) -> None:
         lines.append(("first shard", shown_url(found["first_shard"])))
         lines.append(("last shard", shown_url(found["last_shard"])))
     lines += _first_lines(found)
+    lines += _opening_lines(found)
     if found["classes"]:
         lines.append(("classes", _spread(found["classes"])))
     width = max(len(label) for label, _ in lines)
@@ -201,6 +211,12 @@ def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         return [("sample 0", "cannot be read")]
     fields = ", ".join(f"{printable(name)} ({format_size(size)})" for name, size in first["fields"].items())
     return [("sample 0", f"{printable(first['key'])}: {fields}")]
+
+
+def _opening_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    is_index = "made_by" not in found and found["samples"] is not None
+    advice = advise_compiling(found["index"], found["shards"]) if is_index else ""
+    return [("opening", advice)] if advice else []
 
 
 def _print_several(found: list[dict[str, Any]]) -> None:
