@@ -73,6 +73,16 @@ def map_file(path: str) -> tuple[memoryview, os.stat_result]:
         os.close(fd)
 
 
+def drop_pages(data: memoryview) -> None:
+    """Take the pages of a map out of this process's memory; they stay in the page cache, and return when they are read.
+
+    Args:
+        data: of `map_file`, or a part of it; other bytes are left alone.
+    """
+    if isinstance(data.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        data.obj.madvise(mmap.MADV_DONTNEED)
+
+
 def identify(fd: int, *, md5: str | None = None) -> Identity:
     """The present identity of an open file; ``md5`` is known from elsewhere."""
     status = os.fstat(fd)

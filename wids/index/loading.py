@@ -307,6 +307,8 @@ class _JsonIndex:
             return _parse(data, request)[0]
         digest = _digest(self._key.encode(), data)
         found = self._compile(indexes, digest, data)
+        del data
+        system.trim_heap()  # what was parsed leaves much of it free, in pieces
         if status is not None and found.shards.origin is not None:
             indexes.remember(self._key, status, digest)
         return found
@@ -624,6 +626,8 @@ def _open(
     indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
     is_whole = indexes is not None and indexes.is_checked(path, status)
     found = _unpack(data, request, place=place, is_whole=is_whole)
+    if not is_whole:
+        atomic.drop_pages(data)  # all of them were read for the checksum
     if indexes is not None and not is_whole:
         indexes.note_checked(path, status)
     return found

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -109,6 +111,31 @@ def test_compiled_once_then_mapped(index, cache, reads):
     assert ShardListDataset(index, cache_dir=cache).fingerprint == first.fingerprint
     assert len(reads) == 3
     assert part_files(cache) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel says what a process has in memory in /proc")
+def test_who_compiles_gives_the_memory_back(tmp_path, cache):
+    """Of an index of 11 MB, the first process has as little as one that maps it: neither heap nor pages of the file."""
+    rows = [{"url": f"{k:07}.tar", "nsamples": 9, "filesize": 10**6 + k, "md5sum": f"{k:032x}"} for k in range(100_000)]
+    index = write_json(tmp_path / "train.json", {"wids_version": 1, "shardlist": rows})
+    code = (
+        "import sys, wids, wids.dataset\n"
+        "def private():\n"
+        "    lines = [line.split() for line in open('/proc/self/smaps')]\n"
+        "    at, found = '', 0\n"
+        "    for words in lines:\n"
+        "        at = at if words[0].endswith(':') else words[-1]\n"
+        "        is_ours = at == '[heap]' or at.endswith('.widsx') or '/' not in at\n"
+        "        found += int(words[1]) if words[0].startswith('Private') and is_ours else 0\n"
+        "    return found << 10\n"
+        "before = private()\n"
+        "dataset = wids.ShardListDataset(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "assert dataset._collection.shards.origin is not None\n"
+        "print(private() - before)\n"
+    )
+    command = [sys.executable, "-c", code, index, cache]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    assert int(done.stdout) < 12 << 20
 
 
 def test_a_changed_index_is_compiled_again(index, cache, reads):
