@@ -358,6 +358,9 @@ class ResumableLoader(Counting):
     Args:
         loader: see `resumable`.
         reads_ahead, workers: see `resumable`.
+
+    Raises:
+        InputError, ValueError: see `resumable`.
     """
 
     _epoch_length: int | None = None  # of the first epoch that a trainer has read

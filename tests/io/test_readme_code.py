@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import os
 import random
 import urllib.request
@@ -30,6 +31,7 @@ HERE = {
     "wids/README.md#parts-of-a-dataset",
     "wids/README.md#several-datasets-in-stated-shares",
     "wids/README.md#testing-your-own-code",
+    "wids/README.md#workers-processes-or-threads",
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
     "wids/columns/README.md#in-a-program",
@@ -143,6 +145,16 @@ def test_resume_in_short(tmp_path):
                 break
     assert sorted(found) == list(range(80))
     assert len([sample for batch in loader for sample in batch]) == 80
+
+
+def test_workers_that_are_threads(tmp_path):
+    """The batches of a loader without workers, and no process."""
+    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=lambda sample: sample["__index__"])
+    sampler = wids.DistributedChunkedSampler(dataset, seed=3)
+    loader = torch.utils.data.DataLoader(dataset, 8, sampler=sampler, num_workers=2, collate_fn=list)
+    found = execute(only("wids/README.md#workers-processes-or-threads"), {}, wids=wids, loader=loader)["loader"]
+    assert list(found) == list(loader_of(dataset, wids.DistributedChunkedSampler(dataset, seed=3)))
+    assert not multiprocessing.active_children()
 
 
 def test_resume_anywhere(tmp_path):
