@@ -93,8 +93,9 @@ class ThreadIterator(_BaseDataLoaderIter):
         InputError: a setting has no meaning for threads.
     """
 
-    # Of torch's iterations with workers: batches that were asked for, and that the loop has had.
+    # As of torch's iterations with worker processes: batches that were asked for, and that the loop has had.
     _send_idx = _rcvd_idx = 0
+    _wids_threads = True  # so samplers know that batches are drawn ahead
     _work: _Work | None = None
 
     def __init__(self, loader: DataLoader[Any]) -> None:

@@ -319,7 +319,8 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         if loader is not None:
             _check_batches(loader)
             _check_same(self.dataset, getattr(loader, "_dataset", None))
-            if hasattr(loader, "_send_idx"):  # it has workers, processes or threads
+            has_processes = isinstance(loader, getattr(dataloader, "_MultiProcessingDataLoaderIter", ()))
+            if has_processes or hasattr(loader, "_wids_threads"):
                 run.loader = weakref.ref(loader)
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced

@@ -224,7 +224,8 @@ class BatchConfig:
     def cut(self, place: BatchPlace, *, has_seeds: bool = False) -> Iterator[Block]:
         """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
         config = self.lanes_config
-        pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds)
+        piece = min(self.rows * self.lanes, MAX_TOGETHER)  # each lane is read once for each of them
+        pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds, piece=piece)
         left = np.zeros((1 + has_seeds, 0), np.int64)  # samples, and their seeds
         for first, last in self._edges(place):
             if last - first > MAX_TOGETHER:

@@ -51,8 +51,8 @@ _MOST_INTEGER = 1 << 53
 _ROUNDED = 1e-6
 # The share of a cost to which the costs of a lane's batches are made equal.
 _PRECISION = 1e-3
-# Lengths looked at at a time.
-_PIECE = 1 << 20
+# Lengths looked at at a time. Rows of lanes that are kept of a block, if it has no more.
+_PIECE, _MOST_KEPT = 1 << 20, 1 << 20
 # Buckets that a state names.
 _SHOWN_BUCKETS = 32
 
@@ -352,23 +352,17 @@ class Block:
         is_dropping: bool,
         seeds: Indices | None = None,
     ) -> None:
-        self._seeds = seeds
+        self._seeds, self._rule = seeds, rule
         self._samples, self.position, self.size = samples, position, samples.size
         self.lanes = int(samples.shape[1])
         self._real = real
-        lengths = rule.lengths_of(samples)
-        buckets = None if rule.buckets is None else rule.buckets[samples]
-        self._lengths, self._buckets = lengths, buckets
-        self._lanes = [
-            _LaneRows(rule, lengths[:, lane], None if buckets is None else buckets[:, lane])
-            for lane in range(self.lanes)
-        ]
-        self.steps = max((lane.fewest for lane in self._lanes), default=0)
+        self._lanes: dict[int, _LaneRows] = {}
+        self.steps, rows = _look_at_padded(rule, samples) if rule.is_padded and rule.buckets is None else self._look()
         if not rule.is_padded:
-            while not all(lane.fits(self.steps) for lane in self._lanes):
+            while not all(self._lane(lane).fits(self.steps) for lane in range(self.lanes)):
                 self.steps += 1
         self._dealt: list[tuple[int, Indices, bool]] | None = None
-        if min(map(len, self._lanes), default=0) < self.steps:
+        if rows < self.steps:
             self._dealt = self._deal(is_dropping=is_dropping)
             self.steps = len(self._dealt) // self.lanes
         where = {"seed": seed, "epoch": epoch, "stream": STEPS, "position": position}
@@ -386,7 +380,7 @@ class Block:
             lane, rows, is_again = self._dealt[step * self.lanes + lane]
         else:
             if lane not in self._batches:
-                self._batches[lane] = self._lanes[lane].cut(self.steps)
+                self._batches[lane] = self._lane(lane).cut(self.steps)
             rows = self._batches[lane][step]
         seeds = None if self._seeds is None else self._seeds[rows, lane]
         at = rows * self.lanes + lane
@@ -394,16 +388,66 @@ class Block:
 
     def checksum(self) -> int:
         """Of the lengths and buckets, CRC-32."""
-        found = crc32(self._lengths.astype("<f8").tobytes())
-        return found if self._buckets is None else crc32(self._buckets.astype("<i8").tobytes(), found)
+        found, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule
+        return found if rule.buckets is None else crc32(rule.buckets[self._samples].astype("<i8").tobytes(), found)
+
+    def _lane(self, number: int) -> _LaneRows:
+        """The rows of a lane; they are kept where few are, because each takes some 100 bytes."""
+        found = self._lanes.get(number)
+        if found is None:
+            rule, samples = self._rule, self._samples[:, number]
+            found = _LaneRows(rule, rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples])
+            if self.size <= _MOST_KEPT:
+                self._lanes[number] = found
+        return found
+
+    def _look(self) -> tuple[int, int]:
+        """(batches that each lane takes at least, rows that each lane has at least)."""
+        fewest, rows = 0, self._samples.shape[0] if self.lanes else 0
+        for number in range(self.lanes):
+            lane = self._lane(number)
+            fewest, rows = max(fewest, lane.fewest), min(rows, len(lane))
+        return fewest, rows
 
     def _deal(self, *, is_dropping: bool) -> list[tuple[int, Indices, bool]]:
         """(lane, rows, whether they come again) of all batches, step by step, as many for each lane."""
-        steps = zip_longest(*(lane.cut(self.steps) for lane in self._lanes))
+        steps = zip_longest(*(self._lane(lane).cut(self.steps) for lane in range(self.lanes)))
         found = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
         if is_dropping:
             return found[: len(found) - len(found) % self.lanes]
         return found + [(*found[-1][:2], True)] * (-len(found) % self.lanes)
+
+
+def _look_at_padded(rule: BatchRule, samples: Indices) -> tuple[int, int]:
+    """As `Block._look`, of padded batches without buckets: all lanes at a time, some thousand rows of them.
+
+    Args:
+        rule: what a batch may hold.
+        samples: (rows, lanes).
+    """
+    (n, lanes), fewest, rows = samples.shape, 0, samples.shape[0]
+    most = n if rule.sizes is None else rule.sizes[0]
+    for first in range(0, lanes if n else 0, max(_PIECE // n, 1)):
+        some = samples[:, first : first + max(_PIECE // n, 1)].T
+        lengths = np.ones(some.shape) if rule.lengths is None else rule.lengths[some]
+        lengths.sort(axis=1)
+        ends = np.full(len(lengths), n)  # of what is left, without the longest, which are in batches already
+        if rule.max_cost is None:
+            fewest = max(fewest, -(-n // most))
+            continue
+        if rule.skips:
+            ends -= np.count_nonzero(lengths.astype(np.float64) > rule.max_cost, axis=1)
+            rows = min(rows, int(ends.min()))
+        count = 0
+        while len(ends := ends[(left := np.flatnonzero(ends > 0))]):
+            lengths = lengths[left] if len(left) < len(lengths) else lengths
+            longest = lengths[np.arange(len(ends)), ends - 1].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # it may be infinite, or no number by some numpys
+                held = np.fmin(rule.max_cost // longest, most)
+            ends = ends - np.maximum(held, 1).astype(np.int64)
+            count += 1
+        fewest = max(fewest, count)
+    return fewest, rows if lanes else 0
 
 
 class _LaneRows:

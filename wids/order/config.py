@@ -234,9 +234,11 @@ class EpochConfig:
         return self.read(place.epoch, start + self.rank, stop, self.world, has_seeds=self.has_seeds)
 
     def read(
-        self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
+        self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool, piece: int = 0
     ) -> Iterator[tuple[Indices, Indices | None]]:
         """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds, (n,), or None.
+
+        Of an order that has chunks of its own, at least ``piece`` come at a time, where there are as many.
 
         For seeds see `wids.order.mask.seeds_of`. The pass of a sample is its epoch; where passes follow each other, the
         number of the pass from the first one on, in a mixture that of the sample's source. What an epoch repeats has
@@ -249,13 +251,13 @@ class EpochConfig:
             passes: Iterable[tuple[EpochOrder, int, int]] = Stream(plan).passes(start, stop, step)
         else:
             passes = [(plan.order(epoch), start, stop)]  # type: ignore[list-item]  # which has an end here
-        return self._read(passes, step, has_seeds=has_seeds)
+        return self._read(passes, step, has_seeds=has_seeds, piece=piece)
 
     def _read(
-        self, passes: Iterable[tuple[EpochOrder, int, int]], step: int, *, has_seeds: bool
+        self, passes: Iterable[tuple[EpochOrder, int, int]], step: int, *, has_seeds: bool, piece: int
     ) -> Iterator[tuple[Indices, Indices | None]]:
         for order, start, stop in passes:
-            for places in order.places(start, stop, step):
+            for places in order.places(start, stop, step, piece=piece):
                 samples, seeds = order.samples(places), None
                 copy = order.copies(places, samples) if has_seeds else 0
                 if self.regrouping is not None:

@@ -198,14 +198,20 @@ class EpochOrder:
         """
         return map(self.samples, self.places(start, stop, step))
 
-    def places(self, start: int, stop: int, step: int = 1) -> Iterator[Indices]:
+    def places(self, start: int, stop: int, step: int = 1, *, piece: int = 0) -> Iterator[Indices]:
         """Yield as `blocks` does, places of the range; see `samples` and `copies`.
+
+        Args:
+            start: the first position.
+            stop: one past the last.
+            step: between positions.
+            piece: at least so many come at a time, where there are as many.
 
         Raises:
             ValueError: the same.
         """
         lanes = self.plan.lanes
-        most = max(_BLOCK, _BLOCK_OF_A_LANE * (lanes // gcd(step, lanes)))
+        most = max(_BLOCK, _BLOCK_OF_A_LANE * (lanes // gcd(step, lanes)), piece)
         while start < stop:
             at, end = self._source(start)
             count = min(-(-(stop - start) // step), -(-(end - at) // step), most)

@@ -238,6 +238,8 @@ class Lane:
         chunks = np.arange(k, min(k + self._window, len(self.chunks)))
         begins, ends = self._count_before(chunks, k), self._count_before(chunks, k + 1)
         pieces = [self._permute(k + i)[begins[i] : ends[i]] for i in np.flatnonzero(ends > begins).tolist()]
+        if k == self._nslots - 1:
+            self._permuted.clear()  # no slot behind it needs them
         samples = np.concatenate(pieces)
         if self._is_shuffled:
             samples = samples[self._permutation(hi - lo, SAMPLES, k)]

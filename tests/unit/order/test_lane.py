@@ -146,10 +146,12 @@ def test_a_window_larger_than_the_lane():
 
 
 def test_a_lane_keeps_one_window():
-    """What a lane holds after all its rows were read is the chunks of one window, not all of them."""
+    """What a lane holds are the chunks of one window, not all that were read; none, where none is read again."""
     lane = Lane(cut_chunks(0, 10_000, chunksize=10), window=2, seed=0, epoch=0, is_shuffled=True)
-    assert len(set(lane.rows(0, 10_000).tolist())) == 10_000
+    found = lane.rows(0, 9000).tolist()
     assert sum(map(len, lane._permuted.values())) == 20
+    assert len({*found, *lane.rows(9000, 1000).tolist()}) == 10_000
+    assert not lane._permuted
 
 
 def test_the_picture_of_a_lane_is_true():
