@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import wids
 from tests.support.cache_shards import pack
 from tests.support.cli import PATIENCE_SECONDS, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import status, whole
@@ -308,8 +309,8 @@ def test_create_prints_what_the_library_warns_of():
     os.mkdir("d/.nv-meta")
     Path("d/.nv-meta/split.yaml").write_text("exclude: [s1.tar]\n")
     code, out, err = run_index("create", "d", "-o", "i.json")
-    assert (code, "2 shards" in out, err.count("\n")) == (0, True, 1)
-    assert "split.yaml: excludes shards or samples, which are read with the others" in err
+    assert (code, "1 shard," in out, err.count("\n")) == (0, True, 1)
+    assert "split.yaml: excludes 1 of 2 shards of this directory, which are left out: 's1.tar'" in err
 
 
 def test_more_samples_than_can_be_counted():
@@ -480,5 +481,10 @@ def test_a_key_rule_is_kept_for_all_commands():
     assert "sample 4: 21.25" in run_ok("show", "i.json", "4")
     assert "6 samples" in run_index("update", "i.json")[1]
     assert json.loads(run_index("create", "d", "-o", "i.json", "--json")[1])["apart"] == {}
+    Path("g").mkdir()
+    Path("g/s.tar").write_bytes(pack([("a.jpg", b"1"), ("b.jpg", b"1"), ("a.txt", b"2"), ("b.txt", b"2")]))
+    assert "1 shard, 4 samples" in run_index("create", "g", "-o", "g.json")[1]
+    assert "1 shard, 2 samples" in run_index("create", "g", "-o", "g.json", "--group", "key")[1]
+    assert wids.ShardListDataset("g.json", transformations="raw")[1][".txt"] == b"2"
     code, _, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot", "--upload")
     assert (code, "groups members in the standard way" in err) == (2, True)

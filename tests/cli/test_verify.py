@@ -123,6 +123,15 @@ def test_what_nothing_reads(tmp_path, server, data, problem, is_local):
     assert all(problem[2] in what for *_, what in found)
 
 
+@pytest.mark.parametrize("args", [(), ("--decode",)], ids=["bytes", "decode"])
+def test_a_shard_of_zeros_from_its_middle_on(tmp_path, args):
+    """The command fails, though all samples that are left are right, and can be decoded."""
+    (tmp_path / "x.tar").write_bytes(tars.files({"a.txt": b"1", "b.txt": b"2"})[:2048] + bytes(163_840))
+    write_json(tmp_path / "t.json", {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 2}]})
+    code, out, err = run("verify", tmp_path / "t.json", *args)
+    assert (code, "ends with 163,840 zeros" in out + err) == (1, True)
+
+
 def test_files_in_no_sample_are_counted(tmp_path):
     """What macOS puts into archives, and names without an extension: nothing is wrong, and their number is told."""
     data = tars.files({"a.txt": b"1", "._a.txt": b"2", "README": b"3"})

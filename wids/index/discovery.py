@@ -194,8 +194,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     path = os.path.abspath(Place(name).path)
     if os.path.isdir(path):
         before = len(failed)
-        paths = _archives_in(path, failed)
-        _warn_of_exclude(path)
+        paths = _drop_excluded(path, _archives_in(path, failed))
         if not paths and len(failed) == before:
             if foreign := recognise_foreign(path):
                 raise SpecError(f"{name}: {foreign}", path=path)
@@ -218,23 +217,31 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     return [look_local(str(Place.of_path(found))) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
 
 
-def _warn_of_exclude(directory: str) -> None:
-    """Warn where Energon's files of a directory exclude shards or samples: its shards are listed without them."""
+def _drop_excluded(directory: str, paths: list[str]) -> list[str]:
+    """The archives of a directory without those that Energon's files there exclude.
+
+    Raises:
+        SpecError: single samples are excluded, all shards are, or it is not known which.
+    """
+    kept = {os.path.relpath(path, directory): path for path in paths}
     for place in (os.path.join(directory, ".nv-meta", name) for name in energon.SPLITS):
         data = b""
         with contextlib.suppress(OSError), open(place, "rb") as file:
             data = file.read(repository.MAX_CARD_BYTES)
         if b"exclude" not in data:
             continue
-        with contextlib.suppress(WidsError):  # it may be excluding, too
-            if not energon.parse_splits(data, place=place).exclude:
-                continue
-        logger.warning(
-            "%s: excludes shards or samples, which are read with the others of this directory; to leave them out, open "
-            "%s",
-            place,
-            os.path.join(directory, ".nv-meta", ".info.json"),
-        )
+        splits = energon.parse_splits(data, place=place)
+        left = set(splits.drop_excluded(kept, kept)) if splits.exclude else set(kept)
+        gone = [name for name in kept if name not in left]
+        if gone:
+            logger.warning(
+                "%s: excludes %d of %d shards of this directory, which are left out: %s; a pattern, as %s, has all",
+                *(place, len(gone), len(kept), shown_names(gone), os.path.join(directory, f"*{SUFFIX}")),
+            )
+        kept = {name: path for name, path in kept.items() if name in left}
+        if not kept:
+            raise SpecError(f"{place}: its owner excludes all {len(gone):,} shards", path="exclude", url=place)
+    return list(kept.values())
 
 
 def _local_names(pattern: str) -> list[str] | None:

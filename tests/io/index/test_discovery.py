@@ -237,17 +237,28 @@ def test_a_web_directory_is_listed_by_its_links(tmp_path):
             create_index([f"{server.url}/d/s7.tar"], str(tmp_path / "i.json"))
 
 
-def test_what_an_owner_excludes_from_a_directory_is_named(tmp_path, caplog):
-    """Of Energon's files beside the shards, which no listing of a directory reads; an empty list is nothing."""
-    write_shards(tmp_path, [1])
+def test_what_an_owner_excludes_from_a_directory_is_left_out(tmp_path, caplog):
+    """By Energon's files beside the shards, and named; an empty list is nothing, and a pattern has all shards."""
+    write_shards(tmp_path, [1, 2, 3])
     splits = tmp_path / ".nv-meta" / "split.yaml"
     splits.parent.mkdir()
     splits.write_text("exclude: []")
-    assert len(find_shards([str(tmp_path)])) == 1
+    assert len(find_shards([str(tmp_path)])) == 3
     assert caplog.text == ""
-    splits.write_text("exclude: [a.tar]")
-    assert len(find_shards([str(tmp_path)])) == 1
-    assert f"{splits}: excludes shards or samples, which are read with the others of this directory" in caplog.text
+    splits.write_text("exclude: [s1.tar, gone.tar]")
+    assert [os.path.basename(found.url) for found in find_shards([str(tmp_path)])] == ["s0.tar", "s2.tar"]
+    assert f"{splits}: excludes 1 of 3 shards of this directory, which are left out: 's1.tar'; a pattern" in caplog.text
+    assert "exclude leaves out 1 shards or samples that do not exist" in caplog.text
+    assert len(find_shards([str(tmp_path / "*.tar")])) == 3
+    assert len(wids.ShardListDataset(str(tmp_path))) == 4
+    for text, words in (
+        ("exclude: [s1.tar/000003]", "exclude leaves out 1 single samples"),
+        ("exclude: ['s{0..2}.tar']", "its owner excludes all 3 shards"),
+        ("exclude: {a: b}", "exclude"),
+    ):
+        splits.write_text(text)
+        with pytest.raises(SpecError, match=words):
+            find_shards([str(tmp_path)])
 
 
 # Format -> the files of a dataset, and words of the way from it.
