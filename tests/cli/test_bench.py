@@ -34,6 +34,11 @@ def leave(sample):
 def call(sample):
     return lambda: sample
 
+def thread(sample):
+    import multiprocessing, threading
+    assert threading.current_thread().name == "wids-loader" and not multiprocessing.active_children()
+    return lambda: sample
+
 def note(sample):
     open("began", "w").close()
 
@@ -106,6 +111,16 @@ def test_figures_of_ranks_with_workers(index):
 
 
 @pytest.mark.usefixtures("forked")
+def test_workers_that_are_threads(index):
+    """They make the batches, and no process is started; what a batch is need not be sent. One has the parts' times."""
+    found = bench(index, "--workers", 2, "--threads", "--transform", "functions:thread", "--collate", "list")
+    assert (found["has_threads"], found["steps"]) == (True, [23])
+    assert found["sample_seconds"]["cross"] > 0
+    work = sum(found["sample_seconds"][part] for part in ("read", "decode", "transform", "collate"))
+    assert found["workers_to_saturate"] == pytest.approx(work * 4 / 0.001)
+
+
+@pytest.mark.usefixtures("forked")
 def test_the_loop_reads_itself_without_workers(index):
     """Nothing then crosses between processes; a transformation that works hard has most of the time."""
     found = bench(index, "--transform", "functions:squares", "--collate", "functions:lengths", "--steps", 5)
@@ -135,10 +150,10 @@ def test_what_is_printed_of_remote_shards(index, tmp_path):
     assert sum(name.endswith(".tar") for name in os.listdir(tmp_path / "cache")) == 4
     lines = [line.rstrip() for line in shown.splitlines()]
     assert lines[0] == "2 ranks with 0 workers each, batches of 4, 0.001 s a step; 22 steps counted"
-    names = ["utilisation", "samples", "with batches in memory", "without steps", "first batch", "waits for a batch"]
-    assert [line[:24].strip() for line in lines[2:8]] == names
-    assert "p50 " in lines[7]
-    assert [line.rsplit(maxsplit=2)[0] for line in lines[10:]] == [
+    names = ["utilisation", "samples", "with batches in memory", "without steps", "workers to saturate", "first batch"]
+    assert [line[:24].strip() for line in lines[2:9]] == [*names, "waits for a batch"]
+    assert "p50 " in lines[8]
+    assert [line.rsplit(maxsplit=2)[0] for line in lines[11:]] == [
         "reading its bytes",
         "decoding",
         "transformation",
@@ -154,6 +169,7 @@ def test_what_is_printed_of_remote_shards(index, tmp_path):
         (("--batch-size", 0), 2, "--batch-size"),
         (("--step", 0), 2, "--step"),
         (("--ranks", 0), 2, "--ranks"),
+        (("--threads",), 2, "--threads says what --workers are, of which there are none"),
         (("--prefetch-factor", 2), 2, "--prefetch-factor and --persistent-workers are of --workers"),
         (("--steps", 1), 2, "--steps 1: the first 1 (--warmup) do not count"),
         (("--ranks", 97), 1, "97 ranks are more than the 96 samples of"),

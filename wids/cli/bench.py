@@ -60,6 +60,8 @@ PARTS = {
     "cross": "from the worker to the loop",
     "rest": "the loader (indices, requests to the worker)",
 }
+# What workers do.
+_WORK = ("read", "decode", "transform", "collate")
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 app: App = App()
@@ -86,6 +88,14 @@ class JobOptions:
         int,
         typer.Option(min=0, max=_MAX_WORKERS, metavar="N", help="DataLoader workers of a rank.", rich_help_panel=_JOB),
     ] = 0
+    has_threads: Annotated[
+        bool,
+        typer.Option(
+            "--threads",
+            help="The workers are threads of the rank: wids.resumable(loader, workers='threads').",
+            rich_help_panel=_JOB,
+        ),
+    ] = False
     prefetch_factor: Annotated[
         int | None,
         typer.Option(
@@ -200,6 +210,8 @@ def run_bench(
     """
     if not job.workers and (job.prefetch_factor is not None or job.persistent_workers):
         raise typer.BadParameter("--prefetch-factor and --persistent-workers are of --workers, of which there are none")
+    if not job.workers and job.has_threads:
+        raise typer.BadParameter("--threads says what --workers are, of which there are none")
     if job.steps is not None and job.steps <= job.warmup:
         raise typer.BadParameter(f"--steps {job.steps:,}: the first {job.warmup:,} (--warmup) do not count")
     plan = _BenchPlan(index, job, reading, order, session.storage_options)
@@ -567,9 +579,14 @@ class _Loop:
             "drop_last": True,
             **changed,
         }
-        if given["num_workers"]:
+        if given["num_workers"] and not job.has_threads:
             given["collate_fn"] = _SendableCollation(given["collate_fn"])
-        return DataLoader(**given)
+        loader = DataLoader(**given)
+        if not given["num_workers"] or not job.has_threads:
+            return loader
+        import wids
+
+        return wids.resumable(loader, workers="threads")
 
     def _epochs(self, loader: Any) -> Iterator[Iterable[Any]]:
         """The batches of each epoch, until a limit; time counts from the first batch on."""
@@ -696,10 +713,12 @@ def _summarise(
     parts = {part: sum(rank[part] for rank in timed) for part in timed[0]}
     samples, whole = parts["samples"], sum(parts[part] for part in PARTS)
     waits = sorted(itertools.chain.from_iterable(rank["waits"] for rank in stepped))
+    work = sum(parts[part] for part in _WORK) / samples
     return {
         "index": plan.index,
         "ranks": job.ranks,
         "workers": job.workers,
+        "has_threads": job.has_threads,
         "batch_size": job.batch_size,
         "step_seconds": job.step,
         "steps": [rank["steps"] for rank in stepped],
@@ -713,6 +732,7 @@ def _summarise(
         "samples_per_second_in_memory": ideal,
         "samples_per_second_without_steps": fastest,
         "headroom": fastest / ideal,
+        "workers_to_saturate": work * job.batch_size / job.step,
         "sample_seconds": {part: parts[part] / samples for part in PARTS},
         "sample_percent": {part: 100 * parts[part] / whole for part in PARTS},
         "timed_samples": round(samples),
@@ -721,7 +741,8 @@ def _summarise(
 
 def _show(plan: _BenchPlan, report: dict[str, Any]) -> None:
     job = plan.job
-    workers = f"{count_of(job.workers, 'worker')} each" if job.ranks > 1 else count_of(job.workers, "worker")
+    workers = count_of(job.workers, "thread" if job.has_threads else "worker")
+    workers = f"{workers} each" if job.ranks > 1 else workers
     title = f"{count_of(job.ranks, 'rank')} with {workers}, batches of {job.batch_size:,}, {job.step:g} s a step"
     counted = sum(report["steps"])
     print_text(f"{title}; {count_of(counted, 'step')} counted")
@@ -737,6 +758,7 @@ def _show(plan: _BenchPlan, report: dict[str, Any]) -> None:
             ("samples", f"{rate:,.0f}/s, {format_rate(report['bytes_per_second'], 1.0)}, {size} each"),
             ("with batches in memory", f"{ideal:,.0f} samples/s"),
             ("without steps", f"{fastest:,.0f} samples/s, headroom {report['headroom']:.2f} x"),
+            ("workers to saturate", f"{report['workers_to_saturate']:.2g} cores of a rank make a batch in a step"),
             ("first batch", f"after {report['first_batch_seconds']:.3g} s"),
             ("waits for a batch", waits),
         ],
