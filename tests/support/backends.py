@@ -339,7 +339,7 @@ def gs():
     # The emulator's own server takes one connection after another, and lets five wait: a sixth would for a second.
     seen = []
     handler = partial(_Handler, Storage(use_memory_fs=True), seen=seen)
-    with _Emulator(("127.0.0.1", 0), handler) as server, _plain_gcsfs():
+    with _Emulator(("127.0.0.1", 0), handler) as server, plain_gcsfs():
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -370,7 +370,7 @@ class _Emulator(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def _plain_gcsfs():
+def plain_gcsfs():
     """Gcsfs without its look at the kind of bucket over gRPC, which no emulator answers: each call would take 60 s.
 
     The variable is read when gcsfs is imported, here and in the processes that are started; this process may have

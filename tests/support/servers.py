@@ -1,6 +1,9 @@
 """The server of `wids.testing` as the tests use it, and more of what servers and networks do wrong."""
 
+import datetime as dt
 import gzip
+import ipaddress
+import os
 import threading
 
 from wids import testing
@@ -18,6 +21,7 @@ __all__ = [
     "stall",
     "status",
     "whole",
+    "write_certificate",
 ]
 
 
@@ -118,3 +122,30 @@ def mute(reply, body):
     """Nothing at all."""
     reply.wait()
     reply.close_connection = True
+
+
+def write_certificate(path):
+    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, raw = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    data = key.private_bytes(pem, raw, serialization.NoEncryption()) + certificate.public_bytes(pem)
+    path.write_bytes(data)
+    return os.fspath(path)

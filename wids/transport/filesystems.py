@@ -48,6 +48,8 @@ class RequestLimits:
             after the second.
         give_way_seconds: the longest time that a download ahead waits for requests of samples to end; a busy reader
             sends them all the time.
+        signed_seconds: a signature of S3 is sent for so long. Servers take it for 15 minutes, less the error of clocks,
+            and botocore renews credentials earlier than that.
         poll_seconds, close_seconds: the interval at which a caller checks whether to continue; the wait at the end.
     """
 
@@ -56,6 +58,7 @@ class RequestLimits:
     bucket_seconds: float = 3.0
     bucket_again_seconds: float = 60.0
     give_way_seconds: float = 0.5
+    signed_seconds: float = 60.0
     poll_seconds: float = 0.1
     close_seconds: float = 5.0
 

@@ -48,6 +48,8 @@ class HttpSource(ByteSource):
 
     is_blocking: bool = False
     answers_have_stat: bool = True
+    # Whether bodies are the object's bytes as they are, whatever encoding the answer names.
+    is_as_stored: bool = False
     url: str
     go_on: Callable[[], None]
     precedence: Precedence | None
@@ -91,6 +93,9 @@ class HttpSource(ByteSource):
         answer = self._opened
         if answer is None or answer.is_range:
             answer = filesystems.run(self._keep(None), go_on=self.go_on)
+        return self._blocks_of(answer, end)
+
+    def _blocks_of(self, answer: Answer, end: int | None) -> Iterator[bytes]:
         # A server that sends a byte a minute never stalls, so the request has a total time limit as well.
         coming = _LARGE_BYTES if answer.stat.size is None else answer.stat.size
         ends = None if end is None else time.monotonic() + filesystems.limit_of(min(coming, end))
@@ -145,36 +150,52 @@ class HttpSource(ByteSource):
             is_raw: a body that was compressed without request is decompressed here if it is gzip; otherwise it is
                 requested again, and the client decompresses it.
         """
-        options = dict(self._filesystem.kwargs)
-        if span is not None:
-            last = max(span.hi - 1, span.lo)
-            options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
-        session = await self._filesystem.set_session()
-        if span is not None and self.precedence is None and "timeout" not in options:
-            options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
-        is_raw = is_raw and _gives_raw(session.__class__)
-        if is_raw:
-            options["auto_decompress"] = False
         release = await self._connections.acquire(self.precedence)
         response = None
         try:
+            session, url, options = await self.prepare()
+            if span is not None:
+                last = max(span.hi - 1, span.lo)
+                options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
+            if span is not None and self.precedence is None and "timeout" not in options:
+                options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
+            is_raw = is_raw and _gives_raw(session.__class__)
+            if is_raw:
+                options["auto_decompress"] = False
             start = time.monotonic()
-            response = await session.get(self._filesystem.encode_url(self._name), read_bufsize=_BUFFER_BYTES, **options)
+            response = await session.get(url, read_bufsize=_BUFFER_BYTES, **options)
             if response.status != 416 or span is None:
-                _raise_for_status(response)
-                if not is_raw or _encoding_of(response) in ("", "identity", *_GZIP):
+                await self.check(response)
+                encoding = "" if self.is_as_stored else _encoding_of(response)
+                if not is_raw or encoding in ("", "identity", *_GZIP):
                     note = partial(self._connections.note, self._host, time.monotonic() - start)
-                    return Answer(response, note, release, is_raw=is_raw)
-        except BaseException:
+                    return Answer(response, note, release, encoding=encoding, is_raw=is_raw)
+        except BaseException as error:
             release()
             if response is not None:
                 response.close()
+            _forget_headers(error)
             raise
         release()
         response.close()
         if response.status != 416:
             return await self.ask(span, is_raw=False)
         return await self.ask(None)  # an empty object has no ranges
+
+    async def prepare(self) -> tuple[Any, Any, dict[str, Any]]:
+        """The client's session, the URL, and the options of the next request, which is sent at once."""
+        filesystem = self._filesystem
+        return await filesystem.set_session(), filesystem.encode_url(self._name), dict(filesystem.kwargs)
+
+    async def check(self, response: Any) -> None:
+        """Refuse answers without the file: also 202, 204, 304, and redirects without a target, which clients accept.
+
+        Raises:
+            aiohttp.ClientError, OSError: it is one.
+        """
+        response.raise_for_status()
+        if response.status not in _WITH_CONTENT:
+            raise refusal(response, "an answer without the file")
 
 
 @cache
@@ -189,19 +210,21 @@ def _encoding_of(response: Any) -> str:
     return encoding.strip().lower()
 
 
-def _raise_for_status(response: Any) -> None:
-    """Refuse answers without the file: also 202, 204, 304, and redirects without a target, which clients accept."""
-    response.raise_for_status()
-    if response.status not in _WITH_CONTENT:
-        from aiohttp import ClientResponseError
+def refusal(response: Any, message: str) -> Exception:
+    """The client's error for an answer, with its status and headers, and with this message."""
+    from aiohttp import ClientResponseError
 
-        raise ClientResponseError(
-            response.request_info,
-            response.history,
-            status=response.status,
-            message="an answer without the file",
-            headers=response.headers,
-        )
+    return ClientResponseError(
+        response.request_info, response.history, status=response.status, message=message, headers=response.headers
+    )
+
+
+def _forget_headers(error: BaseException) -> None:
+    """Drop the headers of the request out of a client's error: its ``repr`` would show the credentials in them."""
+    sent = getattr(error, "request_info", None)
+    if sent is not None and getattr(sent, "headers", None):
+        bare = type(sent)(sent.url, sent.method, {}, sent.real_url)
+        error.request_info, error.args = bare, (bare, *error.args[1:])  # type: ignore[attr-defined]
 
 
 def _within(limits: Any, seconds: float) -> Any:
@@ -221,27 +244,35 @@ class Answer:
         response: the client's.
         note: called with the bytes of a range and their seconds.
         release: called once, when it is closed.
+        encoding: of the body.
         is_raw: the client has not decompressed the body.
 
     Attributes:
-        is_range: it holds a range of the whole. span: its bytes; None: unknown. stat: of the whole.
+        is_range: it holds a range of the whole. span: its bytes; None: unknown. stat: of the whole. headers: all.
     """
 
     is_range: Any
     stat: Stat
+    headers: Any
 
     def __init__(
-        self, response: Any, note: Callable[[int, float], None], release: Callable[[], None], *, is_raw: bool
+        self,
+        response: Any,
+        note: Callable[[int, float], None],
+        release: Callable[[], None],
+        *,
+        encoding: str,
+        is_raw: bool,
     ) -> None:
         self._response, self._note = response, note
         self._release: Callable[[], None] | None = release
-        self._content = _Unzipped(response.content) if is_raw and _encoding_of(response) in _GZIP else response.content
-        headers = response.headers
+        self._content = _Unzipped(response.content) if is_raw and encoding in _GZIP else response.content
+        self.headers = headers = response.headers
         self.span: Span | None = None
         size = None
         found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         # A body that was compressed only for the transfer is decompressed here: its length is not the object's.
-        is_plain = _encoding_of(response) in ("", "identity")
+        is_plain = encoding in ("", "identity")
         self.is_range = response.status == 206
         if not self.is_range:
             if is_plain and response.content_length is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import NotAllowedError
 from wids.files import atomic, system
-from wids.transport import filesystems, hub
+from wids.transport import buckets, filesystems, hub
 from wids.transport.http import HttpSource
 from wids.transport.pipe import PipeSource
 from wids.transport.place import Place
@@ -48,6 +48,7 @@ def open_source(
         NotAllowedError: the URL is a program, which is not allowed.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
         FetchError, aiohttp.ClientError: see `wids.transport.hub.open_hub`.
+        OSError, botocore.exceptions.BotoCoreError: there are no credentials, or they cannot be had.
     """
     place = Place(url)
     if place.scheme == "pipe":
@@ -62,7 +63,8 @@ def open_source(
     if place.scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):
-        return AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
+        plain = AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
+        return buckets.open_bucket(plain, filesystem, name, session.options_for(place)) or plain
     return SyncSource(url, filesystem, name, go_on=go_on)
 
 
@@ -134,7 +136,7 @@ class _FilesystemSource(ByteSource):
 
 
 class AsyncSource(_FilesystemSource):
-    """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ...
+    """An object in an asynchronous file system of fsspec: Azure, ..., and buckets that `wids.transport.buckets` leaves.
 
     Args:
         url, go_on, precedence: see `open_source`.

@@ -1,9 +1,7 @@
 """Transfers: every byte in its place, asked for once, whatever the server does on the way."""
 
 import asyncio
-import datetime as dt
 import functools
-import ipaddress
 import os
 import random
 import socket
@@ -33,7 +31,7 @@ from tests.support.range_faults import (
     unsized,
     within,
 )
-from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced
+from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced, write_certificate
 from wids.errors import (
     CacheFull,
     CorruptHeaderError,
@@ -737,32 +735,6 @@ def test_a_certificate_that_does_not_hold(tmp_path, target, events):
         assert fetch_body(url, target, session=Session({"ssl": trusting})) == BODY
     finally:
         secure.close()
-
-
-def write_certificate(path):
-    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, raw = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    data = key.private_bytes(pem, raw, serialization.NoEncryption()) + certificate.public_bytes(pem)
-    return shards.write(path, data)
 
 
 def test_a_page_instead_of_a_shard(ranges, tmp_path):

@@ -5,6 +5,7 @@ To add a kind of store: a class like those below.
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 
@@ -144,32 +145,34 @@ def _file(data):
 class TestHttp(Store):
     """A server with ranges."""
 
+    path = "/a.tar"
+
     @pytest.fixture(autouse=True)
     def _store(self, server):
         self.server = server
         self.server.has_ranges = self.has_ranges
-        self.url = self.server.url + "/a.tar"
+        self.url = self.server.url + self.path
 
     def put(self, data):
         """As a new version."""
-        self.server.add("/a.tar", data)
+        self.server.add(self.path, data)
 
     def remove(self):
         """404."""
-        del self.server.files["/a.tar"]
+        del self.server.files[self.path]
 
     def deny(self):
         """403."""
-        self.server.faults["/a.tar"] = [status(403)]
+        self.server.faults[self.path] = [status(403)]
         return contextlib.nullcontext()
 
     def shorten(self):
         """A proper head, and half of the body."""
-        self.server.faults["/a.tar"] = [short]
+        self.server.faults[self.path] = [short]
 
     def stop(self):
         """A proper head, and nothing more."""
-        self.server.faults["/a.tar"] = [held]
+        self.server.faults[self.path] = [held]
 
 
 class TestHttpWithoutRanges(TestHttp):
@@ -228,13 +231,53 @@ class TestHubBucket(TestHub):
     kind = "buckets"
 
 
-class TestS3(Store):
-    """A bucket, through an asynchronous client."""
+class TestS3(TestHttp):
+    """A bucket, over HTTP with its client's signatures; the server is any that does not look at them."""
+
+    path = "/bucket/a.tar"
+
+    @pytest.fixture(autouse=True)
+    def _store(self, server):
+        self.server, server.has_ranges = server, True
+        self.url = "s3://bucket/a.tar"
+        self.storage_options = {"endpoint_url": server.url, "key": "x", "secret": "y"}
+
+
+class TestGoogleStorage(TestHttp):
+    """A bucket, over HTTP with its client's tokens; its size and version are another request."""
+
+    path, _about = "/download/storage/v1/b/bucket/o/a.tar", "/storage/v1/b/bucket/o/a.tar"
+
+    @pytest.fixture(autouse=True)
+    def _store(self, server):
+        self.server, server.has_ranges = server, True
+        self.url = "gs://bucket/a.tar"
+        self.storage_options = {"endpoint_url": server.url, "token": "anon"}
+        with backends.plain_gcsfs():
+            yield
+
+    def put(self, data):
+        """As a new generation."""
+        super().put(data)
+        generation = str(self.server.versions[self.path])
+        self.server.add(
+            self._about, json.dumps({"name": "a.tar", "size": len(data), "generation": generation}).encode()
+        )
+
+    def remove(self):
+        """404, of both."""
+        super().remove()
+        del self.server.files[self._about]
+
+
+class TestS3ByItsClient(Store):
+    """A bucket, through an asynchronous client: options of its own connections are for it alone."""
 
     @pytest.fixture(autouse=True)
     def _store(self, s3, monkeypatch):
         self._buckets, self._place, self._patch = s3, s3.place(), monkeypatch
-        self.url, self.storage_options = f"{self._place.url}/a.tar", s3.options
+        self.url = f"{self._place.url}/a.tar"
+        self.storage_options = {**s3.options, "config_kwargs": {"retries": {"max_attempts": 0}}}
 
     def put(self, data):
         """As any program would."""
