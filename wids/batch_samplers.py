@@ -20,8 +20,7 @@ from wids.order import cursor
 from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
 from wids.order.batching import make_rule
 from wids.order.iteration import Iteration, state_of
-from wids.order.layout import read_column
-from wids.order.mixture import mixed_parts
+from wids.order.layout import mixed_parts, read_column
 from wids.order.state import (
     MAX_POSITION,
     EpochPosition,

@@ -23,7 +23,6 @@ from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
-from wids.codecs.html import show_dataset
 from wids.collection import ahead, arguments
 from wids.collection.batches import expect, read_batch, read_foreign, read_sample
 from wids.collection.shard_collection import ShardCollection, load_shards, to_int
@@ -34,14 +33,13 @@ from wids.columns.face import WithColumns
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
 from wids.files.held import holding, release
-from wids.index.repository import with_split
 from wids.order.layout import Inside
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
 from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider
 from wids.tables.fields import Alternatives
-from wids.transport import hub, retrying
+from wids.transport import retrying, stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -269,7 +267,10 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     ) -> None:
         super().__init__()
         release(self)
-        shards = with_split(shards, split=split, revision=revision, config=config)
+        if not (split is revision is config is None):
+            from wids.index.repository import with_split
+
+            shards = with_split(shards, split=split, revision=revision, config=config)
         cache = arguments.parse_cache(
             cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local
         )
@@ -371,6 +372,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""
+        from wids.codecs.html import show_dataset
+
         samples = self.preview(_PREVIEWS)
         shards = self._collection.shards
         facts = [
@@ -555,11 +558,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         # A worker's first download may meet a server that is just being restarted.
         counts = self._counts()
         own = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
-        return {**own, "_answered": retrying.answered(), "_pins": hub.pins()}
+        return {**own, "_answered": retrying.answered(), "_pins": stores.hub_pins()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
-        hub.note_pins(state.pop("_pins", {}))
+        stores.note_hub_pins(state.pop("_pins", {}))
         self._take(copy.copy(state["_collection"]))  # of a shallow copy: the shards may be other ones later
         self.__dict__.update({**state, "_collection": self._collection})
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Dataset
 
-from wids.codecs.html import show_dataset
 from wids.collection.arguments import warn_of_none
 from wids.collection.shard_collection import to_int
 from wids.errors import InputError, a_kind, note_sample
@@ -230,6 +229,8 @@ class Mixture(ConcatDataset[Any]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the shares, and the first samples of each source that are on this machine's disk."""
+        from wids.codecs.html import show_dataset
+
         samples: list[Any] = []
         for dataset in self.datasets[:_SOURCES]:
             preview = getattr(dataset, "preview", None)

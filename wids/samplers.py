@@ -33,9 +33,8 @@ from wids.order import cursor
 from wids.order.config import EpochConfig, SamplerSettings, Setting
 from wids.order.iteration import Iteration, Run, state_of
 from wids.order.lane import MAX_TOGETHER
-from wids.order.layout import takes_marks
-from wids.order.mixture import MixtureWeights, choose_samples, mixed_parts
-from wids.order.samples import GivenChunks, SampleRange
+from wids.order.layout import mixed_parts, takes_marks
+from wids.order.samples import GivenChunks, SampleRange, choose_samples
 from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, naming_writer, parse_state
 from wids.order.validation import check_flag, parse_int, parse_range, shard_ends, suggest_names
 
@@ -230,6 +229,8 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _reweight(
         self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
     ) -> int:
+        from wids.order.mixture import MixtureWeights
+
         if not isinstance(self._samples, MixtureWeights):
             raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004
         config = self._config()

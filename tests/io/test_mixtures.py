@@ -18,7 +18,7 @@ from wids.cache.space import table_allowance
 from wids.errors import InputError, OutputError, SpecError, StateError
 from wids.events import Fetched, format_size
 from wids.jobs.index_edit import convert_index, merge_indexes, split_index
-from wids.order.mixture import mixed_parts
+from wids.order.layout import mixed_parts
 from wids.testing import Server
 
 

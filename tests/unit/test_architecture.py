@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.shards import write_index
 from wids.order import permutation
 
 ROOT = Path(wids.__file__).parent
@@ -393,6 +394,38 @@ def test_import_brings_no_heavy_module_and_touches_no_disk():
         if not (event == "open" and name.endswith((".py", ".pyc"))) and event != "os.listdir"
     ]
     assert others == []
+
+
+OTHER_WORK = [["columns"], ["jobs"], ["writing"], ["serve"], ["simulate"], ["cli"], ["testing"]]
+# Its methods are the dataset's; what they use is imported when one of them is called.
+OF_COLUMNS = {"wids.columns", "wids.columns.face", "wids.columns.samples"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_loads_what_it_uses(tmp_path, workers):
+    """Fewer than 140 modules of ours, in the process and in its workers, and none that is for other work."""
+    index = write_index(tmp_path, (4, 4, 4))
+    seen = run_fresh(
+        "import json, sys\n"
+        "from torch.utils.data import DataLoader\n"
+        "import wids\n"
+        "def ours(_):\n"
+        "    return [name for name in sys.modules if name.split('.')[0] == 'wids']\n"
+        f"dataset = wids.ShardListDataset({index!r})\n"
+        "sampler = wids.ChunkedSampler(dataset, shuffle=True)\n"
+        f"loader = DataLoader(dataset, 2, sampler=sampler, num_workers={workers}, collate_fn=ours)\n"
+        "loader = wids.resumable(loader)\n"
+        "names, batches = set(), 0\n"
+        "for found in loader:\n"
+        "    names.update(found)\n"
+        "    batches += 1\n"
+        "    state = loader.state_dict()\n"
+        "print(json.dumps({'batches': batches, 'names': sorted(names.union(ours(None)))}))\n"
+    )
+    assert seen["batches"] == 6
+    assert len(seen["names"]) < 140
+    others = {name for name in seen["names"] if name.split(".")[1:2] in OTHER_WORK}
+    assert others == OF_COLUMNS
 
 
 def test_legacy_names_import_as_submodules():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from wids.cache.directory import directory_of
 from wids.errors import CacheError
 from wids.policy import freshness
-from wids.transport import hub
 from wids.transport.place import Place
+from wids.transport.stores import find_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ class Placement:
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(path)
                 words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")
-        elif (known := hub.known_file(url, self._session)) is not None:
+        elif (hub := find_hub(place)) is not None and (known := hub.known_file(url, self._session)) is not None:
             words.append(f"{freshness.HUB}{known.tag}")
         return " ".join(words) or None
 

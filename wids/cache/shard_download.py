@@ -18,8 +18,10 @@ from wids.index import checksums
 from wids.policy.freshness import mark_of, version_mark
 from wids.tables import member_tables, tar
 from wids.tables import table as tables
-from wids.transport import download, hub
+from wids.transport import download
 from wids.transport.failures import InterruptedTransferError
+from wids.transport.place import Place
+from wids.transport.stores import find_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +190,9 @@ class ShardDownload:
 
     def _compare_with_hub(self, fd: int) -> None:
         """See that it is what the Hugging Face Hub says, if it comes from there."""
-        url, known = self._shard.url, hub.known_file(self._shard.url, self._session)
+        url = self._shard.url
+        hub = find_hub(Place(url))
+        known = None if hub is None else hub.known_file(url, self._session)
         if known is None or known.sha256 is None:
             return
         said = known.sha256

@@ -93,9 +93,10 @@ def shown_url(url: str) -> str:
 def advise_compiling(index: str, shards: int) -> str:
     """Return a line with the command that compiles a JSON index of many shards; "": it has few, or is no such index."""
     from wids.collection.shard_collection import lists_shards
-    from wids.index import compiled, compiled_files, energon
+    from wids.index import compiled, compiled_files
+    from wids.index.loading import is_energon
 
-    is_other = compiled.is_compiled(index) or energon.is_info(index) or lists_shards(index)
+    is_other = compiled.is_compiled(index) or is_energon(index) or lists_shards(index)
     if shards < compiled_files.LIMITS.min_shards or is_other:
         return ""
     place = Place(index)

@@ -25,13 +25,12 @@ from wids.collection.substitutes import Substitutes
 from wids.errors import InputError, a_kind, without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.files.own_folder import default_cache_dir
-from wids.index.paths import absolute
 from wids.index.shardlist import grouping_keys
 from wids.order.validation import check_flag, parse_int
 from wids.readers.provider import parse_access
 from wids.tables.fields import parse_fields
 from wids.tables.table import GroupOptions, check_grouping, find_groupings
-from wids.transport.place import cache_directory
+from wids.transport.place import Place, cache_directory
 from wids.transport.session import Session
 
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | No
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
     place = os.fspath(shards)
-    return None if lists_shards(place) else absolute(place)
+    return None if lists_shards(place) else str(Place(place).absolute)
 
 
 def choose_name(name: str | None, shards: Any, found: ShardList) -> str:

@@ -19,9 +19,8 @@ import msgspec
 from wids.errors import InputError, JsonError, OutputError, without_secrets
 from wids.events import logger
 from wids.files import atomic, json_text
-from wids.index.paths import public_place
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
-from wids.transport.upload import check_place, check_replaceable
+from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from typing import Any
@@ -48,7 +47,7 @@ def describe(error: BaseException) -> str:
 def format_line(url: str, **facts: Any) -> bytes:
     """The line of a failure: ``row``, ``key``, ``field``, ``error`` and perhaps ``index`` of a sample of a shard."""
     index = {"index": facts.pop("index")} if "index" in facts else {}
-    return json.dumps({**index, "shard": public_place(url), **facts}).encode() + b"\n"
+    return json.dumps({**index, "shard": Place(url).absolute.unsigned, **facts}).encode() + b"\n"
 
 
 def check(path: str, what: str, *, overwrite: bool | None = None) -> str:
@@ -63,6 +62,8 @@ def check(path: str, what: str, *, overwrite: bool | None = None) -> str:
         OutputError: it is a URL, a directory or a device, in a directory that does not exist, or has another suffix.
         OutputExistsError: there is a file that is no such log.
     """
+    from wids.transport.upload import check_place, check_replaceable
+
     found = check_place(path, what, f"bad{SUFFIX}")
     if not found.endswith(SUFFIX):
         raise OutputError(f"{path}: the name of {what} ends in {SUFFIX}, by which `exclude` knows it", path=found)

@@ -27,19 +27,15 @@ from wids.events import MergedNames, emit, logger
 from wids.files import page_cache
 from wids.files.own_folder import default_cache_dir
 from wids.index import compiled
-from wids.index.discovery import find_shards, shards_are_indexes
 from wids.index.fingerprint import contents, fingerprint, fingerprint_of_part
 from wids.index.loading import IndexRequest, load_index, load_named
 from wids.index.readonly import LazyShardRows, ShardRow, ShardRows
-from wids.index.repository import parse_name
 from wids.index.selection import RepeatedRows, no_sample
 from wids.index.shardlist import MANY, MAX_COUNT
 from wids.index.spec import list_shards, own_packs
 from wids.order.layout import digest
-from wids.order.mixture import name_parts
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
-from wids.readers.remote_counts import ShardCount
 from wids.tables.fields import Alternatives
 from wids.tables.table import find_merged
 from wids.transport.place import Place
@@ -49,12 +45,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wids.events import Hook
+    from wids.index.repository import Named
     from wids.index.selection import SampleRows, Selection
     from wids.index.shardlist import Shard
     from wids.index.spec import ShardList
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
     from wids.readers.pool import OpenShard
+    from wids.readers.remote_counts import ShardCount
     from wids.tables.table import MemberTable
 
 T = TypeVar("T")
@@ -76,6 +74,7 @@ _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network f
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INDEXES = (".json", compiled.SUFFIX)
+_HUB_NAMES = ("hf://datasets/", "https://huggingface.co/datasets/")
 _GLOB = frozenset("*?[")
 
 
@@ -89,6 +88,15 @@ def lists_shards(place: str) -> bool:
     return is_archive(place) or is_several(place)
 
 
+def _parse_name(given: str) -> Named | None:
+    """See `wids.index.repository.parse_name`, which is imported for what begins like the name of a data set."""
+    if not given.startswith(_HUB_NAMES):
+        return None
+    from wids.index.repository import parse_name
+
+    return parse_name(given)
+
+
 def is_several(given: str) -> bool:
     """Whether a text is a directory, a glob and no existing file, or a data set of the Hub by its name.
 
@@ -97,7 +105,7 @@ def is_several(given: str) -> bool:
     place = Place(given)
     if "\0" in given or place.scheme == "pipe":
         return False
-    if parse_name(given) is not None:
+    if _parse_name(given) is not None:
         return True
     if place.is_local:
         path = place.path
@@ -143,7 +151,7 @@ def load_shards(
         if not shards:
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards)
-        if (named := parse_name(shards)) is not None:
+        if (named := _parse_name(shards)) is not None:
             found = load_named(named, shards, session=session, cache_dir=session.cache_dir or default_cache_dir())
             found = found.with_header({**found.header, **(options or {})})
             return base, found.with_packs(own_packs(found.header, None, base)), session
@@ -197,6 +205,8 @@ def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
         (name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b), contents(shards, a, b))
         for name, a, b, weight in found
     ]
+    from wids.order.mixture import name_parts
+
     try:
         return name_parts(parts)
     except ValueError as error:
@@ -383,6 +393,8 @@ class ShardCollection:
             if k in counted:
                 found = counted[k]
             else:
+                from wids.readers.remote_counts import ShardCount
+
                 table = self._read_table(shards, k, open_remote)
                 found = ShardCount(table.nsamples, table.identity.size, find_merged(table))
             if found.merged is not None and self._hints_at_merged:
@@ -763,6 +775,8 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session
         )
 
     def find(name: str) -> list[str] | None:
+        from wids.index.discovery import find_shards, shards_are_indexes
+
         _check_place(name)
         if is_several(place := _based(name, base)):
             return [shard.url for shard in find_shards([place], session=session)]

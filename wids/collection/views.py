@@ -16,10 +16,8 @@ from wids.errors import InputError, shorten, shown
 from wids.events import logger
 from wids.files.nearest import name_nearest
 from wids.index.fingerprint import portable_names
-from wids.index.paths import public_place
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.index.view_rows import SharedSelection
-from wids.index.view_saving import save
 from wids.order.permutation import SPLIT, random_words
 from wids.order.validation import suggest_names
 from wids.transport.place import Place
@@ -89,7 +87,7 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
     found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
     strange, beyond = set(bad), 0
     for k, url in enumerate(collection.shards.urls if bad else ()):
-        name = public_place(url)
+        name = Place(url).absolute.unsigned
         if name in bad:
             strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]
@@ -276,6 +274,8 @@ class WithViews(WithIndex):
 
     def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
         """See `save`, and `wids.index.view_saving.write_view` of ``file``."""
+        from wids.index.view_saving import save
+
         collection = self._collection
         selection = collection.shards.selection
         if selection is None:

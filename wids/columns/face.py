@@ -6,7 +6,6 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
-from wids.columns.join import JoinRequest
 from wids.columns.samples import SampleColumns
 from wids.files.lazy import Computed
 from wids.order.validation import suggest_names
@@ -130,6 +129,8 @@ class WithColumns:
                 a sample has no row and ``missing="error"``. InputError: it lacks a column; a column has the wrong
                 type, or one that SQL lacks; two columns would have the same name. DependencyError: see `query`.
         """
+        from wids.columns.join import JoinRequest
+
         request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
         return self._with(self._columns.join(request, fields, self._collection))
 

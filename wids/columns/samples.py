@@ -1,7 +1,7 @@
 """The columns of one dataset: the index's own table, joined tables, and the columns that are added to samples.
 
-The value is immutable: `join` and `show` return another one. Nothing is read before it is requested. A pickle holds
-paths: the receiving process maps the files again.
+The value is immutable: `join` and `show` return another one. Nothing is read before it is requested, and what reads it
+is imported then: most datasets never use columns. A pickle holds paths: the receiving process maps the files again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,6 @@ import msgspec
 import numpy as np
 
 from wids.collection.shard_collection import lists_shards
-from wids.columns import join, members, sql
-from wids.columns.file import check_contents, check_of_index, fetch_table, open_table, place_beside
-from wids.columns.kinds import writable
-from wids.columns.packages import import_arrow
-from wids.columns.parts import check_versions
-from wids.columns.spec import check_names, unknown_column
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
 from wids.index.fingerprint import fingerprint
 from wids.tables.fields import Alternatives
@@ -30,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wids.collection.shard_collection import ShardCollection
+    from wids.columns import sql
+    from wids.columns.join import JoinRequest
     from wids.columns.mapped import MappedTable
 
 T = TypeVar("T")
@@ -48,7 +44,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of a dataset.
 
     Attributes:
-        place: path or URL of the index's own table; None: no such table is looked for.
+        index: the index that its own table is beside; None: no such table is looked for.
+        table: path or URL of the index's own table, if it is elsewhere.
         cache_dir, session: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of the columns that are added to samples.
@@ -57,13 +54,23 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             `wids.columns.parts.check_versions`), and need no second check. All values made from one share it.
     """
 
-    place: str | None = None
+    index: str | None = None
+    table: str | None = None
     cache_dir: str | None = None
     session: Session = PLAIN
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
     fields: Mapping[str, tuple[str, ...]] = {}
     checked: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def place(self) -> str | None:
+        """Path or URL of the index's own table; None: no such table is looked for."""
+        if self.table is not None or self.index is None:
+            return self.table
+        from wids.columns.file import place_beside
+
+        return place_beside(self.index)
 
     def unshown(self) -> SampleColumns:
         """The same columns, none of them added to samples."""
@@ -84,7 +91,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """
         if place is None:
             return self
-        found = msgspec.structs.replace(self, place=place)
+        found = msgspec.structs.replace(self, table=place)
         if found.own_path(collection) is None:
             raise ColumnsError(f"{place}: there is no such file; make it: wids columns create")
         return found
@@ -103,6 +110,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ColumnsError: the table cannot be used.
         """
+        from wids.columns.file import open_table
+
         path = self.own_path(collection)
         if path is None:
             return {}
@@ -123,11 +132,15 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             ColumnsError: it is damaged, of another index, or of other versions of its shards. FetchError: it cannot be
                 had.
         """
-        if self.place is None:
+        from wids.columns.file import check_contents, check_of_index, fetch_table, open_table
+        from wids.columns.parts import check_versions
+
+        place = self.place
+        if place is None:
             return None
         try:
             path = fetch_table(
-                self.place,
+                place,
                 cache_dir=self.cache_dir,
                 session=self.session,
                 samples=collection.whole_length,
@@ -161,6 +174,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ColumnsError: no columns exist, or they are not of these samples.
         """
+        from wids.columns import members, sql
+
         if path is None and not (self.joined or has_more):
             if not collection.is_grouped_as_indexed:
                 raise ColumnsError(
@@ -186,6 +201,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             QueryError: the SQL is invalid, or has an unknown name. ColumnsError: no columns exist, or not these.
         """
+        from wids.columns import members, sql
+
         path = self.own_path(collection)
         names, there, wanted, own = frozenset[str](), set[str](), frozenset[str](), frozenset[str]()
         if path is None or members.HAS in str(text).casefold():
@@ -219,6 +236,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             QueryError, ColumnsError: it has.
         """
+        from wids.columns import members, sql
+        from wids.columns.packages import import_arrow
+
         pa = import_arrow()
         kinds = {name: pa.bool_() if name.startswith(members.HAS) else pa.int64() for name in wanted}
         empty = pa.table({name: pa.array([], pa.string() if name == "key" else kinds[name]) for name in wanted})
@@ -249,10 +269,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def find_rows(self, collection: ShardCollection, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """See `wids.columns.sql.find_rows`."""
+        from wids.columns import sql
+
         return self._ask(collection, predicate, lambda table: sql.find_rows(table, predicate))
 
     def choose(self, collection: ShardCollection, predicate: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
         """As `find_rows`, with the number of samples for which the predicate is null."""
+        from wids.columns import sql
 
         def choose(table: sql.SampleTable) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
             rows = sql.find_rows(table, predicate)
@@ -262,10 +285,15 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def query(self, collection: ShardCollection, text: str) -> Any:
         """See `wids.columns.sql.run_query`."""
+        from wids.columns import sql
+
         return self._ask(collection, text, lambda table: sql.run_query(table, text), is_query=True)
 
     def read(self, collection: ShardCollection, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See `wids.columns.face.WithColumns.read_column`."""
+        from wids.columns import join
+        from wids.columns.spec import unknown_column
+
         there = self.names(collection)
         if there != ["index"] and not _is_column(name, there):
             raise unknown_column(name, there)
@@ -286,17 +314,21 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                 return np.array(values.to_pylist(), object)
         return column
 
-    def join(self, request: join.JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
+    def join(self, request: JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """The same, with the columns of a table.
 
         Raises:
             WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
         """
+        from wids.columns import sql
+        from wids.columns.join import join_table
+        from wids.columns.spec import check_names
+
         path = self.own_path(collection)
         source = sql.SampleTable(samples=collection.whole_length, path=path, chosen=collection.whole_indices())
         request = msgspec.structs.replace(request, cache_dir=self.cache_dir, session=self.session)
         keys = None if path is not None else _keys_of(collection)
-        table = self._check_whole(join.join_table(request, source, keys), collection)
+        table = self._check_whole(join_table(request, source, keys), collection)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
         return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
@@ -307,6 +339,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ColumnsError: the table does not exist, or cannot be used. InputError: it lacks the column.
         """
+        from wids.columns.join import copy_columns
+
         path = self.own_path(collection)
         if path is None:
             self._table(collection, path)  # which says what to do
@@ -314,7 +348,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         names = _choose(fields, _names_of(path))
         if not names:
             return self
-        shown = self._shown_with(names, self._check_whole(join.copy_columns(path, names), collection))
+        shown = self._shown_with(names, self._check_whole(copy_columns(path, names), collection))
         return msgspec.structs.replace(self, shown=shown)
 
     def _check_whole(self, table: MappedTable, collection: ShardCollection) -> MappedTable:
@@ -345,16 +379,16 @@ def beside(
     A view has the columns of its index, or its own if it lists its shards itself. A dataset that groups samples in
     another way than ``wids columns create`` has none.
     """
-    place = None
+    index = None
     if collection.shards.selection is not None:
         shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)) and collection.is_grouped_as_indexed:
         name = os.fspath(shards)
         if isinstance(name, str) and not lists_shards(name):
-            place = place_beside(name)
+            index = name
     named = fields if isinstance(fields, Alternatives) and fields.names is not None else Alternatives((), ())
     return SampleColumns(
-        place=place,
+        index=index,
         cache_dir=cache_dir,
         session=collection.provider.session.with_hooks(()),
         fields=dict(zip(named.names or (), named.groups, strict=True)),
@@ -362,9 +396,12 @@ def beside(
 
 
 def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
+    from wids.columns.join import parse_names
+    from wids.columns.spec import unknown_column
+
     if isinstance(fields, bool):
         return list(names) if fields else []
-    wanted = [fields] if isinstance(fields, str) else join.parse_names("fields", fields)
+    wanted = [fields] if isinstance(fields, str) else parse_names("fields", fields)
     for name in wanted:
         if name not in names:
             raise unknown_column(name, names, "fields")
@@ -373,6 +410,8 @@ def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
 
 def _is_column(name: Any, names: Sequence[str]) -> bool:
     """Whether a name, in any case, is one of these, or may be that of a column from member tables."""
+    from wids.columns import members
+
     if not isinstance(name, str):
         return False
     return name.casefold() in map(str.casefold, names) or bool(members.of_members([name.casefold()]))
@@ -390,6 +429,8 @@ def _check_fields(names: Sequence[str]) -> None:
 
 
 def _names_of(path: str) -> list[str]:
+    from wids.columns.file import open_table
+
     table = open_table(path)
     try:
         return list(table.schema.names)
@@ -399,6 +440,8 @@ def _names_of(path: str) -> list[str]:
 
 def _sizes_of(path: str) -> dict[str, str]:
     """Extension -> the column of its sizes."""
+    from wids.columns.file import open_table
+
     table = open_table(path)
     try:
         return table.facts.sizes
@@ -412,6 +455,8 @@ def _keys_of(collection: ShardCollection) -> Iterator[list[str]]:
     Raises:
         ColumnsError: shards are remote.
     """
+    from wids.columns.kinds import writable
+
     if collection.has_remote():
         raise ColumnsError(
             "the keys of remote shards are not known without columns, and there are none beside the index; make them: "

@@ -27,7 +27,6 @@ from wids.transport.place import Place
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-NAMES = frozenset({".info.json", ".info.yaml"})
 SPLITS = ("split.yaml", "split.json")
 # Names that the patterns of one file may make, of plain ones; of patterns with many braces or letters, fewer.
 _MAX_NAMES, _LETTERS, _SHOWN = 400_000, 256, 5
@@ -37,11 +36,6 @@ _TOP = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(?: +([A-Za-z0-9'\"][^#]*))?")
 _PLAIN, _QUOTED = r"([A-Za-z0-9_./][A-Za-z0-9_./+@=-]*\.tar)", r"'([^'\\]+)'|\"([^\"\\]+)\""
 _COUNT = re.compile(rf" +(?:{_PLAIN}|{_QUOTED}): +(0|[1-9][0-9]*)\s*")
 _MAX_DIGITS = 19
-
-
-def is_info(place: str) -> bool:
-    """Whether a URL or path is the counts of an Energon dataset, by its name."""
-    return Place(place).name in NAMES
 
 
 class SplitFile(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,22 +30,23 @@ from wids.files import atomic, json_text, system
 from wids.files.json_text import JsonParser
 from wids.files.own_folder import default_cache_dir
 from wids.files.shared_files import SharedFiles, without_name
-from wids.index import checks, compiled, compiled_files, discovery, energon, repository, view_file
+from wids.index import checks, compiled, compiled_files, view_file
 from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.shardlist import Row, ShardListBuilder
 from wids.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.index.view_rows import ViewRows
-from wids.transport import hub, retrying
+from wids.transport import retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
 from wids.transport.place import Place, cache_directory
 from wids.transport.session import PLAIN, Session
-from wids.transport.stores import open_source
+from wids.transport.stores import find_hub, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.files.shared_files import SharedFile
+    from wids.index import energon, repository
     from wids.index.compiled import Compiled
     from wids.index.compiled_files import FileStatus
     from wids.index.shardlist import ShardList
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 _MADE_BY = compiled.VERSION, "member_tables"
 _READS_AT_A_TIME = 16
 ENERGON_BYTES = 64 << 20
+_ENERGON_NAMES = frozenset({".info.json", ".info.yaml"})
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
 
 
@@ -177,6 +180,9 @@ def load_named(named: repository.Named, name: str, *, session: Session, cache_di
     Raises:
         SpecError: none exist. FetchError: the request to the Hub failed.
     """
+    from wids.index import discovery, repository
+    from wids.transport import hub
+
     listing = hub.list_files(named.root, session)
     made: list[_KeptSplit] = []
 
@@ -232,9 +238,14 @@ def _name_splits(counts: dict[str, int]) -> str:
 # --- JSON
 
 
+def is_energon(place: str) -> bool:
+    """Whether a URL or path is the counts of an Energon dataset (`wids.index.energon`), by its name."""
+    return Place(place).name in _ENERGON_NAMES
+
+
 def _read_index(place: str, session: Session, *, max_bytes: int | None = None) -> bytes:
     """The text of an index, which is looked at before all of it is read."""
-    if energon.is_info(place):  # which may be YAML
+    if is_energon(place):  # which may be YAML
         return read_bytes(place, session=session)
     return read_bytes(place, session=session, max_bytes=max_bytes, look=lambda head: check_head(head, place))
 
@@ -298,8 +309,11 @@ class _JsonIndex:
             if digest is not None and (found := indexes.find(digest, self._take)) is not None:
                 return found
         place, session = self._place, request.session
-        data = hub.read_once(place, session, lambda: _read_index(place, session))
-        if energon.is_info(self._place):
+        read = partial(_read_index, place, session)
+        data = read() if (hub := find_hub(Place(place))) is None else hub.read_once(place, session, read)
+        if is_energon(self._place):
+            from wids.index import energon
+
             data = energon.convert_info(data, place=self._place, splits=_load_splits(self._place, session))
         if view_file.MARK in data:
             return _load_view(request, data)
@@ -316,7 +330,7 @@ class _JsonIndex:
     def _look(self) -> FileStatus | None:
         """The state of the file; None if a later process could not use it."""
         place = Place(self._place)
-        if not place.is_local or energon.is_info(self._place):  # beside which another file says what is excluded
+        if not place.is_local or is_energon(self._place):  # beside which another file says what is excluded
             return None
         status = look_at(place.path)
         limits = compiled_files.LIMITS
@@ -379,6 +393,8 @@ def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
     Raises:
         SpecError: malformed. FetchError: they cannot be read. DependencyError: PyYAML is not installed.
     """
+    from wids.index import energon
+
     for name in energon.SPLITS:
         beside = str(Place(place).directory.join(name))
         try:

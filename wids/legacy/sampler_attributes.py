@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from wids.files.held import holding
 from wids.files.lazy import Computed
 from wids.order.config import Setting
-from wids.order.mixture import MixtureWeights
 from wids.order.samples import GivenChunks
 from wids.order.validation import parse_int, parse_ranges
 
@@ -63,6 +62,8 @@ class SamplerAttributes:
 
     @ranges.setter
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        from wids.order.mixture import MixtureWeights
+
         if isinstance(self._samples, MixtureWeights):
             raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")  # noqa: TRY004
         self._samples = GivenChunks(parse_ranges(ranges))

@@ -69,6 +69,12 @@ def inside_of(dataset: Any) -> Inside | None:
     return None if make is None else make(dataset)
 
 
+def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
+    """The sources of a mixture; None: a dataset is none."""
+    inside = inside_of(dataset)
+    return None if inside is None else inside.mixed_parts()
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive indices of a dataset: ``first .. first + count``.

@@ -27,21 +27,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.errors import StateError, a_kind
+from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
-from wids.order.layout import ShardCounts, inside_of, layout, read_column
 from wids.order.mask import seeds_of
-from wids.order.samples import ReadSamples, SampleRange, WeightedRange
+from wids.order.samples import ReadSamples, choose_samples
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import CONTENTS, MAX_POSITION, check_known, check_order, read_size
-from wids.order.validation import parse_int, parse_range
+from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wids.order.config import EpochConfig, SamplerSettings
-    from wids.order.layout import Layout, Regrouping
+    from wids.order.layout import Layout, Regrouping, ShardCounts
     from wids.order.permutation import Indices
     from wids.order.samples import Facts
     from wids.order.state import EpochPosition
@@ -68,12 +67,6 @@ class SourceSpan(NamedTuple):
     weight: float
     fingerprint: str | None = None
     contents: dict[str, str] | None = None
-
-
-def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
-    """The sources of a mixture; None: a dataset is none."""
-    inside = inside_of(dataset)
-    return None if inside is None else inside.mixed_parts()
 
 
 def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None, dict[str, str]]]) -> list[SourceSpan]:
@@ -575,49 +568,6 @@ def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
             f"source_batch={source_batch}), which are of one source"
         )
     return batch
-
-
-def choose_samples(
-    dataset: Any,
-    parts: Sequence[SourceSpan] | None,
-    settings: SamplerSettings,
-    *,
-    num_samples: int | tuple[int, int] | None = None,
-    weights: Any = None,
-) -> ReadSamples:
-    """What a sampler reads of a dataset.
-
-    Args:
-        dataset: whose shards are looked at.
-        parts: its sources, if it is a mixture.
-        settings: of the sampler.
-        num_samples: else, which of the samples; see `wids.DistributedChunkedSampler`.
-        weights: see there.
-
-    Raises:
-        ValueError: a range outside of the dataset; ``weights`` that are not one number for each sample; these, or a
-            range, of a mixture; a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
-    """
-    if parts is None:
-        if settings.source_batch != 1:
-            raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
-        span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
-        if weights is None:
-            return SampleRange(*span, layout(dataset), is_whole=is_whole)
-        weights = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
-        return WeightedRange(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
-    if num_samples is not None:
-        raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
-    if weights is not None:
-        raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
-    batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
-    return MixtureWeights(parts, layout(dataset), batch=batch)
-
-
-def _describe(dataset: Any) -> str:
-    if isinstance(dataset, ShardCounts):
-        return "the index has no sub-datasets with weights"
-    return f"{a_kind(dataset)} is no mixture"
 
 
 def sampler_config(

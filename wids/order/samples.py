@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.errors import InputError, StateError
+from wids.errors import InputError, StateError, a_kind
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
-from wids.order.layout import contents, fingerprint
+from wids.order.layout import ShardCounts, contents, fingerprint, layout, read_column
 from wids.order.state import CONTENTS, START, check_order
+from wids.order.validation import parse_range
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wids.order.config import SamplerSettings
     from wids.order.layout import Layout, Regrouping
-    from wids.order.mixture import MixturePlan
+    from wids.order.mixture import MixturePlan, SourceSpan
     from wids.order.permutation import Indices
     from wids.order.state import EpochPosition
 
@@ -204,3 +207,48 @@ class GivenChunks(ReadSamples):
     def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
         """See `ReadSamples.plan`."""
         return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "reshuffle": "fixed"}), None
+
+
+def choose_samples(
+    dataset: Any,
+    parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
+    *,
+    num_samples: int | tuple[int, int] | None = None,
+    weights: Any = None,
+) -> ReadSamples:
+    """What a sampler reads of a dataset.
+
+    Args:
+        dataset: whose shards are looked at.
+        parts: its sources, if it is a mixture.
+        settings: of the sampler.
+        num_samples: else, which of the samples; see `wids.DistributedChunkedSampler`.
+        weights: see there.
+
+    Raises:
+        ValueError: a range outside of the dataset; ``weights`` that are not one number for each sample; these, or a
+            range, of a mixture; a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
+    """
+    if parts is None:
+        if settings.source_batch != 1:
+            raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
+        span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
+        if weights is None:
+            return SampleRange(*span, layout(dataset), is_whole=is_whole)
+        weights = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
+        return WeightedRange(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
+    if num_samples is not None:
+        raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
+    if weights is not None:
+        raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
+    from wids.order.mixture import MixtureWeights, global_batch  # of use to mixtures alone
+
+    batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
+    return MixtureWeights(parts, layout(dataset), batch=batch)
+
+
+def _describe(dataset: Any) -> str:
+    if isinstance(dataset, ShardCounts):
+        return "the index has no sub-datasets with weights"
+    return f"{a_kind(dataset)} is no mixture"

@@ -25,7 +25,6 @@ from wids.policy.access import Access, can_range, choose, reads_ranges
 from wids.readers.base import announce
 from wids.readers.local import Blocks, LocalReader
 from wids.readers.range_provider import RangeProvider
-from wids.readers.remote_counts import RemoteCounts
 from wids.tables import member_tables
 from wids.tables import table as tables
 from wids.transport.place import Place
@@ -348,6 +347,8 @@ class AutoProvider:
 
     def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
         """How many samples remote shards hold, and their bytes; see `wids.readers.remote_counts`."""
+        from wids.readers.remote_counts import RemoteCounts
+
         counts = RemoteCounts(
             cache_dir=self.cache.placement.cache_dir, session=self.session, rule=self.files.rule, group=self.files.group
         )

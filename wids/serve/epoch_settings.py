@@ -16,8 +16,7 @@ import numpy as np
 from wids.errors import InputError, WidsError, shown
 from wids.order.batching import make_rule, name_sizes, parse_sizes
 from wids.order.config import SamplerSettings
-from wids.order.layout import ShardCounts
-from wids.order.mixture import SourceSpan, mixed_parts
+from wids.order.layout import ShardCounts, mixed_parts
 from wids.order.schedule import make_timetable
 from wids.readers.lru import LRUCache, SizedLRUCache, deep_size
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from wids.order.batching import BatchRule
     from wids.order.epoch import Reshuffle, Tail
+    from wids.order.mixture import SourceSpan
     from wids.order.permutation import Indices
     from wids.order.schedule import BatchTimetable, Timetable
     from wids.serve.served import Served

@@ -24,7 +24,6 @@ from wids.tables.tar import Members
 from wids.transport import download, retrying
 from wids.transport.place import Place
 from wids.transport.session import PLAIN, Session
-from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -236,6 +235,8 @@ def check_table_replaceable(path: str, what: str = "member table") -> None:
     Raises:
         OutputExistsError, OutputError: see `check_replaceable`.
     """
+    from wids.transport.upload import check_replaceable
+
     check_replaceable(path, what, _is_table, overwrite=None)
 
 

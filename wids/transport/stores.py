@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import NotAllowedError
-from wids.files import atomic, system
-from wids.transport import buckets, filesystems, hub
+from wids.files import atomic, forks, system
+from wids.transport import filesystems
 from wids.transport.http import HttpSource
 from wids.transport.pipe import PipeSource
 from wids.transport.place import Place
@@ -17,7 +18,7 @@ from wids.transport.session import PLAIN, Session
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from wids.transport.filesystems import Precedence
     from wids.transport.source import Sink
@@ -57,15 +58,43 @@ def open_source(
         return PipeSource(url, path, go_on=go_on)
     if place.is_local:
         return LocalSource(url, go_on=go_on)
-    if (where := hub.locate(place, session)) is not None:
-        return hub.open_hub(url, where, session, go_on=go_on, precedence=precedence)
+    hub = find_hub(place)
+    if hub is not None and (where := hub.locate(place, session)) is not None:
+        found: ByteSource = hub.open_hub(url, where, session, go_on=go_on, precedence=precedence)
+        return found
     filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
     if place.scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):
+        with forks.lock:
+            from wids.transport import buckets
         plain = AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
         return buckets.open_bucket(plain, filesystem, name, session.options_for(place)) or plain
     return SyncSource(url, filesystem, name, go_on=go_on)
+
+
+def find_hub(place: Place) -> Any:
+    """The module `wids.transport.hub`, imported for the first place that may be on the Hugging Face Hub; else None."""
+    if place.scheme == "hf" or (place.scheme in ("http", "https") and "/resolve/" in str(place)):
+        with forks.lock:
+            from wids.transport import hub
+
+            return hub
+    return None
+
+
+def hub_pins() -> dict[tuple[str, ...], str]:
+    """The commits of the Hub that this process reads, to be passed to a new process; see `wids.transport.hub.pins`."""
+    find: Callable[[], dict[tuple[str, ...], str]] = getattr(sys.modules.get("wids.transport.hub"), "pins", dict)
+    return find()
+
+
+def note_hub_pins(pins: Mapping[tuple[str, ...], str]) -> None:
+    """Use these commits; see `wids.transport.hub.note_pins`."""
+    if pins:
+        from wids.transport import hub
+
+        hub.note_pins(pins)
 
 
 class LocalSource(ByteSource):

@@ -20,7 +20,7 @@ from wids import errors
 from wids.collection.shard_collection import load_shards
 from wids.columns import file
 from wids.errors import InputError, ShardNotFoundError, SpecError
-from wids.index import loading
+from wids.index import discovery, loading, repository
 from wids.index.discovery import find_shards
 from wids.jobs import scan
 from wids.transport import download, hub
@@ -187,15 +187,15 @@ def test_shards_of_no_split_are_named_with_their_folders(stand_in, caplog):
 
 def test_a_file_for_each_shard_is_read_with_others_and_once_for_a_commit(stand_in, monkeypatch, caplog):
     """Several at a time; the next run reads none of them."""
-    count, together, read = 40, threading.Barrier(8), loading.discovery.read_bytes
+    count, together, read = 40, threading.Barrier(8), discovery.read_bytes
 
     def read_with_others(url, **options):
         if url.endswith("_stats.json"):
             together.wait(PATIENCE_SECONDS)
         return read(url, **options)
 
-    monkeypatch.setattr(loading.discovery, "read_bytes", read_with_others)
-    monkeypatch.setattr(loading.repository, "_MANY", count)
+    monkeypatch.setattr(discovery, "read_bytes", read_with_others)
+    monkeypatch.setattr(repository, "_MANY", count)
     stand_in.put({f"train/{k}.tar": SHARDS["train/1.tar"] for k in range(count)})
     stand_in.put({f"train/{k}_stats.json": b'{"successes": 2}' for k in range(count)})
     assert [*wids.ShardListDataset(HUB).lengths] == [2] * count
