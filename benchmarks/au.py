@@ -32,8 +32,8 @@ from slow_server import SlowServer
 
 WORKERS = 2
 TARGET = 0.90
-_PLACES = ("local", "remote")
-DEFAULT = ("wids", "webdataset", "bare", "mosaicml", "litdata", "energon", "hf-arrow", "hf-stream")
+_PLACES = ("local", "remote", "cached")
+DEFAULT = ("wids", "wids-threads", "webdataset", "bare", "mosaicml", "litdata", "energon", "hf-arrow", "hf-stream")
 _BRIEF = ("wids", "webdataset", "bare")
 # The search for the largest number of accelerators ends after so many numbers.
 _TRIES = 2
@@ -42,7 +42,7 @@ _LARGE = 16  # of U-Net3D: a sample and a step are so many times smaller
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training job of MLPerf Storage, with an H100.
+    """A training job of MLPerf Storage, with an H100, or as its title says.
 
     Attributes:
         name, title: for ``--rows`` and the table.
@@ -79,6 +79,14 @@ FULL = (
         step=0.323 / _LARGE,
         taken=2_097_152 // _LARGE,
     ),
+    Workload(
+        name="retinanet",
+        title="RetinaNet, B200",
+        shape=peer_data.Shape(name="retinanet", field="jpg", shards=16, samples=192, sizes=(322_957, 0)),
+        batch=24,
+        step=0.04755,
+        taken=322_957,
+    ),
 )
 QUICK = (
     Workload(
@@ -98,7 +106,7 @@ def main(
     rows: Annotated[str, typer.Option(help="Workloads to run, separated by commas; all without it.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each figure.")] = 3,
     places: Annotated[
-        str, typer.Option(help="local, remote (over the slow server), or both, separated by commas.")
+        str, typer.Option(help="local, remote (over the slow server), cached (remote, a second epoch); all without it.")
     ] = "",
     brief: Annotated[bool, typer.Option("--brief", help="ResNet-50, three contenders, one round.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, one round: tests the benchmark only.")] = False,
@@ -143,7 +151,7 @@ def main(
                 peer_measure.set_up(bench, names, [row])
                 about.setdefault("contenders", {}).update(bench.about)
                 for place in where:
-                    found.append(_Feeding(bench, workload, row, is_remote=place == "remote").measure(rounds))
+                    found.append(_Feeding(bench, workload, row, place=place).measure(rounds))
                     results = {**about, "argv": sys.argv[1:], "rounds": rounds, "rows": found}
                     if json_file:  # after each row, because all of them take an hour
                         with open(json_file, "w", encoding="utf-8") as stream:
@@ -162,8 +170,9 @@ def _directory(given: str) -> str:
 class _Feeding:
     """The loaders on one workload: first as fast as they can, then with the number of accelerators that follows."""
 
-    def __init__(self, bench: peer_measure.Bench, workload: Workload, row: Row, *, is_remote: bool):
-        self.bench, self.workload, self.row, self.is_remote = bench, workload, row, is_remote
+    def __init__(self, bench: peer_measure.Bench, workload: Workload, row: Row, *, place: str):
+        self.bench, self.workload, self.row, self.place = bench, workload, row, place
+        self.is_remote = place != "local"
         self.children: dict[str, Child] = {}
         self.errors: dict[str, str] = {}
         self.seed = 0
@@ -184,8 +193,8 @@ class _Feeding:
                 for name, own in self._take_turns(asked, rounds).items():
                     used[name][asked[name]] = [reply["utilisation"] for reply in own]
                 asked = {name: count for name, own in used.items() if own and (count := _next(own)) is not None}
-        place = "remote, nothing cached" if self.is_remote else "local"
-        about = {"name": self.workload.name, "title": f"{self.workload.title}, {place}", "is_remote": self.is_remote}
+        place = {"remote": "remote, nothing cached", "cached": "remote, all cached"}.get(self.place, self.place)
+        about = {"name": self.workload.name, "title": f"{self.workload.title}, {place}", "place": self.place}
         found = {name: self._summarise(rates[name], used[name]) for name in rates if name not in self.errors}
         return {**about, "contenders": found, "errors": self.errors}
 
@@ -222,8 +231,7 @@ class _Feeding:
         """A timed epoch; None: the contender fails, and is left out from then on."""
         if name in self.errors:
             return None
-        where = "remote" if self.is_remote else "local"
-        print(f"{self.workload.name}, {where}: {name}, {accelerators} ...", file=sys.stderr, flush=True)
+        print(f"{self.workload.name}, {self.place}: {name}, {accelerators} ...", file=sys.stderr, flush=True)
         self.seed += 1
         request = {"set": self.workload.name, "workers": WORKERS, "seed": self.seed, "step": self.workload.step}
         try:
@@ -232,9 +240,10 @@ class _Feeding:
                 shutil.rmtree(os.path.dirname(cache), ignore_errors=True)
                 os.makedirs(os.path.dirname(cache))
                 try:
-                    with self.bench.child(name, **self._environ) as child:
-                        child.greet()
-                        reply = child.ask("feed", accelerators=accelerators, cache=cache, **request)
+                    for count in (0, accelerators)[self.place == "remote" :]:  # the first one fills the cache
+                        with self.bench.child(name, **self._environ) as child:
+                            child.greet()
+                            reply = child.ask("feed", accelerators=count, cache=cache, **request)
                 finally:
                     shutil.rmtree(os.path.dirname(cache), ignore_errors=True)
                     os.sync()  # else these files would be flushed in the turn of the next

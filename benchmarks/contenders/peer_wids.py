@@ -9,16 +9,15 @@ import sys
 
 from cold_worker import decode
 from peer_worker import Job, Peer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import wids
 
 
-class WidsPeer(Peer):
-    """``ShardListDataset``, ``DistributedChunkedSampler``, torch's DataLoader."""
+class WidsData(Peer):
+    """The samples and their order; `batches` is the loader's."""
 
-    packages = ("wids",)
-    settings = "defaults; undecoded fields; index with member tables (wids index create --members)"
+    packages: tuple[str, ...] = ("wids",)
 
     def key(self, sample) -> str:
         """See `Peer.key`."""
@@ -45,31 +44,43 @@ class WidsPeer(Peer):
         """Path of a set's index, beside the shards: its URLs are relative."""
         return os.path.join(self.sets[name]["directory"], "train.json")
 
+    def loader(self, name: str, workers: int, *, is_decoded: bool):
+        """The lines of the README, but for what loads."""
+        dataset = wids.ShardListDataset(self.index(name), transformations=[])
+        if is_decoded:
+            dataset.add_transform(self.decode_sample)
+        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
+        loader = self.batches(dataset, sampler, workers, default_collate if is_decoded else list)
+
+        def epoch(number: int):
+            sampler.set_epoch(number)
+            return loader
+
+        return epoch
+
+    def batches(self, dataset, sampler, workers: int, collate):
+        """What is iterated in each epoch, for the batches of the sampler's next indices."""
+        raise NotImplementedError
+
+    def decode_sample(self, sample):
+        """The transform of all contenders."""
+        return decode(self.payload(sample), sample[".cls"].getvalue())
+
+
+class WidsPeer(WidsData):
+    """``ShardListDataset``, ``DistributedChunkedSampler``, torch's DataLoader."""
+
+    settings = "defaults; undecoded fields; index with member tables (wids index create --members)"
+
     def items(self, name: str):
         """``dataset[i]``."""
         dataset = wids.ShardListDataset(self.index(name), transformations=[])
         return len(dataset), dataset.__getitem__
 
-    def loader(self, name: str, workers: int, *, is_decoded: bool):
-        """The lines of the README."""
-        dataset = wids.ShardListDataset(self.index(name), transformations=[])
-        if is_decoded:
-            dataset.add_transform(self.decode_sample)
-        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
-        loader = DataLoader(
-            dataset,
-            batch_size=self.batch,
-            sampler=sampler,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=None if is_decoded else list,
-        )
-
-        def epoch(number: int) -> DataLoader:
-            sampler.set_epoch(number)
-            return loader
-
-        return epoch
+    def batches(self, dataset, sampler, workers: int, collate):
+        """Torch's loader, whose workers live on."""
+        more = {"num_workers": workers, "persistent_workers": workers > 0, "collate_fn": collate}
+        return DataLoader(dataset, batch_size=self.batch, sampler=sampler, **more)
 
     def remote_loader(self, name: str, cache: str) -> DataLoader:
         """The same over the server."""
@@ -84,10 +95,6 @@ class WidsPeer(Peer):
         dataset.add_transform(self.decode_sample)
         sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
         return DataLoader(dataset, batch_size=self.batch, sampler=sampler, num_workers=2)
-
-    def decode_sample(self, sample):
-        """The transform of all contenders."""
-        return decode(self.payload(sample), sample[".cls"].getvalue())
 
     def prepare_many(self, count: int) -> None:
         """An index of shards that need not be there before they are read."""
