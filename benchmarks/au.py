@@ -27,7 +27,7 @@ import report
 import typer
 from children import Child, ChildError
 from choices import choose
-from peer_cases import PEERS, Row
+from peer_cases import ALL, Row
 from slow_server import SlowServer
 
 WORKERS = 2
@@ -120,13 +120,13 @@ def main(
     mbps: Annotated[float, typer.Option(min=0.1, help="Megabytes (1e6) a second for each connection.")] = 40,
 ) -> None:
     """Measure how many accelerators each loader keeps at work, and print medians with the machine."""
-    names = choose(only or ",".join(_BRIEF if brief else DEFAULT), list(PEERS), "contender")
+    names = choose(only or ",".join(_BRIEF if brief else DEFAULT), list(ALL), "contender")
     workloads = QUICK if quick else FULL[:1] if brief else FULL
     chosen = choose(rows, [each.name for each in workloads], "workload")
     where = choose(places, list(_PLACES), "place")
     rounds = 1 if quick or brief else rounds
     given = dict(pair.split("=", 1) for pair in python or [])
-    interpreters = {name: given.get(name) or envs.interpreter(PEERS[name], _directory(environments)) for name in names}
+    interpreters = {name: given.get(name) or envs.interpreter(ALL[name], _directory(environments)) for name in names}
     about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY)}
     found: list[dict] = []
     scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
@@ -142,7 +142,7 @@ def main(
                     server=server,
                     batch=workload.batch,
                     other_world=1,
-                    entries=PEERS,
+                    entries=ALL,
                     interpreters=interpreters,
                     reply_seconds=300,
                     forks=None,

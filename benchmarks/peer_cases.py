@@ -37,13 +37,19 @@ PEERS = {
         _peer("hf-arrow", *_HF, worker="hf_arrow", **_HF_ENVIRON),
         _peer("grain", "grain==0.2.18", "array-record==0.8.6"),
         _peer("imagefolder"),
-        # Other loaders over a dataset of this package, with threads.
+    )
+}
+# Loaders with threads over a dataset of this package; they run where they are named.
+THREADED = {
+    entry.name: entry
+    for entry in (
         _peer("wids-threads", "-e", envs.REPOSITORY, worker="wids_threads"),
         _peer("nodes", "-e", envs.REPOSITORY, "torchdata==0.11.0"),
         _peer("spdl", "-e", envs.REPOSITORY, "spdl==0.8.0"),
         _peer("grain-wids", "-e", envs.REPOSITORY, "grain==0.2.18", worker="grain_wids"),
     )
 }
+ALL = {**PEERS, **THREADED}
 
 
 @dataclass(frozen=True, kw_only=True)

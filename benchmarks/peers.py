@@ -26,7 +26,7 @@ import report
 import typer
 from choices import choose
 from forks import ForkServer
-from peer_cases import PEERS, ROWS, Row
+from peer_cases import ALL, PEERS, ROWS, Row
 from rich.console import Console
 from slow_server import SlowServer
 
@@ -49,7 +49,7 @@ def main(
     reply_seconds: Annotated[float, typer.Option(min=1, help="A contender that takes longer is left out.")] = 300,
 ) -> None:
     """Measure the rows, check what is yielded, and print medians and ratios with the machine."""
-    names = choose(only, list(PEERS), "contender")
+    names = choose(only or ",".join(PEERS), list(ALL), "contender")
     chosen = [row for row in ROWS if row.name in choose(rows, [row.name for row in ROWS], "row")]
     given = dict(pair.split("=", 1) for pair in python or [])
     interpreters, errors = _install(names, given, environments or envs.default_directory())
@@ -72,7 +72,7 @@ def main(
                 server=server,
                 batch=about["batch"],
                 other_world=1 if quick else 4,
-                entries=PEERS,
+                entries=ALL,
                 interpreters=interpreters,
                 reply_seconds=min(reply_seconds, 60) if quick else reply_seconds,
                 forks=forks,
@@ -102,7 +102,7 @@ def _install(names: list[str], given: dict[str, str], directory: str) -> tuple[d
     found, errors = {}, {}
     for name in names:
         try:
-            found[name] = given.get(name) or envs.interpreter(PEERS[name], directory)
+            found[name] = given.get(name) or envs.interpreter(ALL[name], directory)
         except SystemExit as failure:
             errors[name] = f"cannot be installed: {failure}"
             print(errors[name], file=sys.stderr)

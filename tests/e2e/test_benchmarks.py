@@ -191,6 +191,21 @@ def test_far_files_are_told():
     assert "too small" in said
 
 
+def test_training_on_an_accelerator(tmp_path):
+    """`accelerator.py --cpu` runs all parts of it without one."""
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, os.path.join(HERE, "accelerator.py"), "--cpu", "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())
+    rows = [row["workers"].partition(" ")[2] for row in found["training loop"]]
+    assert rows == ["one batch in memory", "processes", "threads"]
+    assert all(row["samples"] > 0 and row["utilisation"] > 0 for row in found["training loop"])
+    assert {name: row["most_different"] for name, row in found["JPEG"].items()} == dict.fromkeys(found["JPEG"], 0)
+    assert found["notebooks/train_ddp.py"]["backend"] == "gloo"
+    assert "| 2 threads |" in done.stdout
+
+
 def test_one_sample_is_told():
     """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
     said = run_quick("one.py")
