@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
 from wids.files import system
-from wids.transport import filesystems, retrying, spans
+from wids.transport import filesystems, plain_http, retrying, spans
 from wids.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
 from wids.transport.place import Place
 from wids.transport.scheduler import read_spans
 from wids.transport.session import PLAIN, Session
 from wids.transport.source import HEAD, Sink
 from wids.transport.spans import Span
-from wids.transport.stores import open_source
+from wids.transport.stores import find_hub, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,6 +159,9 @@ def read_bytes(
                 if look is not None:
                     look(head)
                 return head + file.read()
+        if find_hub(place) is None and (plain := plain_http.open_plain(url, place, session, go_on=go_on)) is not None:
+            with contextlib.suppress(plain_http.NeedsMoreError), plain:
+                return _read_stream(plain, most, look)
         with open_source(url, session, go_on=go_on) as source:
             if look is not None and not (source.answers_have_stat or source.is_blocking):
                 wanted = min(_LOOK_BYTES, most + 1)

@@ -32,9 +32,9 @@ _BUFFER_BYTES = 1 << 20
 # The assumed length of an object of unknown size, for the time limit of its request.
 _LARGE_BYTES = 16 << 20
 # The answers that are the file, or a range of it.
-_WITH_CONTENT = frozenset({200, 203, 206})
+WITH_CONTENT = frozenset({200, 203, 206})
 # Encodings of bodies that are decompressed here, because clients do not notice when such a body ends too early.
-_GZIP = ("gzip", "x-gzip")
+GZIP = ("gzip", "x-gzip")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -96,9 +96,7 @@ class HttpSource(ByteSource):
         return self._blocks_of(answer, end)
 
     def _blocks_of(self, answer: Answer, end: int | None) -> Iterator[bytes]:
-        # A server that sends a byte a minute never stalls, so the request has a total time limit as well.
-        coming = _LARGE_BYTES if answer.stat.size is None else answer.stat.size
-        ends = None if end is None else time.monotonic() + filesystems.limit_of(min(coming, end))
+        ends = end_of_stream(answer.stat.size, end)
         left = sys.maxsize if end is None else end
         while left > 0:
             limit = None if ends is None else ends - time.monotonic()
@@ -166,8 +164,8 @@ class HttpSource(ByteSource):
             response = await session.get(url, read_bufsize=_BUFFER_BYTES, **options)
             if response.status != 416 or span is None:
                 await self.check(response)
-                encoding = "" if self.is_as_stored else _encoding_of(response)
-                if not is_raw or encoding in ("", "identity", *_GZIP):
+                encoding = "" if self.is_as_stored else encoding_of(response)
+                if not is_raw or encoding in ("", "identity", *GZIP):
                     note = partial(self._connections.note, self._host, time.monotonic() - start)
                     return Answer(response, note, release, encoding=encoding, is_raw=is_raw)
         except BaseException as error:
@@ -194,7 +192,7 @@ class HttpSource(ByteSource):
             aiohttp.ClientError, OSError: it is one.
         """
         response.raise_for_status()
-        if response.status not in _WITH_CONTENT:
+        if response.status not in WITH_CONTENT:
             raise refusal(response, "an answer without the file")
 
 
@@ -205,7 +203,18 @@ def _gives_raw(session: Hashable) -> bool:
     return request is not None and "auto_decompress" in inspect.signature(request).parameters
 
 
-def _encoding_of(response: Any) -> str:
+def end_of_stream(size: int | None, end: int | None) -> float | None:
+    """When a stream of an object of ``size`` bytes ends at the latest, by the monotonic clock; None: when it stalls.
+
+    A server that sends a byte a minute never stalls, so a request with an end has a total time limit as well.
+    """
+    if end is None:
+        return None
+    return time.monotonic() + filesystems.limit_of(min(_LARGE_BYTES if size is None else size, end))
+
+
+def encoding_of(response: Any) -> str:
+    """The encoding of a response's body; "": none is named."""
     encoding: str = response.headers.get("Content-Encoding", "")
     return encoding.strip().lower()
 
@@ -266,7 +275,7 @@ class Answer:
     ) -> None:
         self._response, self._note = response, note
         self._release: Callable[[], None] | None = release
-        self._content = _Unzipped(response.content) if is_raw and encoding in _GZIP else response.content
+        self._content = _Unzipped(response.content) if is_raw and encoding in GZIP else response.content
         self.headers = headers = response.headers
         self.span: Span | None = None
         size = None

@@ -59,7 +59,7 @@ from wids.errors import (
 from wids.events import Retried
 from wids.files import system
 from wids.index.spec import Shard
-from wids.transport import download, filesystems, retrying
+from wids.transport import download, filesystems, plain_http, retrying
 from wids.transport.session import Session
 from wids.transport.upload import Target
 
@@ -73,6 +73,12 @@ PAUSE = retrying.pause  # before it is replaced
 def target(tmp_path):
     """The file to fill; it exists, as download_to asks."""
     return shards.write(tmp_path / "target", b"")
+
+
+@pytest.fixture(params=[True, False], ids=["standard library", "aiohttp"])
+def each_way(request, monkeypatch):
+    """Small files are read in this way, whatever this process has imported."""
+    monkeypatch.setattr(plain_http, "is_preferred", lambda: request.param)
 
 
 def fetch_body(url, target, *, expected=BODY, **options):
@@ -157,6 +163,7 @@ def test_content_encoding(server, target):
     assert server.headers[0]["accept-encoding"] == "identity"
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("fault", [cut_zipped, cut_zipped_chunked])
 def test_a_cut_that_only_its_compression_shows(server, target, fault):
     """Without a size to compare, the end of gzip is the end of the file: of a shard, and of an index."""
@@ -169,6 +176,7 @@ def test_a_cut_that_only_its_compression_shows(server, target, fault):
     assert len(server.requests) == 4
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(
     "pack",
     [
@@ -566,6 +574,7 @@ def test_check_file(tmp_path):
 # --- small files
 
 
+@pytest.mark.usefixtures("each_way")
 def test_read_bytes(server, tmp_path):
     """An index comes from http, a path, a URL of a path, or another file system; faults are retried as for shards."""
     url = server.add("/index.json", BODY, status(500), cut, whole)
@@ -578,6 +587,7 @@ def test_read_bytes(server, tmp_path):
     fsspec.filesystem("memory").rm("/index.json")
 
 
+@pytest.mark.usefixtures("each_way")
 def test_read_bytes_that_fails(server, tmp_path):
     """Errors are those of fetching a shard, and say how often it was tried."""
     with pytest.raises(ShardNotFoundError):
@@ -590,6 +600,7 @@ def test_read_bytes_that_fails(server, tmp_path):
         download.read_bytes(server.add("/index.json", BODY, status(503)))
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_range_that_nobody_asked_for(server):
     """A part of a small file is not taken for all of it; another try brings that."""
     part = instead(BODY[:100], code=206, Content_Range=f"bytes 0-99/{len(BODY)}")
@@ -610,6 +621,7 @@ def test_what_follows_a_hash_in_a_url(server, target):
 TOO_LONG = {"announced": whole, "without a length": whole_unannounced, "endless": endless, "packed": bomb}
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("fault", TOO_LONG.values(), ids=TOO_LONG)
 def test_what_is_too_long(server, target, monkeypatch, fault):
     """Bytes count as they are unpacked; of one request no more is taken than shows it, and nothing is tried again."""
@@ -629,6 +641,7 @@ def test_what_is_too_long(server, target, monkeypatch, fault):
     assert {headers["accept-encoding"] for headers in server.headers} == {"identity"}
 
 
+@pytest.mark.usefixtures("each_way")
 def test_what_is_as_long_as_it_may_be(server, target):
     """Announced or not, packed or not, remote or not."""
     for fault in (whole, whole_unannounced, zipped):
@@ -786,6 +799,7 @@ def damaged():
     raise CorruptHeaderError("damaged")
 
 
+@pytest.mark.usefixtures("each_way")
 def test_an_answer_that_unpacks_to_many_times_its_length(server, monkeypatch):
     """It is refused long before the limit of its kind; a text that is repetitive is read."""
     monkeypatch.setattr(download, "_MIN_UNPACKED_BYTES", 1 << 20)
@@ -798,6 +812,7 @@ def test_an_answer_that_unpacks_to_many_times_its_length(server, monkeypatch):
         download.read_bytes(url)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_file_that_says_its_length_names_it(server):
     """With the limit."""
     url = server.add("/long.json", b"x" * 1000)
@@ -805,6 +820,7 @@ def test_a_file_that_says_its_length_names_it(server):
         download.read_bytes(url, max_bytes=100)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_file_is_looked_at_before_it_is_read(server, tmp_path):
     """The error of the look ends the reading, of a server and of a disk."""
 
