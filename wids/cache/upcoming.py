@@ -6,6 +6,7 @@ Those of a server are downloaded; local ones on a network file system are read i
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from wids.index.shardlist import Shard
     from wids.order.layout import Visit
     from wids.order.permutation import Indices
+
+
+# Workers of a loader, where only one of them is seen.
+_WORKERS = 8
 
 
 class UpcomingShard(PlannedDownload):
@@ -167,6 +172,12 @@ class FarFile(UpcomingShard):
 def ranks_of_node() -> int:
     """How many ranks of a distributed job this node has."""
     return max(environ_int("LOCAL_WORLD_SIZE"), 1)
+
+
+def processes_of_job() -> int:
+    """How many processes of a distributed job read samples, about; a worker of a loader is taken for one of some."""
+    is_worker = multiprocessing.parent_process() is not None
+    return max(environ_int("WORLD_SIZE"), 1) * (_WORKERS if is_worker else 1)
 
 
 def environ_int(name: str) -> int:

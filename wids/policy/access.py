@@ -11,7 +11,9 @@ same two functions.
 | is in the cache                                                                   | `CACHED`   |
 | of ``access="range"``                                                             | `RANGES`   |
 | can be read by ranges (`can_range`), of ``"auto"``, and no process downloads it   | `RANGES`   |
-| can be read by ranges, of ``"fetch"`` with early reads, and its download will end | `RANGES`   |
+| can be read by ranges, of ``"fetch"`` with early reads, its download will end, and |            |
+| this process may ask for ranges now, or no process downloads it                   | `RANGES`   |
+| could be so read, had this process not spent its share of requests (`.pace`)      | `TURN`     |
 | is being downloaded by another process                                            | `WAIT`     |
 | else                                                                              | `DOWNLOAD` |
 
@@ -36,6 +38,7 @@ class Access(enum.Enum):
     IN_PLACE = "in place"
     CACHED = "cached"
     RANGES = "by byte ranges"
+    TURN = "by byte ranges once this process may ask for more, or from the cache once it was downloaded"
     WAIT = "once another process has downloaded it"
     DOWNLOAD = "once it was downloaded"
 
@@ -53,6 +56,7 @@ class AccessFacts(Protocol):
         has_table: its member table is known, or may be had without its headers. ``"auto"`` reads those: True.
         retry_at: by the clock of ``now``; not by ranges before, for its server did not answer.
         is_spent: by ranges it has cost as much as its download.
+        may_ask: the process has not spent its share of requests (`wids.policy.pace`).
     """
 
     @property
@@ -77,6 +81,8 @@ class AccessFacts(Protocol):
     def retry_at(self) -> float: ...  # noqa: D102
     @property
     def is_spent(self) -> bool: ...  # noqa: D102
+    @property
+    def may_ask(self) -> bool: ...  # noqa: D102
 
 
 def choose(shard: AccessFacts, now: float) -> Access:
@@ -92,6 +98,8 @@ def choose(shard: AccessFacts, now: float) -> Access:
         return Access.CACHED
     if reads_ranges(shard, now):
         return Access.RANGES
+    if shard.mode == "fetch" and _reads_early(shard, now):
+        return Access.TURN
     return Access.WAIT if shard.is_downloading else Access.DOWNLOAD
 
 
@@ -101,6 +109,11 @@ def reads_ranges(shard: AccessFacts, now: float) -> bool:
         return True
     if shard.mode == "auto":
         return can_range(shard, now) and not shard.is_downloading
+    return _reads_early(shard, now) and (shard.may_ask or not shard.is_downloading)
+
+
+def _reads_early(shard: AccessFacts, now: float) -> bool:
+    """Whether samples of a shard may be read before it was downloaded."""
     return shard.has_early_reads and shard.will_arrive and not shard.has_failed and can_range(shard, now)
 
 

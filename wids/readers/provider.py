@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,6 +56,10 @@ def parse_access(access: Any) -> AccessMode:
         )
     found: AccessMode = access
     return found
+
+
+# How often it is looked at whether it is a process's turn to ask for byte ranges; the event never comes.
+_TURN_SECONDS, _pause = 0.05, threading.Event()
 
 
 class ShardProvider(Protocol):
@@ -281,6 +286,9 @@ class AutoProvider:
         """See `ShardProvider.open`."""
         state = self._look(shard)
         access = choose(state, time.monotonic())
+        while access is Access.TURN:
+            _pause.wait(_TURN_SECONDS)
+            access = choose(state, time.monotonic())
         if access is Access.IN_PLACE:
             return self._in_place.open_at(shard, state.path)
         reader = self._open_by_ranges(shard, state) if access is Access.RANGES else None
@@ -443,6 +451,10 @@ class _OpeningShard:
     @property
     def is_spent(self) -> bool:
         return self.record.is_spent
+
+    @property
+    def may_ask(self) -> bool:
+        return self._by_ranges.may_ask()
 
 
 def _reads_on(arrivals: Arrivals, shard: Shard, state: _OpeningShard) -> bool:

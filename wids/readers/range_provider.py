@@ -12,11 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cache.book import ShardBook
+from wids.cache.upcoming import processes_of_job
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.files.identity import Identity
+from wids.policy import pace
 from wids.policy.access import costs_less
 from wids.policy.freshness import version_in, version_mark
+from wids.policy.pace import Pace
 from wids.readers.base import announce
 from wids.readers.header_reader import scan_headers
 from wids.readers.remote import RangeReader, are_same
@@ -91,6 +94,11 @@ class RangeProvider:
         self._cache = cache
         self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
         self._book = ShardBook() if book is None else book
+        self._pace = Pace()
+
+    def may_ask(self) -> bool:
+        """Whether this process may ask for more ranges of shards that are on their way."""
+        return self._pace.may_ask(time.monotonic(), pace.LIMITS.job_rate / processes_of_job())
 
     def open(self, shard: Shard) -> Reader:
         """See `wids.readers.provider.ShardProvider.open`."""
@@ -152,6 +160,7 @@ class RangeProvider:
             is_cancelled=is_there,
             needs_strong=True,
             is_expected=partial(_is_version_of, table.identity),
+            pace=self._pace,
         )
         reader = RangeReader(
             source,

@@ -11,13 +11,15 @@ for no shard.
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.order.layout import Visit
-from wids.policy import prefetching
+from wids.policy import pace, prefetching
 from wids.policy.access import Access, begins_download, choose
+from wids.policy.pace import Pace
 from wids.policy.prefetch_window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 from wids.simulate.job import shards_of_batches
 from wids.simulate.link import Clock, Delivery, Link
@@ -109,7 +111,7 @@ class _SimulatedDownload(PlannedDownload):
 class _SimulatedShard:
     """A shard as `wids.policy.access` sees it: nothing fails, and ranges cost nothing but their bytes."""
 
-    __slots__ = ("has_room", "has_table", "is_cached", "is_downloading")
+    __slots__ = ("has_room", "has_table", "is_cached", "is_downloading", "may_ask")
 
     mode: AccessMode = "fetch"
     has_early_reads = will_arrive = has_ranges = True
@@ -120,6 +122,7 @@ class _SimulatedShard:
         self.has_table = node.has_table(shard)
         self.is_cached, self.is_downloading = shard in node.cache.cached, shard in node.cache.coming
         self.has_room = has_room
+        self.may_ask = node.may_ask()
 
 
 class Node:
@@ -171,6 +174,8 @@ class Node:
         self._tables: set[int] = set()  # shards whose tables are known, where none are published
         self._batches: dict[int, Callable[[int], dict[int, float]]] = {}
         self._under_way: set[int] = set()  # batches of which some ranges are still to come
+        self._unread: dict[int, set[tuple[int, int]]] = {}  # batch -> (rank, shard) that it waits for
+        self._pace, self._rate_of_requests = Pace(), pace.LIMITS.job_rate / job.nodes
         self._own: set[tuple[int, int]] = set()  # downloads that who reads has begun: (rank, shard)
 
     # --- an epoch
@@ -199,11 +204,14 @@ class Node:
     def slots(self, size: int) -> int:
         """How many connections a shard keeps busy."""
         if size not in self._slots:
-            job = self.job
-            wanted = 10 * job.latency * job.bandwidth / job.connections
-            length = prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
-            self._slots[size] = prefetching.slots(size, length, job.connections)
+            self._slots[size] = prefetching.slots(size, self._length(size), self.job.connections)
         return self._slots[size]
+
+    def _length(self, size: int) -> int:
+        """Bytes of a request for a part of a shard."""
+        job = self.job
+        wanted = 10 * job.latency * job.bandwidth / job.connections
+        return prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
 
     def plan(self, shard: int) -> _SimulatedDownload:
         """A new download of a shard; see `PrefetchWindow`."""
@@ -248,6 +256,10 @@ class Node:
         """Whether a shard's samples can be read by byte ranges."""
         return self._has_tables or shard in self._tables
 
+    def may_ask(self) -> bool:
+        """Whether the node's processes may ask for more ranges of shards that are on their way."""
+        return self._pace.may_ask(self._clock.now, self._rate_of_requests)
+
     def access(self, shard: int) -> Access:
         """How a shard is read now."""
         return choose(_SimulatedShard(self, shard), self._clock.now)
@@ -260,25 +272,59 @@ class Node:
 
     def need(self, rank: int, shard: int) -> None:
         """The step that is due cannot begin without a shard."""
-        if self.access(shard) in (Access.WAIT, Access.DOWNLOAD):
+        access = self.access(shard)
+        if access in (Access.WAIT, Access.DOWNLOAD):
             self.pending.add(shard)
             self._demand(rank, shard)
 
     def read(self, batch: int) -> None:
-        """A batch is drawn: samples whose shards are not cached are asked for."""
+        """A batch is drawn: samples whose shards are not cached are asked for, or their shards are waited for."""
         missing, size, samples = self.cache.missing, 0.0, 0.0
         found = []
         for rank, shards_of in self._batches.items() if missing else ():
             for shard, count in shards_of(batch).items():
-                if shard in missing and self.access(shard) is Access.RANGES:
+                if shard not in missing:
+                    continue
+                access = self.access(shard)
+                if access is Access.RANGES:
                     samples += count
                     size += count * self.sizes[shard] / self._lengths[shard]
                     found.append((rank, shard))
+                    self._pace.spend(count)
+                elif access is Access.TURN:
+                    self._unread.setdefault(batch, set()).add((rank, shard))
+        if found:
+            self._bring(batch, found, size=size, samples=samples)
+
+    def _wait_for_turn(self, step: int, waits: set[tuple[int, int]]) -> None:
+        """A step needs samples of (rank, shard) that were not asked for, or their shards, whichever comes first."""
+        found = sorted((rank, shard) for rank, shard in waits if shard in self.cache.missing)
         if not found:
             return
+        self.pending.update(shard for _, shard in found)
+        seconds = self._pace.seconds_left(self._clock.now, self._rate_of_requests)
+        self._clock.start(self._take_turn(step, found, self._clock.now + seconds))
+
+    def _take_turn(self, step: int, waits: list[tuple[int, int]], when: float) -> Process:
+        """A process that asks for what has not come by its turn, if the step still waits."""
+        yield when
+        found = [(rank, shard) for rank, shard in waits if shard in self.cache.missing]
+        waiting = self._progress.waiting
+        if not found or waiting is None or waiting.step != step:
+            return
+        counts = [self._batches[rank](step).get(shard, 0.0) for rank, shard in found]
+        sizes = [self.sizes[shard] / self._lengths[shard] for _, shard in found]
+        self._pace.spend(sum(counts))
+        self.pending.difference_update(shard for _, shard in found)
+        self.pending.add(~step)
+        self._bring(step, found, size=sum(map(operator.mul, counts, sizes)), samples=sum(counts))
+
+    def _bring(self, batch: int, found: list[tuple[int, int]], *, size: float, samples: float) -> None:
+        """Ask for the samples that a batch has of shards."""
         self._under_way.add(batch)
         self._clock.start(self._link.bring(Delivery(found[0][0], -1, round(size), is_urgent=True, batch=batch)))
         self._traffic.range_requests += round(samples)
+        self._progress.outcome.note_requests(self._clock.now, round(samples))
         self._traffic.range_bytes += round(size)
         if not self._windows:
             self._download_read(found)
@@ -291,14 +337,15 @@ class Node:
             self.has_ended = True
 
     def _can_read(self, rank: int, shard: int, last: int) -> bool:
-        if last // self.job.batch_size in self._under_way:
+        if (batch := last // self.job.batch_size) in self._under_way or batch in self._unread:
             return False
         return self.has_table(shard) or self.cache.can_read(rank, shard, last)
 
     @property
     def is_watched(self) -> bool:
         """Whether batches that the order says nothing special of may have to wait."""
-        return bool((self.cache.missing or self._under_way) if self.job.reads_early else self.cache.again)
+        is_reading = self.cache.missing or self._under_way or self._unread
+        return bool(is_reading if self.job.reads_early else self.cache.again)
 
     def need_batch(self, step: int) -> None:
         """A step is due: it needs its own ranges, and shards that were evicted while they were being read."""
@@ -312,6 +359,7 @@ class Node:
                 self.need(readers[0][0], shard)
         if cache.again and all(first >= least for shard in cache.again for first, _ in cache.open[shard].values()):
             cache.again.clear()  # these are needed when their first batches are
+        self._wait_for_turn(step, self._unread.pop(step, set()))
         if step in self._under_way:
             self.pending.add(~step)
 
@@ -431,6 +479,7 @@ class Node:
             progress.give_up()
         traffic.shards += 1
         traffic.size_bytes += size
+        progress.outcome.note_requests(self._clock.now, -(-size // max(self._length(size), 1)))
         traffic.waited += is_urgent
         epoch, before = len(progress.outcome.traffic) - 1, self._downloaded.get(shard)
         if before is not None:

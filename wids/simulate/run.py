@@ -59,6 +59,7 @@ class SimulationResult:
         stalls: every wait of a step for a node. waits: step -> seconds, of all nodes together.
         log: of each node: (time, bytes in the cache, bytes downloaded so far). marks: (time, step), ascending.
         stopped_at: the step at which it was given up: shards are evicted while they are read; None: it was not.
+        requests: second -> requests of all nodes that began in it, for shards and for samples.
     """
 
     traffic: list[list[Traffic]] = field(default_factory=list)
@@ -69,6 +70,11 @@ class SimulationResult:
     log: list[list[tuple[float, int, int]]] = field(default_factory=list)
     marks: list[tuple[float, int]] = field(default_factory=list)
     stopped_at: int | None = None
+    requests: dict[int, int] = field(default_factory=dict)
+
+    def note_requests(self, now: float, count: int) -> None:
+        """So many requests begin."""
+        self.requests[int(now)] = self.requests.get(int(now), 0) + count
 
     def total(self, name: str) -> int:
         """The sum of one figure of the traffic."""

@@ -197,6 +197,11 @@ def _likely_cause(url: str, status: int | None) -> str:
     return ""
 
 
+def is_overload(error: BaseException) -> bool:
+    """Whether the server answered that it gets too many requests."""
+    return _status_of(error) in (429, 503)
+
+
 def explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:  # noqa: PLR0911 - one kind each
     """The typed error for a failure of ``url``, with advice."""
     status, cause = _status_of(error), words_of(error, url)

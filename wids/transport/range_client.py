@@ -10,11 +10,12 @@ without ranges is refused, and never read as a whole.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from wids.errors import ChangedShardError, FetchError, NoRangesError
 from wids.transport import filesystems, retrying, spans
-from wids.transport.failures import CancelledTransferError
+from wids.transport.failures import CancelledTransferError, is_overload
 from wids.transport.place import Place
 from wids.transport.scheduler import read_spans
 from wids.transport.session import PLAIN, Session
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.policy.pace import Pace
     from wids.transport.source import Stat
 
 # The longest request that combines close pieces: it holds the bytes between them until it ends, and several connections
@@ -47,6 +49,7 @@ class ShardBytes:
         needs_version: refuse a store without versions of the object, as one without ranges.
         needs_strong: refuse a store without strong versions, too.
         is_expected: whether a strong version is the wanted one.
+        pace: is told of requests, and of answers that there are too many.
 
     Attributes:
         requests: number of requests. read_bytes: number of bytes that they returned.
@@ -72,12 +75,13 @@ class ShardBytes:
         needs_version: bool = False,
         needs_strong: bool = False,
         is_expected: Callable[[Any], bool] = lambda _: True,
+        pace: Pace | None = None,
     ) -> None:
         self.url, self._session, self._seconds = url, session, seconds
         self.requests = self.read_bytes = 0
         self._size, self._is_cancelled = size, is_cancelled
         self._needs_version, self._needs_strong = needs_version, needs_strong
-        self._is_expected = is_expected
+        self._is_expected, self._pace = is_expected, pace
         self._stat = stat
         if stat is not None:
             self._size = stat.size
@@ -219,9 +223,15 @@ class ShardBytes:
                     self.requests += 1  # asked before as well as after the reads, or two versions could be mixed
                     self._learn(source.stat())
                 read_spans(source, missing, Sink(self._learn_range, gather.write), is_for_samples=True)
+        except Exception as error:
+            if self._pace is not None and is_overload(error):
+                self._pace.note_refusal(time.monotonic())
+            raise
         finally:
             self.requests += len(missing) - len(gather.missing)
             self.read_bytes += gather.arrived_bytes - before
+            if self._pace is not None:
+                self._pace.spend(len(missing))
 
     def _go_on(self) -> None:
         if self._is_cancelled():

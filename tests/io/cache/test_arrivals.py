@@ -8,6 +8,8 @@ import os
 import pickle
 import threading
 import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -22,7 +24,7 @@ from tests.support.clocks import PATIENCE_SECONDS, join_threads, threads_named, 
 from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import lying_table, publish, publish_pack
-from wids.cache import limits
+from wids.cache import limits, upcoming
 from wids.cache.space import Space
 from wids.cache.usage_hints import PlanFile
 from wids.collection import batches
@@ -35,8 +37,8 @@ from wids.errors import (
     SizeMismatchError,
 )
 from wids.events import Fetched
-from wids.policy import prefetching
-from wids.readers import range_provider
+from wids.policy import pace, prefetching
+from wids.readers import provider, range_provider
 from wids.transport import download
 from wids.transport.failures import CancelledTransferError
 from wids.transport.range_client import ShardBytes
@@ -143,6 +145,54 @@ def test_a_sample_comes_before_its_shard(web, make, held):
     assert [dataset[row][".txt"] for row in range(ROWS)] == [text_of(row) for row in range(ROWS)]
     assert len(web.requests) == requests
     assert downloads(web, "a") == 1
+
+
+def test_a_process_that_has_spent_its_share_waits_for_the_shard(web, make, held, set_limits, monkeypatch):
+    """One read is let in; the next one comes from the shard, which is on its way, and no more ranges are asked for."""
+    set_limits(pace, job_rate=0.001)
+    dataset, looks = make("a"), threading.Semaphore(0)
+    monkeypatch.setattr(provider, "_pause", types.SimpleNamespace(wait=lambda _: looks.release() or time.sleep(0.001)))
+    assert dataset[3][".txt"] == text_of(3)
+    wait_until(lambda: downloads(web, "a"))
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(dataset.__getitem__, 5)
+        for _ in range(3):
+            assert looks.acquire(timeout=PATIENCE_SECONDS)
+        assert not found.done()
+        held.go.set()
+        assert found.result(PATIENCE_SECONDS)[".txt"] == text_of(5)
+    assert dataset.stats().range_requests == 1
+
+
+def test_a_process_goes_on_asking_when_its_turn_comes(web, make, set_limits):
+    """Though the shard does not come."""
+    set_limits(pace, job_rate=50.0, burst_seconds=0.02)
+    dataset = make("a")
+    assert dataset[3][".txt"] == text_of(3)
+    wait_until(lambda: downloads(web, "a"))
+    assert [dataset[row][".txt"] for row in range(8, 12)] == [text_of(row) for row in range(8, 12)]
+    assert dataset.stats().range_requests == 5
+
+
+def test_the_share_of_a_process(monkeypatch):
+    """Of as many as the job has ranks, and of some in a worker of a loader."""
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert upcoming.processes_of_job() == 16
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert upcoming.processes_of_job() == 16 * 8
+    monkeypatch.delenv("WORLD_SIZE")
+    assert upcoming.processes_of_job() == 8
+
+
+@pytest.mark.parametrize(("code", "part"), [(503, 0.5), (429, 0.5), (500, 1.0)])
+@pytest.mark.usefixtures("no_waits")
+def test_a_store_that_has_too_many_requests(web, make, code, part):
+    """Halves what the process asks for."""
+    dataset = make("a")
+    assert dataset[3][".txt"] == text_of(3)
+    web.faults["/a.tar"] = [status(code), *web.faults["/a.tar"]]
+    assert dataset[9][".txt"] == text_of(9)
+    assert dataset._collection.provider._by_ranges._pace._part == part
 
 
 def test_the_names_of_a_sample_are_the_same(web, make, held):

@@ -20,6 +20,7 @@ FLAGS = (
     "has_ranges",
     "has_table",
     "is_spent",
+    "may_ask",
 )
 
 
@@ -38,10 +39,11 @@ def test_each_case():
         found = choose(shard, NOW)
         counts[found] += 1
         is_ready = shard.has_ranges and shard.has_table and not shard.is_spent and shard.retry_at <= NOW
+        is_early = is_ready and shard.has_early_reads and shard.will_arrive and not shard.has_failed
         by_mode = {
             "range": True,
             "auto": is_ready and not shard.is_downloading,
-            "fetch": is_ready and shard.has_early_reads and shard.will_arrive and not shard.has_failed,
+            "fetch": is_early and (shard.may_ask or not shard.is_downloading),
         }
         assert can_range(shard, NOW) == is_ready
         assert reads_ranges(shard, NOW) == by_mode[shard.mode]
@@ -49,6 +51,8 @@ def test_each_case():
             assert found is (Access.IN_PLACE if shard.is_in_place else Access.CACHED)
         elif by_mode[shard.mode]:
             assert found is Access.RANGES
+        elif is_early and shard.mode == "fetch":
+            assert found is Access.TURN
         else:
             assert found is (Access.WAIT if shard.is_downloading else Access.DOWNLOAD)
     assert min(counts.values()) > 0

@@ -17,7 +17,7 @@ from tests.support.tars import publish
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache.space import table_allowance
 from wids.events import Fetched, RangesRead
-from wids.policy import prefetching
+from wids.policy import pace, prefetching
 from wids.simulate import job
 from wids.simulate.run import Simulation
 
@@ -102,6 +102,25 @@ def test_batches_that_are_under_way_do_not_stop_for_their_shard():
     # Both batches until 0.2; the third is drawn at 0.15, the fourth at 1.15, and the shard came at 0.7 or later.
     assert found.total("range_requests") == 30
     assert found.epoch_seconds == pytest.approx([10.15])
+
+
+def test_a_node_that_has_spent_its_share_of_requests_waits_for_its_shard(set_limits):
+    """The first batch comes by ranges, twice its share; the next ones when it is their turn: 5 requests a second."""
+    set_limits(pace, job_rate=5.0)
+    found = simulate(one_shard(bandwidth=100.0, latency=0.1, workers=1))
+    assert (found.total("range_requests"), found.total("shards")) == (100, 1)
+    assert found.first_seconds == pytest.approx([1.1])
+    assert found.waits == pytest.approx({0: 1.1, 1: 1.2, 2: 3.0, 5: 3.0, 8: 3.0})
+    assert found.requests[0] == 11
+    assert max(count for second, count in found.requests.items() if second) == 10
+
+
+def test_a_shard_that_comes_first_is_not_asked_for_again(set_limits):
+    """The next batches wait for the shard alone, which comes before it is their turn."""
+    set_limits(pace, job_rate=1.0)
+    found = simulate(one_shard(bandwidth=400.0, latency=0.1, workers=1))
+    assert (found.total("range_requests"), found.total("shards")) == (10, 1)
+    assert list(found.waits) == [0, 1]
 
 
 def test_no_latency_and_all_the_time():

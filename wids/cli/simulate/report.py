@@ -31,6 +31,8 @@ _TRAFFIC = {
     "again bytes": "again_bytes",
     "evicted": "evicted",
 }
+# GET and HEAD requests in a second that S3 answers for each prefix, as Amazon says.
+STORE_REQUESTS = 5_500
 _RANGES = {"samples by ranges": "range_requests", "range bytes": "range_bytes"}
 _WAITED = {"waited for": "waited"}
 
@@ -220,6 +222,14 @@ def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch
     yield ReportRow("compute_seconds", compute)
     yield ReportRow("stalled_seconds", stalled, "stalls", stalls)
     yield ReportRow("stalled_steps", len(found.waits))
+    most = max(found.requests.values(), default=0)
+    asked = {"most_a_second": most, "total": sum(found.requests.values())}
+    words = f"at most {most:,} in a second, {asked['total']:,} in all"
+    if most > STORE_REQUESTS:
+        words += (
+            f"; a store as S3 answers {STORE_REQUESTS:,} in a second for one prefix: spread the shards over several"
+        )
+    yield ReportRow("requests", asked, "requests", words if most else "")
     yield ReportRow("steps", steps)
     given_up = (
         found.stopped_at is not None and f"given up at step {found.stopped_at:,} of {steps:,}; more is read at a time"
