@@ -20,8 +20,11 @@ from wids.errors import ChangedShardError, FetchDeniedError, FetchError, Unreach
 from wids.policy import prefetching
 from wids.transport import buckets, download, filesystems
 from wids.transport.buckets import GoogleSource, S3Source
+from wids.transport.failures import InterruptedTransferError
 from wids.transport.range_client import ShardBytes
 from wids.transport.session import Session
+from wids.transport.source import Sink
+from wids.transport.spans import Span
 from wids.transport.stores import AsyncSource, open_source
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -130,7 +133,7 @@ def test_one_signature_for_the_ranges_of_an_object(store, fetch, set_limits):
     """It covers neither the range nor the URL's query, and is made again when it is old."""
     assert fetch(store.options) == BODY
     assert len(store.ranges) > 5
-    (signature,) = {headers["authorization"] for headers in store.headers}
+    ((signature, _),) = {(headers["authorization"], headers["amz-sdk-invocation-id"]) for headers in store.headers}
     assert signature.startswith("AWS4-HMAC-SHA256 Credential=AKIAME/")
     assert "range" not in signature
     assert set(store.requests) == {PATH}
@@ -138,6 +141,16 @@ def test_one_signature_for_the_ranges_of_an_object(store, fetch, set_limits):
     set_limits(filesystems, signed_seconds=0.0)
     assert fetch(store.options) == BODY
     assert len({headers["amz-sdk-invocation-id"] for headers in store.headers}) > 5
+
+
+def test_signatures_of_many_objects(store, fetch, monkeypatch):
+    """Only so many are kept."""
+    monkeypatch.setattr(buckets, "_MAX_SIGNED", 3)
+    for k in range(5):
+        store.add(f"/bucket/{k}.tar", BODY)
+        assert fetch(store.options, f"s3://bucket/{k}.tar") == BODY
+    filesystem, _ = filesystems.open_filesystem(URL, Session(store.options), tries_once=True)
+    assert len(buckets._signatures[filesystem]) <= 3
 
 
 def test_options_of_requests(store, fetch):
@@ -240,7 +253,7 @@ def test_a_broken_range_keeps_its_bytes(store, fetch, fault):
     store.faults[PATH] = [whole, fault, whole]
     assert fetch(store.options) == BODY
     wanted = sum(min(hi, len(BODY)) - lo for _, lo, hi in store.ranges)
-    assert len(BODY) < wanted < len(BODY) + RANGE
+    assert len(BODY) < wanted < len(BODY) + RANGE + (fault is reset)  # which may drop bytes that have come
 
 
 @pytest.mark.parametrize("url", [URL, GS_URL])
@@ -410,16 +423,35 @@ def test_an_emulator_of_google(gs, fetch, monkeypatch):
     assert place.requests(url)
 
 
-def test_another_generation(google, fetch, set_limits):
-    """An answer of another one than that of the look is refused before its bytes count."""
-    set_limits(prefetching, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
-
-    def new(handler, body):
+def test_another_generation(google, fetch):
+    """An answer of another one than that of the look is refused, before its bytes count; a download begins anew."""
+    written = []
+    with open_source(GS_URL, Session(google.options)) as source:
+        source.stat()
         google.put(NEW, "2")
-        said(replaced(NEW), x_goog_generation="2")(handler, body)
+        google.faults[MEDIA] = [said(whole, x_goog_generation="2")]
+        sink = Sink(lambda _: None, lambda *part: written.append(part))
+        with pytest.raises(InterruptedTransferError, match="changed"):
+            filesystems.run(source.read(Span(0, 10), sink))
+        assert not written
+        source.stat()
+        filesystems.run(source.read(Span(0, 10), sink))
+        assert b"".join(data for _, data in written) == NEW[:10]
 
-    google.faults[MEDIA] = [said(whole, x_goog_generation="1"), new, said(whole, x_goog_generation="2")]
-    assert fetch(google.options, GS_URL) == NEW
+    def old(handler, body):
+        google.put(BODY, "3")
+        said(whole, x_goog_generation="2")(handler, body)
+
+    google.faults[MEDIA] = [old, said(whole, x_goog_generation="3")]
+    assert fetch(google.options, GS_URL) == BODY
+
+
+def test_no_time_ends_a_download_from_google(google):
+    """But silence: the client itself would end it after five minutes."""
+    for precedence, total in ((filesystems.Precedence(is_ahead=False), None), (None, "unset")):
+        with open_source(GS_URL, Session(google.options), precedence=precedence) as source:
+            limits = filesystems.run(source.prepare())[2].get("timeout")
+        assert getattr(limits, "total", "unset") == total
 
 
 def test_a_broken_range_of_google(google, fetch, set_limits):
