@@ -45,29 +45,39 @@ class _Work:
         fetch: a batch of indices -> a batch.
         tasks: (indices, where the batch or its error goes); None: a thread is to end.
         device: the current CUDA device, if batches are to be pinned; else None.
+        has_gradients, is_inference: torch's modes of the loop's thread when the iteration began.
         count: of threads.
         is_over: nothing more is asked for.
     """
 
     def __init__(self, fetch: Callable[[Any], Any], device: int | None, count: int) -> None:
         self.fetch, self.device, self.count = fetch, device, count
+        self.has_gradients, self.is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.tasks: queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self.is_over = False
 
-    def run(self, started: queue.SimpleQueue[None]) -> None:
+    def run(self, started: queue.SimpleQueue[BaseException | None]) -> None:
         """Make batches, in a thread."""
         try:
-            seeds.share_generators()
-            torch.get_num_threads()  # else torch's first call of its own sets what is set for all
-            torch.set_num_threads(1)  # as in torch's workers; of this thread
-            if self.device is not None:
-                torch.cuda.set_device(self.device)
-        finally:
-            started.put(None)
-        while (task := self.tasks.get()) is not None and not self.is_over:
-            task[1].put(self._make(task[0]))
-            del task
+            self._set_up()
+        except BaseException as error:  # noqa: BLE001 - the loop raises it
+            _running.pop(threading.current_thread(), None)
+            started.put(error)
+            return
+        started.put(None)
+        with torch.inference_mode(self.is_inference), torch.set_grad_enabled(self.has_gradients):
+            while (task := self.tasks.get()) is not None and not self.is_over:
+                task[1].put(self._make(task[0]))
+                del task
         _running.pop(threading.current_thread(), None)
+
+    def _set_up(self) -> None:
+        """Let this thread be as a worker process of torch's."""
+        seeds.share_generators()
+        torch.get_num_threads()  # else torch's first call of its own sets what is set for all
+        torch.set_num_threads(1)  # of this thread
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
 
     def end(self) -> None:
         """Let the threads end, each after the batch at hand."""
@@ -79,6 +89,10 @@ class _Work:
         try:
             batch = self.fetch(indices)
             return (batch if self.device is None else _pin(batch)), None
+        except StopIteration as error:  # would end the loop, as if the epoch were over
+            found = RuntimeError("the dataset or collate_fn raised StopIteration")
+            found.__cause__ = error
+            return None, found
         except BaseException as error:  # noqa: BLE001 - the loop raises it
             return None, error
 
@@ -120,6 +134,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         try:
             batch, error = self._answers[0].get(timeout=self._timeout or None)
         except queue.Empty:
+            self._shutdown_workers()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self._answers.popleft()
         self._rcvd_idx += 1
@@ -184,14 +199,23 @@ def check(loader: Any) -> None:
 def _start(work: _Work) -> None:
     """Start threads, and wait until each is set up: torch takes over, for new threads, what was set last."""
     torch_threads = torch.get_num_threads()
-    started: queue.SimpleQueue[None] = queue.SimpleQueue()
-    for _ in range(work.count):
-        thread = threading.Thread(target=work.run, args=(started,), daemon=True, name="wids-loader")
-        _running[thread] = work
-        thread.start()
-    for _ in range(work.count):
-        started.get()
-    torch.set_num_threads(torch_threads)
+    started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    try:
+        for _ in range(work.count):
+            thread = threading.Thread(target=work.run, args=(started,), daemon=True, name="wids-loader")
+            _running[thread] = work
+            thread.start()
+        for _ in range(work.count):
+            if (error := started.get()) is not None:
+                raise error  # noqa: TRY301 - as one that could not be started
+    except BaseException:
+        work.end()
+        for thread, own in list(_running.items()):
+            if own is work and not thread.is_alive():
+                _running.pop(thread, None)
+        raise
+    finally:
+        torch.set_num_threads(torch_threads)
 
 
 def _pin(batch: Any) -> Any:

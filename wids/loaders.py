@@ -426,6 +426,7 @@ class ResumableLoader(Counting):
             return iter(self._loader)
         from wids import loader_threads
 
+        loader_threads.check(self._loader)  # its attributes may have been assigned since
         return loader_threads.ThreadIterator(self._loader)
 
     def _check_start(self, skipped: int) -> None:

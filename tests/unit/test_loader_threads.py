@@ -235,6 +235,59 @@ def test_a_batch_that_takes_too_long():
     data.gate.set()
 
 
+@pytest.mark.parametrize("step", ["_set_up", "start"])
+def test_a_thread_that_cannot_begin(monkeypatch, step):
+    """Is an error of the loop, which waits for none; those that have begun end."""
+    calls = []
+
+    def fail(*_):
+        calls.append(step)
+        if len(calls) == 2:
+            raise RuntimeError("can't start new thread")
+        return before(*_)
+
+    owner = loader_threads._Work if step == "_set_up" else threading.Thread
+    before = getattr(owner, step)
+    monkeypatch.setattr(owner, step, fail)
+    threads = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        next(iter(make(Numbers())))
+    monkeypatch.undo()
+    join_threads("wids-loader")
+    assert torch.get_num_threads() == threads
+    loader_threads._end()
+    assert len(list(make(Numbers()))) == 12
+
+
+def test_a_batch_that_raises_stop_iteration():
+    """Does not end the epoch, as if it were over."""
+
+    def collate(samples):
+        return next(iter(())) if len(samples) == 4 else samples
+
+    loader = make(Numbers(), collate_fn=collate)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(loader)
+    assert loader.state_dict()["position"] == 0
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_modes_of_the_loop(mode):
+    """Hold in its threads, as in a process that is forked then."""
+    with mode():
+        expected = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        loader = make(Numbers(), collate_fn=lambda _: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        assert set(loader) == {expected}
+
+
+def test_settings_that_are_assigned_later():
+    """Are looked at when an iteration begins: no epoch is empty."""
+    loader = make(Numbers())
+    loader.num_workers = 0
+    with pytest.raises(InputError, match="needs num_workers of at least 1"):
+        list(loader)
+
+
 def test_pinned_memory(monkeypatch):
     """In the threads, which use the device of the loop."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -95,6 +95,7 @@ THREADS = {
     "serve/sample": {"wids-sample": POOL},
     "tables/member_tables": {None: POOL},
     "transport/filesystems": {"fsspecIO": MOMENT},  # fsspec starts it
+    "transport/plain_http": {"wids-http": "it waits for a server alone, in the standard library"},
 }
 
 
