@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -140,7 +139,7 @@ def write_indexes(directory: Path, n: int) -> None:
 def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
     """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
     least = min(n, compiled_files.LIMITS.min_shards) if is_compiled else sys.maxsize
-    compiled_files.LIMITS = replace(compiled_files.LIMITS, min_shards=least)
+    compiled_files.LIMITS = compiled_files.LIMITS._replace(min_shards=least)
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
     dataset = ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)

@@ -20,7 +20,6 @@ import math
 import re
 import sys
 import time
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -418,6 +417,8 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text[:60]!r} is not a size; write it like 10GB, 500MiB, 1.5T or 1e9 (bytes)")
+    from fractions import Fraction  # whose import takes as long as a module of ours, and sizes are seldom texts
+
     number, prefix, binary = found.groups()
     factor = (1024 if binary else 1000) ** (_PREFIXES.index(prefix.lower()) + 1) if prefix else 1
     return int(Fraction(number) * factor)

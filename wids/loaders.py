@@ -13,11 +13,11 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from wids.errors import InputError, StateError, a_kind, shown
@@ -84,8 +84,7 @@ def resumable(
     return loader
 
 
-@dataclass(frozen=True)
-class _BySamples:
+class _BySamples(msgspec.Struct, frozen=True):
     """Batches of a sampler of ours: the first ``size`` of its indices, the next, ..."""
 
     sampler: Any
@@ -126,8 +125,7 @@ class _BySamples:
         return state
 
 
-@dataclass(frozen=True)
-class _ByBatches:
+class _ByBatches(msgspec.Struct, frozen=True):
     """Batches of a batch sampler that counts them itself; one of ours knows its iterations (``has_runs``)."""
 
     sampler: Any

@@ -4,7 +4,6 @@ import contextlib
 import queue
 import threading
 import time
-from dataclasses import replace
 
 from wids.cache import arrivals, background, prefetch, shard_download, space, usage_hints
 from wids.readers import provider, range_provider
@@ -39,7 +38,7 @@ def set_limits(module, patch=setattr, **changes):
         patch: a monkeypatch's ``setattr``; in a child process the plain one does.
         changes: fields of ``module.LIMITS``; it has no others.
     """
-    patch(module, "LIMITS", replace(module.LIMITS, **changes))
+    patch(module, "LIMITS", module.LIMITS._replace(**changes))
 
 
 class PrefetchClock:

@@ -5,11 +5,10 @@ Pure. One value for the folder: the default is in force, and tests put another o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLimits:
+class CacheLimits(NamedTuple):
     """Clocks and limits of the cache.
 
     Attributes:

@@ -15,7 +15,6 @@ import os
 import re
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -38,8 +37,7 @@ _FEW = 2000
 _PID = re.compile(r"([0-9]+)-")
 
 
-@dataclass(frozen=True, slots=True)
-class WatchLimits:
+class WatchLimits(NamedTuple):
     """How much a watch costs; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -30,7 +30,6 @@ import json
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 from zlib import crc32
 
@@ -91,8 +90,7 @@ class Invariant(NamedTuple):
     holds: Callable[[Any, Sections], bool]
 
 
-@dataclass(frozen=True)
-class Unpacked(Generic[F]):
+class Unpacked(msgspec.Struct, Generic[F], frozen=True):
     """A file that was opened.
 
     Attributes:

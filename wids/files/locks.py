@@ -20,8 +20,7 @@ import re
 import threading
 import time
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wids.errors import CacheError
 from wids.events import Waited, emit, logger
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
 
-@dataclass(frozen=True, slots=True)
-class LockLimits:
+class LockLimits(NamedTuple):
     """Times of locks; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -15,8 +15,7 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledLimits:
+class CompiledLimits(NamedTuple):
     """The indexes that are compiled and compared. Tests replace the default.
 
     Attributes:

@@ -12,11 +12,12 @@ ranks together have had; blocks before it need not be known. Pure.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, pairwise
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from wids.errors import InputError, StateError
@@ -98,7 +99,7 @@ class BatchConfig:
             block: rows of a block; None: enough to choose from, within a chunk.
         """
         return cls(
-            lanes_config=replace(config, world=config.lanes, rank=0),
+            lanes_config=msgspec.structs.replace(config, world=config.lanes, rank=0),
             rule=rule,
             rows=block or min(rule.rows, max(config.plan.chunk_rows(), 1)),
             seed=seed,
@@ -288,7 +289,7 @@ class BatchConfig:
 
     def mixed_ranges(self, place: BatchPlace) -> list[tuple[int, int, int]]:
         """See `EpochConfig.mixed_ranges`."""
-        config = replace(self.lanes_config, world=self.world)
+        config = msgspec.structs.replace(self.lanes_config, world=self.world)
         return config.mixed_ranges(EpochPosition(place.epoch, place.position))
 
 

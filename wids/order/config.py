@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from wids.files.held import Held
@@ -111,8 +112,7 @@ class Setting(Held):
         sampler._settings = replace(sampler._settings, **{self._name: value})  # noqa: SLF001 - likewise
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EpochConfig:
+class EpochConfig(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What the epochs of one rank depend on.
 
     Attributes:

@@ -36,8 +36,9 @@ cursor is never changed, only replaced by another:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from wids.order.config import EpochConfig
@@ -45,16 +46,14 @@ if TYPE_CHECKING:
     from wids.order.state import EpochPosition
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(msgspec.Struct, frozen=True):
     """Nothing was chosen, loaded or begun."""
 
     epoch: ClassVar[int] = 0
     is_named: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """`set_epoch` chose the epoch that comes next; ``begun`` is what began last, if anything."""
 
     epoch: int
@@ -62,8 +61,7 @@ class Chosen:
     is_named: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """A state was loaded: a place, and the order that it is a place in. ``is_named``: `set_epoch` named its epoch."""
 
     place: EpochPosition
@@ -76,8 +74,7 @@ class Loaded:
         return self.place.epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(msgspec.Struct, frozen=True):
     """An iteration has begun; it runs, or was left. ``is_named``: `set_epoch` has named its epoch since."""
 
     run: Run
@@ -89,8 +86,7 @@ class Running:
         return self.run.place.epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """An iteration was drawn to its end. ``run``: None in a copy. ``is_named``: as it was when that ended."""
 
     epoch: int
@@ -104,7 +100,7 @@ Cursor = NotStarted | Chosen | Loaded | Running | Finished
 def choose(cursor: Cursor, epoch: int) -> Cursor:
     """The cursor after ``set_epoch(epoch)``."""
     if isinstance(cursor, Loaded) and cursor.epoch == epoch:
-        return replace(cursor, is_named=True)
+        return msgspec.structs.replace(cursor, is_named=True)
     begun = _begun(cursor)
     if isinstance(begun, Running) and begun.epoch == epoch:
         return Running(begun.run, is_named=True)
@@ -113,7 +109,7 @@ def choose(cursor: Cursor, epoch: int) -> Cursor:
 
 def load(cursor: Cursor, loaded: Loaded) -> Cursor:
     """The cursor after a state was loaded."""
-    return replace(loaded, is_named=cursor.is_named and cursor.epoch == loaded.epoch)
+    return msgspec.structs.replace(loaded, is_named=cursor.is_named and cursor.epoch == loaded.epoch)
 
 
 def finish(cursor: Cursor, run: Run) -> Cursor:
@@ -122,7 +118,7 @@ def finish(cursor: Cursor, run: Run) -> Cursor:
     if not isinstance(begun, Running) or begun.run is not run:
         return cursor
     finished = Finished(begun.epoch, run, begun.is_named)
-    return replace(cursor, begun=finished) if isinstance(cursor, Chosen) else finished
+    return msgspec.structs.replace(cursor, begun=finished) if isinstance(cursor, Chosen) else finished
 
 
 def without_run(cursor: Cursor) -> Cursor:

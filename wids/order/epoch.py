@@ -21,10 +21,10 @@ in lane T % L.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from wids.order.lane import Lane, cut_chunks, slice_chunks
@@ -59,8 +59,7 @@ def nominal_start(epoch: int, *, size: int, origin: int, world: int) -> int:
     return max(origin + -((origin - epoch * size) // world) * world, origin % world)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that the order of every epoch depends on.
 
     Attributes:
@@ -118,7 +117,8 @@ class Plan:
         if self.copies is None:
             return EpochOrder(self, number, shift=shift)
         draw = self.copies.draw(number)
-        return _WeightedOrder(replace(self, boundaries=draw.boundaries, copies=None), number, shift=shift, draw=draw)
+        plan = msgspec.structs.replace(self, boundaries=draw.boundaries, copies=None)
+        return _WeightedOrder(plan, number, shift=shift, draw=draw)
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from wids.errors import InputError, a_kind
@@ -36,8 +37,7 @@ def _nothing() -> None:
     """None: a dataset does not have it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inside:
+class Inside(msgspec.Struct, frozen=True, kw_only=True):
     """What samplers, mixtures and prefetching need of a dataset, and programs do not.
 
     The dataset's class hands it out by a method ``__wids__()``; a class without one is a stranger's.
@@ -75,8 +75,7 @@ def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
     return None if inside is None else inside.mixed_parts()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Consecutive indices of a dataset: ``first .. first + count``.
 
     They lie at the consecutive places from ``place`` on, or at ``places``: (count,).

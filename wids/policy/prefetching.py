@@ -6,15 +6,13 @@ ranges by them; so do simulations, which therefore cannot drift from the real ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchLimits:
+class PrefetchLimits(NamedTuple):
     """The constants of prefetching; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from wids.errors import ChangedShardError, ClosedReaderError, ShardError, ShardReadError, TarError, TruncatedShardError
 from wids.events import logger
@@ -39,8 +38,7 @@ _TAG_SHIFT = 44
 _tags = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLimits:
+class BlockLimits(NamedTuple):
     """How large blocks are, and which are worth reading; the default is in force, and tests put another in its place.
 
     Attributes:

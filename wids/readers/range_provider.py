@@ -7,9 +7,8 @@ headers.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.cache.book import ShardBook
 from wids.cache.upcoming import processes_of_job
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
     from wids.tables.table import Group, KeyRule, MemberTable
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyReadLimits:
+class EarlyReadLimits(NamedTuple):
     """Times of reads before a shard's download ends; the default is in force, tests put another in its place.
 
     Attributes:

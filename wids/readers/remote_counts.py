@@ -13,7 +13,6 @@ import hashlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -49,8 +48,7 @@ _AT_A_TIME = 16
 _ADVICE = "make an index of all of them (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs"
 
 
-@dataclass(frozen=True, slots=True)
-class CountLimits:
+class CountLimits(NamedTuple):
     """How often a long count reports its progress; the default is in force, tests put another one in its place.
 
     Attributes:

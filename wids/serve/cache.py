@@ -10,8 +10,7 @@ import math
 import secrets
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.routing import Route
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 ROWS, _OTHERS = 200, 50
 
 
-@dataclass(frozen=True, slots=True)
-class LiveLimits:
+class LiveLimits(NamedTuple):
     """How often a directory is looked at; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from starlette.routing import Route
@@ -49,8 +49,7 @@ _NUMBERS, _NESTED = (
 _LABELS = ("label", "cls", "class", "category")
 
 
-@dataclass(frozen=True)
-class EpochLimits:
+class EpochLimits(NamedTuple):
     """How much one answer may take.
 
     Attributes:

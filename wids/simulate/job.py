@@ -8,6 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from wids.order.batch_epochs import BatchConfig
@@ -241,7 +242,7 @@ class TrainingJob:
             own = (GivenChunks(chunks[rank :: self.world]).config(self.settings) for rank in range(self.world))
             return [Course(config=config, ends=ends) for config in own]
         config = sampler_config(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
-        return [Course(config=replace(config, rank=rank), ends=ends) for rank in range(self.world)]
+        return [Course(config=msgspec.structs.replace(config, rank=rank), ends=ends) for rank in range(self.world)]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import AlikeKeys, BytesUnread, emit, logger
@@ -43,8 +42,7 @@ _MAX_PUBLISHED_BYTES, _UNKNOWN_BYTES = 512 << 20, 32 << 20
 NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderLimits:
+class HeaderLimits(NamedTuple):
     """Limits of reading headers one by one; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,8 +74,7 @@ class _Missing(msgspec.Struct):
 _MISSING = JsonParser(_Missing)
 
 
-@dataclass(slots=True)
-class _Asking:
+class _Asking(msgspec.Struct):
     """This process asks for the first tables of a directory: the lock of that, and how many of its threads ask."""
 
     lock: contextlib.ExitStack

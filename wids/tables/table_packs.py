@@ -20,7 +20,6 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
 
 
-@dataclass(frozen=True, slots=True)
-class PackLimits:
+class PackLimits(NamedTuple):
     """Limits of requests for packs; the default is in force, and tests put another one in its place.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import gc
 import io
 import os
@@ -483,7 +482,7 @@ def _full_limit(suite: ShardProviderSuite) -> int | None:
 def _make_space(home: Path, limit: int | None, seconds: float) -> list[bytes] | str:
     """As a process that downloads a shard into a cache of ``limit`` bytes: its samples, or "full" in the end."""
     data = shards.shard("c", 3, 40_000)
-    limits.LIMITS = dataclasses.replace(limits.LIMITS, wait_seconds=seconds)  # in this process, which ends
+    limits.LIMITS = limits.LIMITS._replace(wait_seconds=seconds)  # in this process, which ends
     provider = AutoProvider(cache_dir=str(home / "cache"), cache_local=True, cache_size=limit)
     (home / "c.tar").write_bytes(data)
     try:

@@ -24,7 +24,6 @@ import re
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
@@ -79,8 +78,7 @@ _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
 _EXPIRED = frozenset({401, 403, 410})
 
 
-@dataclass(frozen=True, slots=True)
-class HubLimits:
+class HubLimits(NamedTuple):
     """How long answers of the Hub are used. Tests replace the default.
 
     Attributes:

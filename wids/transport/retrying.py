@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from wids.errors import WidsError
 from wids.events import Retried, emit
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLimits:
+class RetryLimits(NamedTuple):
     """The limits of retries; the default applies; tests replace it.
 
     Attributes:
