@@ -8,11 +8,10 @@ before. An answer that a store is overloaded halves its share for a while. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PaceLimits:
+class PaceLimits(NamedTuple):
     """The default is in force; tests put another in its place.
 
     Attributes:

@@ -260,9 +260,11 @@ class _Exchange:
             if not place:
                 return _answer_of(response, url)
             self._close()
-            url = urljoin(url, place).partition("#")[0]
-            if "Set-Cookie" in headers or not _PLAIN.fullmatch(url):
+            with contextlib.suppress(ValueError):  # of what is no URL
+                place = urljoin(url, place).partition("#")[0]
+            if "Set-Cookie" in headers or not _PLAIN.fullmatch(place):
                 break
+            url = place
         raise NeedsMoreError
 
     def _send(self, url: str) -> http.client.HTTPResponse:

@@ -224,7 +224,8 @@ def test_redirects_that_lead_nowhere(server, tmp_path):
     """To a file, round in a circle, or to no place at all: an error, and nothing local is read."""
     secret = tmp_path / "secret.json"
     secret.write_bytes(BODY)
-    for fault in (redirect(f"file://{secret}"), redirect(str(server.url) + "/a.json"), status(302)):
+    places = f"file://{secret}", f"{server.url}/a.json", "http://x]0/a.json"
+    for fault in (*map(redirect, places), status(302)):
         with pytest.raises(FetchError):
             download.read_bytes(server.add("/a.json", b"", fault))
 
