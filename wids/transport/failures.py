@@ -119,7 +119,14 @@ class CancelledTransferError(Exception):
 
 def words_of(error: BaseException, url: str = "") -> str:
     """The message or the name of an error about ``url``, without the secrets of URLs."""
-    return without_secrets(str(error), url) or type(error).__name__
+    return without_secrets(_text_of(error), url) or type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    """The message of an error; "": it has none. Of a URL with a port above 65535, aiohttp cannot say it."""
+    with contextlib.suppress(ValueError):
+        return str(error)
+    return ""
 
 
 def public_cause(error: Exception, url: str) -> Exception | None:
@@ -131,7 +138,7 @@ def public_cause(error: Exception, url: str) -> Exception | None:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        if without_secrets(text := str(each), url) != text or not is_harmless(text):
+        if without_secrets(text := _text_of(each), url) != text or not is_harmless(text):
             return None
         each = each.__cause__ or each.__context__
     return error

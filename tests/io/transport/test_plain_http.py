@@ -224,7 +224,7 @@ def test_redirects_that_lead_nowhere(server, tmp_path):
     """To a file, round in a circle, or to no place at all: an error, and nothing local is read."""
     secret = tmp_path / "secret.json"
     secret.write_bytes(BODY)
-    places = f"file://{secret}", f"{server.url}/a.json", "http://x]0/a.json"
+    places = f"file://{secret}", f"{server.url}/a.json", "http://x]0/a.json", "http://me@nosuch:99999/"
     for fault in (*map(redirect, places), status(302)):
         with pytest.raises(FetchError):
             download.read_bytes(server.add("/a.json", b"", fault))
