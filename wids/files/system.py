@@ -23,6 +23,7 @@ T = TypeVar("T")
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC
 _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
+_GRANTED_CALLS, _GRANTED_SECONDS = 50, 0.02
 # What network file systems say of an open file whose name may lead to a good one: it was moved to another server, the
 # server was restarted, or the mount's process was.
 _STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
@@ -120,6 +121,23 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         count = pwrite(fd, view, offset)
         view = view[count:]
         offset += count
+
+
+def write_granted(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """As `write_all`, into space that was counted as free: of a file deleted just now it becomes so a moment later.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for _ in range(_GRANTED_CALLS):
+        try:
+            return write_all(fd, data, offset)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        time.sleep(_GRANTED_SECONDS)
+    write_all(fd, data, offset)
+    return None
 
 
 def write_parts(fd: int, parts: Iterable[bytes | memoryview]) -> None:

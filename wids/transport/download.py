@@ -367,7 +367,7 @@ class Transfer:
     def _write(self, at: int, data: bytes) -> None:
         if at < HEAD.hi:
             self._look_at(at, data)
-        system.write_all(self._fd, data, at)
+        system.write_granted(self._fd, data, at)
         self._missing = spans.subtract(self._missing, Span(at, at + len(data)))
 
     def _look_at(self, at: int, data: bytes) -> None:
@@ -401,7 +401,7 @@ class Transfer:
                 self._look_at(at, block)
             if end > reserved:
                 reserved = self._grow_to(end, min(max(at, _MIN_STEP_BYTES), _MAX_STEP_BYTES) if size is None else 0)
-            system.write_all(self._fd, block, at)
+            system.write_granted(self._fd, block, at)
             at = end
         if not source.fills_file:
             os.ftruncate(self._fd, at)  # `reserve` may have made the file longer

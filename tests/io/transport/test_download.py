@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import gc
 import gzip
@@ -544,6 +545,26 @@ def test_a_full_disk_by_any_name(target, monkeypatch, code):
     with pytest.raises(CacheError, match="free space"):
         fetch_body("gs://bucket/a.tar", target)
     assert calls == ["name"]
+
+
+@pytest.mark.parametrize(("times", "error"), [(3, None), (1000, CacheError)], ids=["a moment", "full"])
+@pytest.mark.parametrize("has_ranges", [False, True])
+def test_a_disk_that_is_full_for_a_moment(server, target, monkeypatch, times, error, has_ranges):
+    """The space of a file that another process deleted is free a moment later; a disk that stays full is an error."""
+    server.has_ranges, refused, before = has_ranges, [], os.pwrite
+
+    def pwrite(fd, data, offset):
+        if len(refused) < times:
+            refused.append(offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return before(fd, data, offset)
+
+    monkeypatch.setattr(system, "pwrite", pwrite)
+    monkeypatch.setattr(system, "_GRANTED_CALLS", 5)
+    url = server.add("/a.tar", BODY)
+    with contextlib.nullcontext() if error is None else pytest.raises(error, match="free space"):
+        fetch_body(url, target)
+    assert len(refused) == (times if error is None else 6)
 
 
 def test_a_target_that_is_gone(server, tmp_path):
