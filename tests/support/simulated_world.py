@@ -402,6 +402,7 @@ class World:
         open_source = functools.partial(self._open_source, process)
         if not self.is_copying:
             process.put_in_place_of(process["wids.transport.stores"].open_source, open_source)
+        process.patch("wids.transport.plain_http", "open_plain", lambda _: lambda *_, **__: None)  # all is its server's
         limits = process["wids.cache.limits"]
         limits.LIMITS = type(limits.LIMITS)(wait_seconds=60.0 if self.is_calm else 6.0, stopped_seconds=4.0)
         locks = process["wids.files.locks"]

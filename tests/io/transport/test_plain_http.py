@@ -186,8 +186,9 @@ def test_an_interrupted_read(server, way):
     """Ctrl-C ends it at once, and no thread keeps the process."""
     url = server.add("/a.json", BODY, mute)
     code = (
-        "import sys\n"
+        "import signal, sys\n"
         "from wids.transport import download, plain_http\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's job in the background ignores it
         f"plain_http.is_preferred = lambda: {way == 'plain'}\n"
         "try:\n"
         "    download.read_bytes(sys.argv[1])\n"
