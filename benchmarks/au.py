@@ -240,7 +240,8 @@ class _Feeding:
                 shutil.rmtree(os.path.dirname(cache), ignore_errors=True)
                 os.makedirs(os.path.dirname(cache))
                 try:
-                    for count in (0, accelerators)[self.place == "remote" :]:  # the first one fills the cache
+                    # The first ones fill the cache: an epoch may end before the last of its downloads.
+                    for count in (accelerators,) if self.place == "remote" else (0, 0, accelerators):
                         with self.bench.child(name, **self._environ) as child:
                             child.greet()
                             reply = child.ask("feed", accelerators=count, cache=cache, **request)
