@@ -5,13 +5,15 @@
       +------ batches, in order <-----+
 
 Rules: the loop alone draws indices, so the sampler counts as with worker processes. The threads hold no reference to
-the iteration: one that is left is freed at once, and they end after the batch at hand. The end of the process waits a
-moment for them.
+the iteration: one that is left is freed at once, and they end after the batch at hand. The end of the process
+interrupts that batch, and waits: a thread that loses the interpreter within a call of torch would abort the process.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import queue
 import sys
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-# Seconds that the end of the process waits for batches at hand: a thread in a decoder is not to lose the interpreter.
-_END_SECONDS = 5.0
+# Seconds that the end of the process waits for one call that cannot be interrupted; some wait for ever.
+_END_SECONDS, _POLL_SECONDS = 30.0, 0.1
 _PREFETCH_FACTOR = 2  # torch's, which is None where a loader has no workers
 _running: dict[threading.Thread, _Work] = {}
+
+
+class _EndedError(BaseException):
+    """The process ends: raised in threads, after the call at hand."""
 
 
 class _Work:
@@ -65,11 +71,15 @@ class _Work:
             started.put(error)
             return
         started.put(None)
-        with torch.inference_mode(self.is_inference), torch.set_grad_enabled(self.has_gradients):
-            while (task := self.tasks.get()) is not None and not self.is_over:
-                task[1].put(self._make(task[0]))
-                del task
-        _running.pop(threading.current_thread(), None)
+        try:
+            with torch.inference_mode(self.is_inference), torch.set_grad_enabled(self.has_gradients):
+                while (task := self.tasks.get()) is not None and not self.is_over:
+                    task[1].put(self._make(task[0]))
+                    del task
+        except _EndedError:
+            pass
+        finally:
+            _running.pop(threading.current_thread(), None)
 
     def _set_up(self) -> None:
         """Let this thread be as a worker process of torch's."""
@@ -156,7 +166,10 @@ class ThreadIterator(_BaseDataLoaderIter):
             except StopIteration:
                 self._is_drawn = True
                 return
-            except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
+            except KeyboardInterrupt:
+                self._shutdown_workers()
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised in its turn, after the batches before it
                 self._is_drawn = True
                 answer.put((None, error))
             else:
@@ -225,12 +238,19 @@ def _pin(batch: Any) -> Any:
 
 
 def _end(seconds: float = _END_SECONDS) -> None:
-    """At the end of the process: wait for the batches at hand."""
+    """At the end of the process: end what the threads do, and wait for them; also after another Ctrl-C."""
     until, running = time.monotonic() + seconds, list(_running.items())
     for _, work in running:
         work.end()
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     for thread, _ in running:
-        thread.join(max(until - time.monotonic(), 0))
+        if thread.ident is not None:
+            raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(_EndedError))
+    while running and time.monotonic() < until:
+        with contextlib.suppress(KeyboardInterrupt):
+            running[-1][0].join(min(_POLL_SECONDS, seconds))
+            if not running[-1][0].is_alive():
+                running.pop()
 
 
 atexit.register(_end)

@@ -153,7 +153,8 @@ def test_an_iteration_that_is_over_has_no_threads(how):
 
 
 PROGRAM = """
-import atexit, sys, threading
+import atexit, os, signal, sys, threading, time
+import torch
 from torch.utils.data import DataLoader
 import wids
 from wids import loader_threads
@@ -161,13 +162,17 @@ from wids import loader_threads
 if sys.argv[1] == "stuck":
     atexit.unregister(loader_threads._end)
     atexit.register(loader_threads._end, 0.05)
-data, never = list(range(48)), threading.Event()
+data, never, began = list(range(48)), threading.Event(), threading.Event()
 loaded = []
 
 def collate(samples):
     loaded.append(samples)
     if sys.argv[1] == "stuck" and len(loaded) > 1:
         never.wait()
+    if sys.argv[1] in ("busy", "interrupted") and len(loaded) > 1:
+        began.set()
+        while True:  # hours of short calls of torch, which would abort the process if they lost the interpreter
+            torch.rand(64, 64) @ torch.rand(64, 64)
     return samples
 
 sampler = wids.ChunkedSampler(data, shuffle=False)
@@ -177,12 +182,26 @@ batches = iter(loader)
 print(next(batches))
 if sys.argv[1] == "raises":
     raise ValueError("of the program")
+if sys.argv[1] in ("busy", "interrupted"):
+    assert began.wait(60)
+if sys.argv[1] == "interrupted":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end, join = loader_threads._end, threading.Thread.join
+
+    def interrupt(thread, timeout=None):
+        threading.Thread.join = join
+        os.kill(os.getpid(), signal.SIGINT)
+        join(thread, timeout)
+
+    threading.Thread.join = interrupt
+if sys.argv[1] == "busy":
+    sys.exit(3)
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("left", 0), ("raises", 1), ("stuck", 0)])
+@pytest.mark.parametrize(("how", "code"), [("left", 0), ("raises", 1), ("stuck", 0), ("busy", 3), ("interrupted", 0)])
 def test_a_program_that_ends_within_its_loop(how, code):
-    """Ends, also where a thread never does."""
+    """Ends with its own exit code, also where a batch would take hours, or a thread never ends; after Ctrl-C, too."""
     program = [sys.executable, "-W", "error", "-c", PROGRAM, how]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stdout) == (code, "[0, 1, 2, 3]\n")
@@ -224,6 +243,29 @@ def test_the_error_of_a_sampler_comes_in_its_turn():
     with pytest.raises(ValueError, match="no order"):
         found.extend(loader)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_a_sampler_that_ends_the_program(error):
+    """The batches before it are not lost, but to Ctrl-C; and no thread is left, whoever keeps the error."""
+    data = Numbers()
+
+    class Ending(Drawn):
+        state_dict, load_state_dict = wids.ChunkedSampler.state_dict, wids.ChunkedSampler.load_state_dict
+
+        def __iter__(self):
+            for index in super().__iter__():
+                if self.drawn == 24:
+                    raise error
+                yield index
+
+    found, loader = [], make(data, sampler=Ending(data))
+    with pytest.raises(error) as kept:
+        found.extend(loader)
+    join_threads("wids-loader")
+    assert kept.value is not None
+    assert len(found) == (1 if error is KeyboardInterrupt else 5)
+    assert loader.state_dict()["position"] == 4 * len(found)
 
 
 def test_a_batch_that_takes_too_long():
