@@ -341,8 +341,11 @@ def test_pinned_memory(monkeypatch):
     devices = queue.SimpleQueue()
     monkeypatch.setattr(torch.cuda, "set_device", devices.put)
 
-    class Batch(list):
+    class Batch:
         pinned = None
+
+        def __init__(self, samples):
+            self.samples = samples
 
         def pin_memory(self):
             self.pinned = threading.current_thread().name

@@ -146,6 +146,7 @@ async def _make(filesystem: Any, name: str) -> _Signed:
 
 
 async def _call(filesystem: Any, name: str, **options: str) -> Any:
+    options.update(filesystem.req_kw)  # who pays, which newer releases add by themselves
     bucket, options["Key"], version = filesystem.split_path(name)
     if version:
         options["VersionId"] = version
