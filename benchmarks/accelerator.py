@@ -4,7 +4,7 @@
     python benchmarks/accelerator.py --cpu           tiny, without a GPU: tests the script
 
 It needs torch and torchvision beside this package, and no network; torchcodec and nvidia-smi are used where they are.
-The data are made first: JPEG pictures of about 85 kB in tar shards.
+The data are made first: JPEG pictures of about 82 kB in tar shards.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ import torch
 import torchvision
 import typer
 from envs import REPOSITORY
+from jpegs import draw
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 import wids
 
-DIFFERENT = 64  # pictures that differ; the others repeat them
+# Pictures that differ, which the others repeat, and their sides, in pixels.
+DIFFERENT, SIDES = 64, (360, 380)
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,15 @@ def about(device: torch.device, workers: int) -> dict[str, Any]:
     return {"card": card, "cpu": machine["cpu"], "cores": machine["cores"], "workers": workers, **versions}
 
 
-def make_pictures(count: int) -> list[bytes]:
-    """JPEG files of 500 x 375 pixels: waves with the noise of a camera."""
-    rng, found = np.random.default_rng(0), []
-    y, x = np.mgrid[:375, :500]
-    for k in range(count):
-        waves = [127 + 100 * np.sin(x / (30 + k % 7) + c) * np.cos(y / (25 + k % 5)) for c in range(3)]
-        pixels = np.clip(np.stack(waves, -1) + rng.normal(0, 18, (375, 500, 3)), 0, 255).astype(np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "JPEG", quality=88)
-        found.append(file.getvalue())
-    return found
+def make_pictures() -> list[bytes]:
+    """JPEG files of about 82 kB."""
+    rng = np.random.default_rng(0)
+    return [draw(rng, SIDES) for _ in range(DIFFERENT)]
 
 
 def make_data(place: str, size: Size) -> dict[str, float]:
     """Shards with their index in ``place``, two of them for tests: bytes of a sample."""
-    pictures = make_pictures(DIFFERENT)
+    pictures = make_pictures()
     for name, shards in (("train", size.shards), ("test", 2)):
         with wids.ShardWriter(os.path.join(place, f"{name}-%03d.tar"), samples=size.samples, name=name) as writer:
             for k in range(shards * size.samples):
@@ -144,7 +139,7 @@ def time_copies(size: Size, device: torch.device) -> dict[str, float]:
 
 def time_jpeg(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
     """Microseconds of a picture to a tensor of bytes, by decoder, and how far its values are from Pillow's."""
-    files = make_pictures(DIFFERENT)
+    files = make_pictures()
     files = [files[k % DIFFERENT] for k in range(size.pictures)]
     given = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
     expected = [torch.from_numpy(np.array(Image.open(io.BytesIO(file)))).permute(2, 0, 1) for file in files]

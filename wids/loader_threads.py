@@ -40,7 +40,7 @@ _PREFETCH_FACTOR = 2  # torch's, which is None where a loader has no workers
 _running: dict[threading.Thread, _Work] = {}
 
 
-class _EndedError(BaseException):
+class _ProcessEndError(BaseException):
     """The process ends: raised in threads, after the call at hand."""
 
 
@@ -76,7 +76,7 @@ class _Work:
                 while (task := self.tasks.get()) is not None and not self.is_over:
                     task[1].put(self._make(task[0]))
                     del task
-        except _EndedError:
+        except _ProcessEndError:
             pass
         finally:
             _running.pop(threading.current_thread(), None)
@@ -245,7 +245,7 @@ def _end(seconds: float = _END_SECONDS) -> None:
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     for thread, _ in running:
         if thread.ident is not None:
-            raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(_EndedError))
+            raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(_ProcessEndError))
     while running and time.monotonic() < until:
         with contextlib.suppress(KeyboardInterrupt):
             running[-1][0].join(min(_POLL_SECONDS, seconds))

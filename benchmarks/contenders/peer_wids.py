@@ -58,6 +58,16 @@ class WidsData(Peer):
 
         return epoch
 
+    def remote_data(self, shards: str, cache: str):
+        """The decoded samples of an index of remote shards, and a sampler of them."""
+        dataset = wids.ShardListDataset(shards, cache_dir=cache, transformations=[])
+        dataset.add_transform(self.decode_sample)
+        return dataset, wids.DistributedChunkedSampler(dataset, shuffle=True)
+
+    def remote_index(self, name: str) -> str:
+        """The URL of a set's index on the server."""
+        return f"{self.url}/tars/{name}/train.json"
+
     def batches(self, dataset, sampler, workers: int, collate):
         """What is iterated in each epoch, for the batches of the sampler's next indices."""
         raise NotImplementedError
@@ -84,16 +94,14 @@ class WidsPeer(WidsData):
 
     def remote_loader(self, name: str, cache: str) -> DataLoader:
         """The same over the server."""
-        return self._remote_loader(f"{self.url}/tars/{name}/train.json", cache)
+        return self._remote_loader(self.remote_index(name), cache)
 
     def hub_loader(self, name: str, cache: str) -> DataLoader:
         """The same by the name of the data set."""
         return self._remote_loader(f"hf://datasets/bench/{name}", cache)
 
     def _remote_loader(self, shards: str, cache: str) -> DataLoader:
-        dataset = wids.ShardListDataset(shards, cache_dir=cache, transformations=[])
-        dataset.add_transform(self.decode_sample)
-        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
+        dataset, sampler = self.remote_data(shards, cache)
         return DataLoader(dataset, batch_size=self.batch, sampler=sampler, num_workers=2)
 
     def prepare_many(self, count: int) -> None:

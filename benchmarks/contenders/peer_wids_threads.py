@@ -20,10 +20,7 @@ class ThreadsPeer(WidsData):
 
     def remote_loader(self, name: str, cache: str):
         """The same over the server."""
-        url = f"{self.url}/tars/{name}/train.json"
-        dataset = wids.ShardListDataset(url, cache_dir=cache, transformations=[])
-        dataset.add_transform(self.decode_sample)
-        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
+        dataset, sampler = self.remote_data(self.remote_index(name), cache)
         return wids.resumable(DataLoader(dataset, self.batch, sampler=sampler, num_workers=2), workers="threads")
 
 

@@ -579,14 +579,13 @@ class _Loop:
             "drop_last": True,
             **changed,
         }
-        if given["num_workers"] and not job.has_threads:
-            given["collate_fn"] = _SendableCollation(given["collate_fn"])
-        loader = DataLoader(**given)
-        if not given["num_workers"] or not job.has_threads:
-            return loader
-        import wids
+        if not given["num_workers"]:
+            return DataLoader(**given)
+        if job.has_threads:
+            import wids
 
-        return wids.resumable(loader, workers="threads")
+            return wids.resumable(DataLoader(**given), workers="threads")
+        return DataLoader(**{**given, "collate_fn": _SendableCollation(given["collate_fn"])})
 
     def _epochs(self, loader: Any) -> Iterator[Iterable[Any]]:
         """The batches of each epoch, until a limit; time counts from the first batch on."""

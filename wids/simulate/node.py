@@ -11,7 +11,6 @@ for no shard.
 from __future__ import annotations
 
 import math
-import operator
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
     from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.link import Process
     from wids.simulate.run import SimulationResult, Traffic
+
+
+# (rank, shard) -> how many of a batch's samples.
+_Samples = dict[tuple[int, int], float]
 
 
 class WaitingStep(NamedTuple):
@@ -174,7 +177,7 @@ class Node:
         self._tables: set[int] = set()  # shards whose tables are known, where none are published
         self._batches: dict[int, Callable[[int], dict[int, float]]] = {}
         self._under_way: set[int] = set()  # batches of which some ranges are still to come
-        self._unread: dict[int, set[tuple[int, int]]] = {}  # batch -> (rank, shard) that it waits for
+        self._unread: dict[int, _Samples] = {}  # batch -> what it waits for
         self._pace, self._rate_of_requests = Pace(), pace.LIMITS.job_rate / job.nodes
         self._own: set[tuple[int, int]] = set()  # downloads that who reads has begun: (rank, shard)
 
@@ -272,57 +275,59 @@ class Node:
 
     def need(self, rank: int, shard: int) -> None:
         """The step that is due cannot begin without a shard."""
-        access = self.access(shard)
-        if access in (Access.WAIT, Access.DOWNLOAD):
+        if self.access(shard) in (Access.WAIT, Access.DOWNLOAD):
             self.pending.add(shard)
             self._demand(rank, shard)
 
     def read(self, batch: int) -> None:
         """A batch is drawn: samples whose shards are not cached are asked for, or their shards are waited for."""
-        missing, size, samples = self.cache.missing, 0.0, 0.0
-        found = []
+        missing, found, unread = self.cache.missing, _Samples(), _Samples()
         for rank, shards_of in self._batches.items() if missing else ():
             for shard, count in shards_of(batch).items():
                 if shard not in missing:
                     continue
                 access = self.access(shard)
                 if access is Access.RANGES:
-                    samples += count
-                    size += count * self.sizes[shard] / self._lengths[shard]
-                    found.append((rank, shard))
-                    self._pace.spend(count)
+                    found[rank, shard] = count
+                    self._pace.spend(count)  # before the next one is looked at
                 elif access is Access.TURN:
-                    self._unread.setdefault(batch, set()).add((rank, shard))
+                    unread[rank, shard] = count
         if found:
-            self._bring(batch, found, size=size, samples=samples)
+            self._bring(batch, found)
+        if unread:
+            self._unread[batch] = unread
 
-    def _wait_for_turn(self, step: int, waits: set[tuple[int, int]]) -> None:
-        """A step needs samples of (rank, shard) that were not asked for, or their shards, whichever comes first."""
-        found = sorted((rank, shard) for rank, shard in waits if shard in self.cache.missing)
+    def _wait_for_turn(self, step: int, waits: _Samples) -> None:
+        """A step needs samples that were not asked for, or their shards, whichever comes first."""
+        found = self._still_missing(waits)
         if not found:
             return
         self.pending.update(shard for _, shard in found)
         seconds = self._pace.seconds_left(self._clock.now, self._rate_of_requests)
         self._clock.start(self._take_turn(step, found, self._clock.now + seconds))
 
-    def _take_turn(self, step: int, waits: list[tuple[int, int]], when: float) -> Process:
+    def _still_missing(self, samples: _Samples) -> _Samples:
+        return {(rank, shard): count for (rank, shard), count in samples.items() if shard in self.cache.missing}
+
+    def _take_turn(self, step: int, waits: _Samples, when: float) -> Process:
         """A process that asks for what has not come by its turn, if the step still waits."""
         yield when
-        found = [(rank, shard) for rank, shard in waits if shard in self.cache.missing]
+        found = self._still_missing(waits)
         waiting = self._progress.waiting
         if not found or waiting is None or waiting.step != step:
             return
-        counts = [self._batches[rank](step).get(shard, 0.0) for rank, shard in found]
-        sizes = [self.sizes[shard] / self._lengths[shard] for _, shard in found]
-        self._pace.spend(sum(counts))
         self.pending.difference_update(shard for _, shard in found)
         self.pending.add(~step)
-        self._bring(step, found, size=sum(map(operator.mul, counts, sizes)), samples=sum(counts))
+        self._pace.spend(sum(found.values()))
+        self._bring(step, found)
 
-    def _bring(self, batch: int, found: list[tuple[int, int]], *, size: float, samples: float) -> None:
-        """Ask for the samples that a batch has of shards."""
+    def _bring(self, batch: int, found: _Samples) -> None:
+        """Ask for samples of a batch."""
+        samples = sum(found.values())
+        size = sum(count * self.sizes[shard] / self._lengths[shard] for (_, shard), count in found.items())
+        rank = next(iter(found))[0]
         self._under_way.add(batch)
-        self._clock.start(self._link.bring(Delivery(found[0][0], -1, round(size), is_urgent=True, batch=batch)))
+        self._clock.start(self._link.bring(Delivery(rank, -1, round(size), is_urgent=True, batch=batch)))
         self._traffic.range_requests += round(samples)
         self._progress.outcome.note_requests(self._clock.now, round(samples))
         self._traffic.range_bytes += round(size)
@@ -359,7 +364,7 @@ class Node:
                 self.need(readers[0][0], shard)
         if cache.again and all(first >= least for shard in cache.again for first, _ in cache.open[shard].values()):
             cache.again.clear()  # these are needed when their first batches are
-        self._wait_for_turn(step, self._unread.pop(step, set()))
+        self._wait_for_turn(step, self._unread.pop(step, {}))
         if step in self._under_way:
             self.pending.add(~step)
 

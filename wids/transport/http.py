@@ -96,15 +96,11 @@ class HttpSource(ByteSource):
         return self._blocks_of(answer, end)
 
     def _blocks_of(self, answer: Answer, end: int | None) -> Iterator[bytes]:
-        ends = end_of_stream(answer.stat.size, end)
-        left = sys.maxsize if end is None else end
-        while left > 0:
+        def read(size: int, ends: float | None) -> bytes:
             limit = None if ends is None else ends - time.monotonic()
-            block = filesystems.run(asyncio.wait_for(answer.read(min(left, BLOCK_BYTES)), limit), go_on=self.go_on)
-            if not block:
-                return
-            yield block[:left]
-            left -= len(block)
+            return filesystems.run(asyncio.wait_for(answer.read(size), limit), go_on=self.go_on)
+
+        return read_blocks(read, answer.stat.size, end)
 
     @property
     def packed_bytes(self) -> int | None:
@@ -203,7 +199,21 @@ def _gives_raw(session: Hashable) -> bool:
     return request is not None and "auto_decompress" in inspect.signature(request).parameters
 
 
-def end_of_stream(size: int | None, end: int | None) -> float | None:
+def read_blocks(read: Callable[[int, float | None], bytes], size: int | None, end: int | None) -> Iterator[bytes]:
+    """The blocks of a stream of an object of ``size`` bytes, up to ``end``.
+
+    Args:
+        read: up to so many bytes, until a moment, see `_end_of_stream`; none at the object's end.
+        size: of the object; None: not known.
+        end: of the stream; None: the object's.
+    """
+    ends, left = _end_of_stream(size, end), sys.maxsize if end is None else end
+    while left > 0 and (block := read(min(left, BLOCK_BYTES), ends)):
+        yield block[:left]
+        left -= len(block)
+
+
+def _end_of_stream(size: int | None, end: int | None) -> float | None:
     """When a stream of an object of ``size`` bytes ends at the latest, by the monotonic clock; None: when it stalls.
 
     A server that sends a byte a minute never stalls, so a request with an end has a total time limit as well.

@@ -27,8 +27,8 @@ from wids import __version__
 from wids.files import forks
 from wids.transport import filesystems
 from wids.transport.failures import StalledTransferError
-from wids.transport.http import GZIP, WITH_CONTENT, Answer, encoding_of, end_of_stream
-from wids.transport.source import BLOCK_BYTES, ByteSource
+from wids.transport.http import GZIP, WITH_CONTENT, Answer, encoding_of, read_blocks
+from wids.transport.source import ByteSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,14 +169,7 @@ class PlainSource(ByteSource):
         """See `ByteSource`."""
         size = self.stat().size
         exchange, answer = cast("tuple[_Exchange, Answer]", (self._exchange, self._answer))
-        ends = end_of_stream(size, end)
-        left = sys.maxsize if end is None else end
-        while left > 0:
-            block = exchange.run(partial(_read, answer, min(left, BLOCK_BYTES)), self.go_on, ends)
-            if not block:
-                return
-            yield block[:left]
-            left -= len(block)
+        return read_blocks(lambda most, ends: exchange.run(partial(_read, answer, most), self.go_on, ends), size, end)
 
     @property
     def packed_bytes(self) -> int | None:
