@@ -38,20 +38,6 @@ KEYS = {"key": "AKIAME", "secret": "sesame", "token": "open"}
 GS_URL, MEDIA, ABOUT = "gs://bucket/a.tar", "/download/storage/v1/b/bucket/o/a.tar", "/storage/v1/b/bucket/o/a.tar"
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """See `backends.s3`."""
-    with backends.s3() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def gs():
-    """See `backends.gs`."""
-    with backends.gs() as found:
-        yield found
-
-
 @pytest.fixture
 def store(server, set_limits, monkeypatch):
     """A server with one object in S3, which does not look at signatures; ``store.options`` reach it; short ranges."""

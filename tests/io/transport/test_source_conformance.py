@@ -25,13 +25,6 @@ from wids.testing import ByteSourceSuite
 from wids.testing.sources import DATA
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """See `backends.s3`."""
-    with backends.s3() as buckets:
-        yield buckets
-
-
 class Store(ByteSourceSuite):
     """The suite, with pieces of any kind."""
 

@@ -55,20 +55,6 @@ def nginx(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """See `backends.s3`."""
-    with backends.s3() as buckets:
-        yield buckets
-
-
-@pytest.fixture(scope="module")
-def gs():
-    """See `backends.gs`."""
-    with backends.gs() as buckets:
-        yield buckets
-
-
 @pytest.fixture
 def memory(tmp_path):
     """A place in fsspec's memory, which is emptied."""
