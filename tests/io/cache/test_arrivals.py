@@ -186,11 +186,17 @@ def test_the_share_of_a_process(monkeypatch):
 
 @pytest.mark.parametrize(("code", "part"), [(503, 0.5), (429, 0.5), (500, 1.0)])
 @pytest.mark.usefixtures("no_waits")
-def test_a_store_that_has_too_many_requests(web, make, code, part):
+def test_a_store_that_has_too_many_requests(web, make, held, code, part):
     """Halves what the process asks for."""
+    refusals = [status(code)]
+
+    def refuse_a_sample(reply, body):
+        is_sample = reply.span and reply.span[1] - reply.span[0] < len(body) // 2
+        (refusals.pop() if is_sample and refusals else held)(reply, body)
+
     dataset = make("a")
     assert dataset[3][".txt"] == text_of(3)
-    web.faults["/a.tar"] = [status(code), *web.faults["/a.tar"]]
+    web.faults["/a.tar"] = [refuse_a_sample]
     assert dataset[9][".txt"] == text_of(9)
     assert dataset._collection.provider._by_ranges._pace._part == part
 
