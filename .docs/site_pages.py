@@ -29,7 +29,7 @@ _PICTURES = (".png", ".jpg", ".svg")
 
 
 class Pages(Project):
-    """The pages: ``wids/cli/README.md`` is ``wids/cli/index``, ``.docs/reference/x.rst`` is ``reference/x``."""
+    """The pages: ``wids/jobs/README.md`` is ``wids/jobs/index``, ``.docs/reference/x.rst`` is ``reference/x``."""
 
     def path2doc(self, filename: str | os.PathLike[str]) -> str | None:
         """The name of the page that is made of a file; None: it is no page."""

@@ -15,9 +15,10 @@ import typer.main
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from wids import cli, errors, events
-from wids.cli.cache.daemon import _HELP
+from wids import errors, events
 from wids.otel import _COUNTERS, _SPANS
+from wids.tools import cli
+from wids.tools.cli.cache.daemon import _HELP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

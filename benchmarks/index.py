@@ -66,7 +66,7 @@ def ours(sources: list[str], directory: str, *args: str) -> tuple[float, dict[st
 
 def run_ours(sources: list[str], output: str, *args: str) -> tuple[float, dict[str, Any]]:
     """Run ``wids index create``; returns (seconds, summary)."""
-    command = [sys.executable, "-m", "wids.cli", "index", "create", *sources, "-o", output, "--json", *args]
+    command = [sys.executable, "-m", "wids.tools.cli", "index", "create", *sources, "-o", output, "--json", *args]
     seconds, out = run(command, env={**os.environ, "PYTHONPATH": ROOT})
     return seconds, json.loads(out)
 

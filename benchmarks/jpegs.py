@@ -115,8 +115,8 @@ def _write(directory: str, shape: Shape) -> dict:
 
 def _publish_table(path: str) -> None:
     """Write the shard's member table beside it, as ``wids index create --members`` does."""
-    from wids.files import atomic
-    from wids.tables import member_tables
+    from wids.core.files import atomic
+    from wids.core.tables import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:

@@ -30,8 +30,8 @@ from rich.table import Table
 from slow_server import SlowServer
 
 import wids
-from wids.files import atomic
-from wids.tables import member_tables
+from wids.core.files import atomic
+from wids.core.tables import member_tables
 
 ROOT = str(Path(__file__).parents[1])
 BATCH = 32

@@ -1,7 +1,7 @@
 """Time and CPU time of a shard's download, by the number and the length of byte ranges.
 
-    python benchmarks/ranges.py              a minute; the figures behind the defaults in wids/transport/filesystems.py
-    python benchmarks/ranges.py --quick      seconds; the figures are meaningless
+    python benchmarks/ranges.py              a minute; the figures behind the defaults in
+    wids/core/transport/filesystems.py python benchmarks/ranges.py --quick      seconds; the figures are meaningless
 
 One process downloads shards from the server of cold.py (30 ms to the first byte, 40 MB/s a connection). ``by itself``
 is one shard, as when a reader waits for it; ``four`` are four at a time, as in prefetching.
@@ -25,8 +25,8 @@ import typer
 from rich.table import Table
 from slow_server import SlowServer
 
-from wids.transport import filesystems
-from wids.transport.download import Transfer
+from wids.core.transport import filesystems
+from wids.core.transport.download import Transfer
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS = (1, 2, 4, 8, 16)

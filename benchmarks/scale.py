@@ -34,11 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 from wids import ShardListDataset
-from wids.files import atomic
-from wids.index import compiled_files
+from wids.core.files import atomic
+from wids.core.index import compiled_files
+from wids.core.tables import pack_format
 from wids.jobs.index_edit import convert_index
 from wids.samplers import DistributedChunkedSampler
-from wids.tables import pack_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,8 +39,8 @@ from PIL import Image
 from rich.table import Table
 from slow_server import SlowServer
 
-from wids.files import atomic
-from wids.tables import member_tables, pack_format
+from wids.core.files import atomic
+from wids.core.tables import member_tables, pack_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ PICTURES, BLOCK, AT_ONCE = 60, 40, 8
 # What a grid may cost: seconds, and bytes beyond those of its samples, for each of them.
 MOST_SECONDS, MORE_BYTES = 2.0, 64_000
 MOST_WAIT_SECONDS = 60.0
-SERVE = "import sys; from wids.cli import main; sys.argv[0] = 'wids'; sys.exit(main())"
+SERVE = "import sys; from wids.tools.cli import main; sys.argv[0] = 'wids'; sys.exit(main())"
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,4 @@
-"""The pictures of wids/serve/README.md: `wids serve` in Chromium, over patches of scikit-learn's two photographs.
+"""The pictures of wids/tools/serve/README.md: `wids serve` in Chromium, over patches of scikit-learn's two photographs.
 
     python benchmarks/serve_pictures.py     writes wids/serve/pictures/*.png; half a minute
 
@@ -26,7 +26,7 @@ from playwright.sync_api import sync_playwright
 from wids.serve import start
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "wids" / "serve" / "pictures"
+PICTURES = ROOT / "wids" / "tools" / "serve" / "pictures"
 MOST_BYTES = 150_000
 # (file, path, what has to be there, seconds to look on)
 PAGES = (
@@ -79,7 +79,7 @@ def main() -> None:
 def run(*arguments: str) -> None:
     """Run a command of wids."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "wids.cli", *arguments], env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "wids.tools.cli", *arguments], env=environ, check=True)
 
 
 def draw(index: str, cache: str) -> None:

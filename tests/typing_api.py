@@ -19,14 +19,14 @@ from typing_extensions import assert_type
 
 import wids
 from wids import errors, events, jobs
-from wids.collection.face import Location
-from wids.collection.stats import Stats
+from wids.core.collection.face import Location
+from wids.core.collection.stats import Stats
 from wids.jobs.runner import Runner, SerialRunner
 from wids.testing import ByteSourceSuite, ReaderSuite, RunnerSuite, Server, ShardProviderSuite, status
 
 if TYPE_CHECKING:
-    from wids.readers.provider import ShardProvider
-    from wids.transport.source import ByteSource
+    from wids.core.readers.provider import ShardProvider
+    from wids.core.transport.source import ByteSource
 
 URL = "https://bucket/train.json"
 

@@ -13,14 +13,14 @@ __version__ = "1.0.0rc1"
 
 if TYPE_CHECKING:
     from wids.batch_samplers import BucketBatchSampler, MixtureBatchSampler
-    from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
-    from wids.codecs.decode import SampleDecoder, register_decoder
-    from wids.collection.seeds import rng, seeded
+    from wids.core.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
+    from wids.core.codecs.decode import SampleDecoder, register_decoder
+    from wids.core.collection.seeds import rng, seeded
+    from wids.core.order.weights import balance
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
     from wids.loaders import resumable
     from wids.mixtures import Mixture, mix
-    from wids.order.weights import balance
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
 
@@ -55,20 +55,20 @@ _MODULES = {
     "DistributedChunkedSampler": "wids.samplers",
     "Mixture": "wids.mixtures",
     "MixtureBatchSampler": "wids.batch_samplers",
-    "SampleDecoder": "wids.codecs.decode",
+    "SampleDecoder": "wids.core.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
     "ShardWriter": "wids.writing.writer",
     "ShardedSampler": "wids.samplers",
     "WidsError": "wids.errors",
-    "balance": "wids.order.weights",
-    "create_cleanup_background_process": "wids.cache.cleanup",
-    "keep_most_recent_files": "wids.cache.cleanup",
+    "balance": "wids.core.order.weights",
+    "create_cleanup_background_process": "wids.core.cache.cleanup",
+    "keep_most_recent_files": "wids.core.cache.cleanup",
     "mix": "wids.mixtures",
-    "register_decoder": "wids.codecs.decode",
+    "register_decoder": "wids.core.codecs.decode",
     "resumable": "wids.loaders",
-    "rng": "wids.collection.seeds",
-    "seeded": "wids.collection.seeds",
+    "rng": "wids.core.collection.seeds",
+    "seeded": "wids.core.collection.seeds",
 }
 
 # `import wids.wids_cleanup` searches this path.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wids.cli import run_program
+from wids.tools.cli import run_program
 
 if __name__ == "__main__":
     run_program()

@@ -1,6 +1,7 @@
 """Samplers of batches, for ``DataLoader(batch_sampler=)``: of like length or shape, and of one source of a mixture.
 
-The batches of like length are cut in `wids.order.batching`, and dealt to the ranks in `wids.order.batch_epochs`.
+The batches of like length are cut in `wids.core.order.batching`, and dealt to the ranks in
+`wids.core.order.batch_epochs`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from wids import __version__
-from wids.errors import InputError, StateError, a_kind, shown
-from wids.events import logger
-from wids.files.held import holding, release
-from wids.order import cursor
-from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
-from wids.order.batching import make_rule
-from wids.order.iteration import Iteration, state_of
-from wids.order.layout import mixed_parts, read_column
-from wids.order.state import (
+from wids.core.files.held import holding, release
+from wids.core.order import cursor
+from wids.core.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
+from wids.core.order.batching import make_rule
+from wids.core.order.iteration import Iteration, state_of
+from wids.core.order.layout import mixed_parts, read_column
+from wids.core.order.state import (
     MAX_POSITION,
     EpochPosition,
     check_known,
@@ -30,14 +29,16 @@ from wids.order.state import (
     nested_state,
     read_int,
 )
-from wids.order.validation import parse_int, suggest_names
+from wids.core.order.validation import parse_int, suggest_names
+from wids.errors import InputError, StateError, a_kind, shown
+from wids.events import logger
 from wids.samplers import _IS_RUNNING, ChunkedSampler, DistributedChunkedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
-    from wids.cache.prefetch import Prefetcher
-    from wids.order.iteration import Run
+    from wids.core.order.iteration import Run
+    from wids.core.prefetch.prefetcher import Prefetcher
 
     Batches = Literal["mixed", "by-source"]
 
@@ -49,8 +50,8 @@ class BucketBatchSampler(Sampler[list[int]]):
     """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
 
     The order of a sampler is cut into blocks, and each block into batches of about the same cost, as many in each lane:
-    `wids.order.batching` has a picture. So a rank reads the shards that it would read without batches, a block's steps
-    cost about the same on all ranks, and a resume is exact.
+    `wids.core.order.batching` has a picture. So a rank reads the shards that it would read without batches, a block's
+    steps cost about the same on all ranks, and a resume is exact.
 
     Args:
         sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says

@@ -22,39 +22,40 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
-from wids.collection import ahead, arguments
-from wids.collection.batches import expect, read_batch, read_foreign, read_sample
-from wids.collection.shard_collection import ShardCollection, load_shards, to_int
-from wids.collection.stats import COLUMNS, ROWS, Tally
-from wids.collection.views import WithViews
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
+from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
+from wids.core.collection import arguments
+from wids.core.collection.batches import expect, read_batch, read_foreign, read_sample
+from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
+from wids.core.collection.stats import COLUMNS, ROWS, Tally
+from wids.core.collection.views import WithViews
+from wids.core.files.held import holding, release
+from wids.core.order.layout import Inside
+from wids.core.order.mask import MarkedIndex
+from wids.core.order.validation import suggest_names
+from wids.core.prefetch import ahead
+from wids.core.readers.pool import STOPPED
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables.fields import Alternatives
+from wids.core.transport import retrying, stores
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
-from wids.files.held import holding, release
-from wids.order.layout import Inside
-from wids.order.mask import MarkedIndex
-from wids.order.validation import suggest_names
-from wids.readers.pool import STOPPED
-from wids.readers.provider import AutoProvider
-from wids.tables.fields import Alternatives
-from wids.transport import retrying, stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
-    from wids.collection.ahead import CollectionSource
-    from wids.collection.shard_collection import OnCountMismatch, Shards
-    from wids.collection.stats import Stats
     from wids.columns.samples import SampleColumns
+    from wids.core.collection.shard_collection import OnCountMismatch, Shards
+    from wids.core.collection.stats import Stats
+    from wids.core.prefetch.ahead import CollectionSource
+    from wids.core.readers.access import AccessMode
+    from wids.core.readers.pool import OpenShard
+    from wids.core.tables.fields import FieldsArgument
+    from wids.core.tables.table import Group, KeyRule
     from wids.events import Hook
-    from wids.policy.access import AccessMode
-    from wids.readers.pool import OpenShard
-    from wids.tables.fields import FieldsArgument
-    from wids.tables.table import Group, KeyRule
 
     Transform: TypeAlias = Callable[[Any], Any]
     # What ``transformations=`` takes.
@@ -268,7 +269,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         super().__init__()
         release(self)
         if not (split is revision is config is None):
-            from wids.index.repository import with_split
+            from wids.core.index.repository import with_split
 
             shards = with_split(shards, split=split, revision=revision, config=config)
         cache = arguments.parse_cache(
@@ -372,7 +373,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""
-        from wids.codecs.html import show_dataset
+        from wids.core.codecs.html import show_dataset
 
         samples = self.preview(_PREVIEWS)
         shards = self._collection.shards

@@ -74,7 +74,7 @@ REPORTED: dict[str, bool] = {"is_reported": True}
 # The remedy for names in two Unicode forms.
 ONE_FORM = "give files names of one form before they are packed (convmv -r -f utf8 -t utf8 --nfc --notest DIRECTORY)"
 
-# (a field of `wids.collection.stats.Stats`, how much an event adds to it).
+# (a field of `wids.core.collection.stats.Stats`, how much an event adds to it).
 Counts = tuple[tuple[str, float], ...]
 
 
@@ -92,7 +92,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     is_told_once: ClassVar[bool] = False
 
     def counts(self) -> Counts:
-        """How much the event adds to fields of `wids.collection.stats.Stats`; most events add nothing."""
+        """How much the event adds to fields of `wids.core.collection.stats.Stats`; most events add nothing."""
         return ()
 
     def __repr__(self) -> str:

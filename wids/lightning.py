@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Subset
 
 from wids.batch_samplers import BucketBatchSampler
+from wids.core.order.layout import mixed_parts, takes_marks
 from wids.errors import DependencyError, InputError
 from wids.loaders import Counting, _ByBatches, _BySamples, count_as_begun, count_by
-from wids.order.layout import mixed_parts, takes_marks
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from wids.collection import seeds
+from wids.core.collection import seeds
+from wids.core.files import forks
 from wids.errors import InputError, StateError, a_kind
-from wids.files import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from wids.core.order import cursor
+from wids.core.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
+from wids.core.order.validation import check_flag, suggest_names
 from wids.errors import InputError, StateError, a_kind, shown
-from wids.order import cursor
-from wids.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
-from wids.order.validation import check_flag, suggest_names
 from wids.samplers import _EpochSampler, batches_of_batches
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.order.config import EpochConfig
-    from wids.order.iteration import Run
+    from wids.core.order.config import EpochConfig
+    from wids.core.order.iteration import Run
 
 _END: Any = object()
 

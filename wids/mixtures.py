@@ -1,7 +1,7 @@
 """Mixtures: several datasets as one, read in stated shares.
 
 A `Mixture` is a map-style dataset over its sources, one after another; which source a sampler reads next is decided in
-`wids.order.mixture`.
+`wids.core.order.mixture`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Dataset
 
-from wids.collection.arguments import warn_of_none
-from wids.collection.shard_collection import to_int
+from wids.core.collection.arguments import warn_of_none
+from wids.core.collection.shard_collection import to_int
+from wids.core.files.lazy import Computed
+from wids.core.index.view_saving import save_mixture
+from wids.core.order.layout import Inside, contents, fingerprint, inside_of
+from wids.core.order.mask import MarkedIndex
+from wids.core.order.mixture import SourceSpan, check_weights, fill_weights
+from wids.core.order.validation import suggest_names
 from wids.errors import InputError, a_kind, note_sample
-from wids.files.lazy import Computed
-from wids.index.view_saving import save_mixture
-from wids.order.layout import Inside, contents, fingerprint, inside_of
-from wids.order.mask import MarkedIndex
-from wids.order.mixture import SourceSpan, check_weights, fill_weights
-from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self
 
-    from wids.collection.stats import Stats
-    from wids.index.shardlist import ShardList
+    from wids.core.collection.stats import Stats
+    from wids.core.index.shardlist import ShardList
 
 
 _PREVIEWS, _SOURCES = 3, 12  # samples of a source, and sources, that a notebook shows
@@ -229,7 +229,7 @@ class Mixture(ConcatDataset[Any]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the shares, and the first samples of each source that are on this machine's disk."""
-        from wids.codecs.html import show_dataset
+        from wids.core.codecs.html import show_dataset
 
         samples: list[Any] = []
         for dataset in self.datasets[:_SOURCES]:

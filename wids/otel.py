@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import TracerProvider
 
-    from wids.collection.stats import Stats
+    from wids.core.collection.stats import Stats
     from wids.events import Event
 
 SCOPE = "wids"

@@ -1,4 +1,4 @@
-"""The samplers as PyTorch takes them; the order itself is computed in `wids.order`.
+"""The samplers as PyTorch takes them; the order itself is computed in `wids.core.order`.
 
 Rules: every rank yields the same number of indices, for any length and world size, and ``len`` is that number. The
 order is a function of (seed, epoch) alone. ``set_epoch`` chooses the epoch of the next iteration; without it each
@@ -23,28 +23,28 @@ import torch.distributed
 from torch.utils.data import BatchSampler, Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from wids.collection.ahead import SharedBlocks, prefetch
+from wids.core.files.held import holding, is_released, release
+from wids.core.files.lazy import Computed
+from wids.core.order import cursor
+from wids.core.order.config import EpochConfig, SamplerSettings, Setting
+from wids.core.order.iteration import Iteration, Run, state_of
+from wids.core.order.lane import MAX_TOGETHER
+from wids.core.order.layout import mixed_parts, takes_marks
+from wids.core.order.population import GivenChunks, SampleRange, choose_samples
+from wids.core.order.state import MAX_POSITION, START, EpochPosition, build_state, naming_writer, parse_state
+from wids.core.order.validation import check_flag, parse_int, parse_range, shard_ends, suggest_names
+from wids.core.prefetch.ahead import SharedBlocks, prefetch
 from wids.errors import InputError, a_kind, shown
 from wids.events import logger
-from wids.files.held import holding, is_released, release
-from wids.files.lazy import Computed
 from wids.legacy.sampler_attributes import SamplerAttributes
-from wids.order import cursor
-from wids.order.config import EpochConfig, SamplerSettings, Setting
-from wids.order.iteration import Iteration, Run, state_of
-from wids.order.lane import MAX_TOGETHER
-from wids.order.layout import mixed_parts, takes_marks
-from wids.order.samples import GivenChunks, SampleRange, choose_samples
-from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, naming_writer, parse_state
-from wids.order.validation import check_flag, parse_int, parse_range, shard_ends, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
-    from wids.cache.prefetch import Prefetcher
-    from wids.order.epoch import Reshuffle, Tail
-    from wids.order.mixture import SourceSpan
-    from wids.order.samples import ReadSamples
+    from wids.core.order.epoch import Reshuffle, Tail
+    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.population import ReadSamples
+    from wids.core.prefetch.prefetcher import Prefetcher
 
 
 @holding
@@ -229,7 +229,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _reweight(
         self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
     ) -> int:
-        from wids.order.mixture import MixtureWeights
+        from wids.core.order.mixture import MixtureWeights
 
         if not isinstance(self._samples, MixtureWeights):
             raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004
@@ -419,7 +419,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     The range is cut in ``lanes`` near-equal lanes of consecutive samples. All ranks together read one global order, in
     which the lanes take turns: with as many lanes as ranks each rank reads one lane, so most shards are downloaded by
-    one rank. `wids.order.epoch` has the definition and a picture.
+    one rank. `wids.core.order.epoch` has the definition and a picture.
 
     Args:
         dataset: anything with ``len()``; shard boundaries are used where it has ``lengths``, and through

@@ -18,11 +18,11 @@ class Ours(WidsBatches, WidsApi):
 
     def open(self, row: dict):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
+        from wids.core.files import atomic
+        from wids.core.index.spec import Shard
+        from wids.core.readers.provider import AutoProvider
+        from wids.core.transport.session import Session
         from wids.events import Opened
-        from wids.files import atomic
-        from wids.index.spec import Shard
-        from wids.readers.provider import AutoProvider
-        from wids.transport.session import Session
 
         directory = os.path.join(self.scratch, "open")
         os.makedirs(directory)
@@ -84,8 +84,8 @@ class Ours(WidsBatches, WidsApi):
 
 
 def _build(path: str):
-    from wids.files import atomic
-    from wids.tables import member_tables
+    from wids.core.files import atomic
+    from wids.core.tables import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:

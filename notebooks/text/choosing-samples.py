@@ -52,7 +52,7 @@ columns_path = work_dir / "train.columns.parquet"
 # member, `--text .txt=caption` a text.) Beside the index the file is found by itself; where it lies elsewhere, as here, the dataset is told.
 
 # %%
-# !{python} -m wids.cli columns create {train_url} --field .cls=label -o {columns_path} 2>&1 | cat
+# !{python} -m wids.tools.cli columns create {train_url} --field .cls=label -o {columns_path} 2>&1 | cat
 
 
 def open_dataset(index, **options):
@@ -188,7 +188,7 @@ print({path.name: f"{path.stat().st_size:,} bytes" for path in sorted(work_dir.g
 # the index lists other shards by then, opening the view is an error that says what has changed.
 
 # %%
-# !{python} -m wids.cli ls {view_path} --range 0:3
+# !{python} -m wids.tools.cli ls {view_path} --range 0:3
 view = open_dataset(view_path)
 print(f"{len(view):,} samples; the same keys as before: {list(view.keys) == list(balanced.keys)}")
 

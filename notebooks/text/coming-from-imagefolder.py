@@ -94,8 +94,8 @@ accuracy_of_files = train(loader, classes=len(files.classes))
 
 # %%
 # !mkdir {work_dir}/shards
-# !cd {work_dir}/shards && {python} -m wids.cli pack {folder} -o 'train-%06d.tar' --size {shard_size}
-# !cd {work_dir}/shards && {python} -m wids.cli info train.json | grep -E '^(samples|classes)'
+# !cd {work_dir}/shards && {python} -m wids.tools.cli pack {folder} -o 'train-%06d.tar' --size {shard_size}
+# !cd {work_dir}/shards && {python} -m wids.tools.cli info train.json | grep -E '^(samples|classes)'
 
 # %% [markdown]
 # Folders called `train` and `val` are parts of a dataset, not classes. Each is packed by itself; `--classes` gives the second the
@@ -108,8 +108,8 @@ for path, _ in datasets.ImageFolder(folder).samples[::100]:
         os.makedirs(os.path.dirname(copy), exist_ok=True)
         shutil.copy(path, copy)
 
-# !cd {work_dir} && {python} -m wids.cli pack both -o 'both-%06d.tar'
-# !cd {work_dir} && {python} -m wids.cli pack both/val -o 'val-%06d.tar' --classes shards/train.json
+# !cd {work_dir} && {python} -m wids.tools.cli pack both -o 'both-%06d.tar'
+# !cd {work_dir} && {python} -m wids.tools.cli pack both/val -o 'val-%06d.tar' --classes shards/train.json
 
 # %% [markdown]
 # ## The same training on shards
@@ -199,7 +199,7 @@ table
 # Labels are asked for once, in a table beside the index; then no shard is read for them:
 
 # %%
-# !cd {served.directory} && {python} -m wids.cli columns create train.json --field .cls=label 2>&1 | grep columns
+# !cd {served.directory} && {python} -m wids.tools.cli columns create train.json --field .cls=label 2>&1 | grep columns
 
 labelled = wids.ShardListDataset(served.train, cache_dir=bucket.temporary("cache"))
 classes = labelled.spec["info"]["classes"]

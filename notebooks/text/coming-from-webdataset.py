@@ -81,7 +81,7 @@ os.environ["FORCE_COLOR"] = ""  # commands below: without progress bars
 # `wids.ShardListDataset("train-{000000..000008}.tar")`.
 
 # %%
-# !cd {work_dir} && {python} -m wids.cli index create '{shards}' -o train.json
+# !cd {work_dir} && {python} -m wids.tools.cli index create '{shards}' -o train.json
 
 # %% [markdown]
 # ## The program as it is now
@@ -186,7 +186,7 @@ pd.DataFrame(decoded).T
 # | other shards for validation | the same, or `train, test = dataset.split(0.9, 0.1)` |
 
 # %%
-# !{python} -m wids.cli columns create {index} --field .cls=label 2>&1 | grep columns
+# !{python} -m wids.tools.cli columns create {index} --field .cls=label 2>&1 | grep columns
 plain = wids.ShardListDataset(index, cache_dir=cache_dir)
 low = plain.where("label < 5")
 keys = [plain[i]["__key__"] for i in (3, 4)]
@@ -221,7 +221,7 @@ with wids.ShardWriter(f"{work_dir}/bad-%06d.tar", samples=100) as writer:  # as 
         image = plain[number][".jpg"] if number != 7 else b"no picture"
         writer.write({"__key__": f"{number:04d}", ".jpg": image, ".cls": plain[number][".cls"]})
 
-# !cd {work_dir} && {python} -m wids.cli verify bad.json --decode --report found.jsonl 2>&1 | tail -3
+# !cd {work_dir} && {python} -m wids.tools.cli verify bad.json --decode --report found.jsonl 2>&1 | tail -3
 logging.getLogger("wids").setLevel(logging.ERROR)  # the first one is a warning, too
 tolerant = wids.ShardListDataset(f"{work_dir}/bad.json", on_error="substitute", error_log=f"{work_dir}/bad.jsonl")
 substitute = tolerant[7]

@@ -377,7 +377,7 @@ plt.show()
 # The same for a job of any size, before it is started: `wids simulate` takes the index and counts.
 
 # %%
-command = f"{sys.executable} -m wids.cli simulate {train_url} --shard-size 1MB --batch-size {batch_size}".split()
+command = f"{sys.executable} -m wids.tools.cli simulate {train_url} --shard-size 1MB --batch-size {batch_size}".split()
 command += ["--world-size", str(world_size), "--nbatches", str(math.ceil(count / batch_size / world_size))]
 said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 print(said.replace(train_url, "train.json"))

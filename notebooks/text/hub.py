@@ -87,7 +87,7 @@ show([look[random_order.randrange(len(look))] for _ in range(24)], 12)
 
 # %%
 columns = f"{work_dir}/columns.parquet"
-# !{python} -m wids.cli columns create '{name}' --field {label_field}=label -o {columns} 2>&1 | tail -1
+# !{python} -m wids.tools.cli columns create '{name}' --field {label_field}=label -o {columns} 2>&1 | tail -1
 known = look.with_columns(fields=False, place=columns)
 view = known.where(good)
 print(f"{len(view):,} of {len(known):,} samples where {good}")

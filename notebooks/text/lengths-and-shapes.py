@@ -80,8 +80,8 @@ photos_url = photos_url or write_photos()
 
 # %%
 texts_columns, photos_columns = f"{work_dir}/texts.columns.parquet", f"{work_dir}/photos.columns.parquet"
-# !{python} -m wids.cli columns create {texts_url} --json .json:tokens -o {texts_columns} 2>&1 | tail -1
-# !{python} -m wids.cli columns create {photos_url} --json .json:width,height -o {photos_columns} 2>&1 | tail -1
+# !{python} -m wids.tools.cli columns create {texts_url} --json .json:tokens -o {texts_columns} 2>&1 | tail -1
+# !{python} -m wids.tools.cli columns create {photos_url} --json .json:width,height -o {photos_columns} 2>&1 | tail -1
 texts = wids.ShardListDataset(texts_url, cache_dir=cache_dir).with_columns(fields=False, place=texts_columns)
 lengths = np.asarray(texts.read_column("tokens"))
 mean = lengths.mean()

@@ -102,7 +102,7 @@ Image(jpeg.getvalue())
 
 # %% [markdown]
 # The same in a browser: a grid to scroll through, each sample at full size, the batches of an epoch, the cache. In a notebook the pages
-# are a frame; run again, the cell closes the server before it. For a kernel on another machine see [wids/serve](../wids/serve/README.md#in-a-notebook).
+# are a frame; run again, the cell closes the server before it. For a kernel on another machine see [wids/serve](../wids/tools/serve/README.md#in-a-notebook).
 
 # %%
 pages = wids.serve.start(dataset)

@@ -31,16 +31,16 @@ from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks
 from tests.support.servers import Server, status, whole
-from wids.cache import listing, usage_hints
-from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.directory import CacheDirectory
-from wids.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
-from wids.collection.shard_collection import load_shards
-from wids.files import locks, system
-from wids.files.holders import Holder
-from wids.index.spec import Shard
+from wids.core.cache import listing, usage_hints
+from wids.core.cache.cleanup import keep_most_recent_files
+from wids.core.cache.directory import CacheDirectory
+from wids.core.collection.shard_collection import load_shards
+from wids.core.files import locks, system
+from wids.core.files.holders import Holder
+from wids.core.index.spec import Shard
+from wids.core.readers.provider import AutoProvider
 from wids.jobs.cache_warm import part_bytes
-from wids.readers.provider import AutoProvider
+from wids.tools.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
 
 # What stands before the command line in its process: whoever runs the tests may be root.
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGHUP, signal.SIG_IGN)"
@@ -1169,14 +1169,14 @@ def test_daemon_under_systemd(full, tmp_path, is_abstract):
 
 def shown_for_operators(language):
     """The text of the only block of a language in the README of the commands."""
-    [block] = [block for block in blocks(language) if block.readme == "wids/cli/README.md"]
+    [block] = [block for block in blocks(language) if block.readme == "wids/tools/cli/README.md"]
     return block.text
 
 
 def test_the_unit_for_systemd(full, tmp_path):
     """Systemd finds no fault with it, and what it starts does what a service of its type has to."""
     text, program = shown_for_operators("ini"), tmp_path / "wids"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.tools.cli "$@"\n')
     program.chmod(0o755)
     for shown, here in (
         ("/opt/venv/bin/wids", program),

@@ -19,9 +19,9 @@ from tests.support.cli import PATIENCE_SECONDS, living, run, run_apart, run_ok, 
 from tests.support.clocks import wait_until
 from tests.support.launch import run_script
 from tests.support.shards import serve, write_index, write_shard
-from wids import cli
-from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import FetchError
+from wids.tools import cli
+from wids.tools.cli.signals import EndedBySignal, Signals
 
 ROOT = str(paths.ROOT)
 
@@ -52,7 +52,7 @@ def test_version():
     assert run("--version") == (0, f"wids {wids.__version__}\n", "")
 
 
-@pytest.mark.parametrize("module", ["wids", "wids.cli"])
+@pytest.mark.parametrize("module", ["wids", "wids.tools.cli"])
 def test_as_a_module(module):
     """`python -m wids` is `wids`, where no script was installed."""
     done = subprocess.run(
@@ -72,7 +72,7 @@ def test_help_lists_the_commands(args):
 
 def test_help_is_light():
     """The command line and its help bring in neither torch nor numpy nor PIL nor fsspec, nor a command's own module."""
-    modules = {f"wids.cli.{module}" for module, _ in cli.COMMANDS.values()}
+    modules = {f"wids.tools.cli.{module}" for module, _ in cli.COMMANDS.values()}
     heavy = f"{ ({'torch', 'numpy', 'PIL', 'fsspec', 'aiohttp'} | modules)!r} & set(sys.modules)"
     before = f"import atexit, sys; atexit.register(lambda: print('heavy:', {heavy}))"
     code, out, err = run_apart("--help", before=before)
@@ -150,7 +150,7 @@ def test_an_interrupt_before_the_command_runs(monkeypatch):
 # time, however busy the machine is. It counts from when `main` is loaded: before that, a signal is Python's own.
 STARTED = """
 import os, select, sys
-from wids.cli import main
+from wids.tools.cli import main
 left, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 def count(frame, event, function):
     global left
@@ -250,7 +250,7 @@ def program(tmp_path):
     """A directory with the program ``wids``, for $PATH."""
     path = tmp_path / "bin" / "wids"
     path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.cli "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.tools.cli "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path.parent)
 
@@ -384,7 +384,7 @@ def test_the_command_line_works_with_its_standard_files_closed():
     """``wids demo >&-``: a pipe to the ranks got number 1, and a rank that redirected its output ended itself."""
     run_script("""
         import os
-        from wids import cli
+        from wids.tools import cli
         os.close(1)
         os.close(0)
         cli._open_standard_files()
@@ -404,7 +404,7 @@ class Crash:
 sys.modules["ray"] = types.SimpleNamespace(crash=Crash())
 atexit.register(print, "at exit")
 sys.argv = ["wids", *sys.argv[1:]]
-from wids.cli import run_program
+from wids.tools.cli import run_program
 run_program()
 """
     for words, code in ((["--version"], 0), (["info", str(tmp_path / "none.json")], 1)):

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.support.cli import run
-from wids.cli.format import print_outcome, print_table, print_text, to_json
 from wids.jobs.index_create import IndexOutcome
+from wids.tools.cli.format import print_outcome, print_table, print_text, to_json
 
 
 def test_a_table_on_a_terminal_without_columns_tells_all(monkeypatch):

@@ -15,7 +15,7 @@ from tests.support.cli import PATIENCE_SECONDS, run, run_ok, run_on_terminal, sp
 from tests.support.servers import status, whole
 from tests.support.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
-from wids.files import atomic
+from wids.core.files import atomic
 from wids.jobs.index_create import IndexSettings, create_index
 
 

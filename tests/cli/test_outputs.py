@@ -11,8 +11,8 @@ import wids
 from tests.support import columns as made
 from tests.support.cli import complaint, run, run_ok
 from tests.support.shards import write_shard
+from wids.core.files import atomic
 from wids.errors import CacheError
-from wids.files import atomic
 
 NOTES = b"notes of a month\n"
 SMALL = ("simulate", "--shards", "3", "--samples", "30", "--shard-size", "1MB")

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
 from tests.support.shards import write_index, write_shard, write_tar
 from wids import testing
-from wids.cli import main
+from wids.tools.cli import main
 
 # Command -> the test that runs it, and what is to be found there.
 ELSEWHERE = {
@@ -180,18 +180,18 @@ def served(scene):
 SCENES = {
     "README.md#your-data": (hundred_shards, 0, ["100 shards, 100 samples"]),
     "README.md#commands": (first_readme, 0, ["100 samples", "batches of a rank"]),
-    "wids/cli/README.md#conventions": (bucket, 0, ["samples      9"]),
-    "wids/cli/README.md#packing": (
+    "wids/tools/cli/README.md#conventions": (bucket, 0, ["samples      9"]),
+    "wids/tools/cli/README.md#packing": (
         to_pack,
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
     ),
-    "wids/cli/README.md#making-an-index": (
+    "wids/tools/cli/README.md#making-an-index": (
         to_index,
         0,
         ["unchanged in", " from the shards in", "16 shards, 32 samples", "requests"],
     ),
-    "wids/cli/README.md#columns-and-sql": (
+    "wids/tools/cli/README.md#columns-and-sql": (
         to_pack,
         0,
         ["train.columns.parquet: 2 rows, 9 columns", "n01_7", '{"label": 3, "n": 2}'],
@@ -201,7 +201,7 @@ SCENES = {
         0,
         ["train.columns.parquet: 1,000 rows, 13 columns", "label", "key,caption"],
     ),
-    "wids/cli/README.md#looking-into-a-dataset": (
+    "wids/tools/cli/README.md#looking-into-a-dataset": (
         to_look_into,
         0,
         [
@@ -211,7 +211,7 @@ SCENES = {
             "4242     4242     5     3     10",
         ],
     ),
-    "wids/cli/README.md#are-the-shards-what-the-index-says": (
+    "wids/tools/cli/README.md#are-the-shards-what-the-index-says": (
         damaged,
         1,
         [
@@ -222,7 +222,7 @@ SCENES = {
             "3 of 10 shards are wrong (digest 1, missing 1, size 1, tar 1)",
         ],
     ),
-    "wids/cli/README.md#simulating-a-job": (
+    "wids/tools/cli/README.md#simulating-a-job": (
         nothing,
         0,
         [
@@ -232,12 +232,12 @@ SCENES = {
             "mixing                 64 shards in a global batch, 4.0 in a rank's",
         ],
     ),
-    "wids/cli/README.md#measuring-a-loader": (
+    "wids/tools/cli/README.md#measuring-a-loader": (
         pictures,
         0,
         ["2 ranks with 1 worker each, batches of 64, 0.1 s a step; 4 steps counted", "headroom", "decoding"],
     ),
-    "wids/cli/README.md#batches-of-like-length": (
+    "wids/tools/cli/README.md#batches-of-like-length": (
         with_lengths,
         0,
         [
@@ -248,7 +248,7 @@ SCENES = {
             "epoch 0: 600 steps on each of 8 ranks",
         ],
     ),
-    "wids/cli/README.md#wids-cache": (served, 0, ["3 fetched", "3 shards", "used"]),
+    "wids/tools/cli/README.md#wids-cache": (served, 0, ["3 fetched", "3 shards", "used"]),
 }
 
 

@@ -19,14 +19,14 @@ from tests.support.cli import complaint, in_one_line, run, run_apart, run_ok
 from tests.support.examples import examples
 from tests.support.shards import mixture_index, serve, write_index, write_json
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.cli.look.schedule import show_batch, show_readings
-from wids.order import batch_epochs
-from wids.order.batch_epochs import BatchConfig
-from wids.order.batching import make_rule
-from wids.order.config import SamplerSettings
-from wids.order.layout import ShardCounts
-from wids.order.mixture import SourceSpan, sampler_config
-from wids.order.schedule import BatchTimetable, Reading, Timetable, make_timetable
+from wids.core.order import batch_epochs
+from wids.core.order.batch_epochs import BatchConfig
+from wids.core.order.batching import make_rule
+from wids.core.order.config import SamplerSettings
+from wids.core.order.layout import ShardCounts
+from wids.core.order.mixture import SourceSpan, sampler_config
+from wids.tools.cli.look.schedule import show_batch, show_readings
+from wids.tools.simulate.schedule import BatchTimetable, Reading, Timetable, make_timetable
 
 
 class Numbers(Dataset):

@@ -13,7 +13,7 @@ import pytest
 from tests.support.cli import complaint, spawn
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import write_index
-from wids.cli import serve
+from wids.tools.cli import serve
 
 
 @pytest.mark.parametrize("is_far", [True, False])

@@ -15,7 +15,7 @@ from tests.support import columns
 from tests.support.cli import in_one_line, run, run_apart
 from tests.support.shards import mixture_index, write_index, write_json
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.order.layout import ShardCounts
+from wids.core.order.layout import ShardCounts
 
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
 

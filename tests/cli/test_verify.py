@@ -21,19 +21,19 @@ from tests.support import tars
 from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import cut_unannounced, instead, status, whole
 from tests.support.shards import write_json, write_tar
-from wids.codecs.decode import SampleDecoder
-from wids.collection.shard_collection import load_shards
+from wids.core.codecs.decode import SampleDecoder
+from wids.core.collection.shard_collection import load_shards
+from wids.core.files import atomic
+from wids.core.files.identity import Identity
+from wids.core.index.spec import Shard
+from wids.core.tables import member_tables
+from wids.core.tables.table import build_table
 from wids.errors import CacheError
-from wids.files import atomic
-from wids.files.identity import Identity
-from wids.index.spec import Shard
 from wids.jobs import check, scan
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.index_verify import KeyCensus, open_journal, verify_shards
 from wids.jobs.problems import VerifySettings
 from wids.jobs.runner import RunOptions
-from wids.tables import member_tables
-from wids.tables.table import build_table
 
 
 def image(color=0):

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from tests.support.cli import run_ok, run_on_terminal, whole_command
-from wids.cli.format import _fit
+from wids.tools.cli.format import _fit
 
 WIDTHS = (60, 80, 120)
 SIMULATE = ("simulate", "--shards", 1000, "--samples", 1000, "--shard-size", "50MB", "--world-size", 16, "--workers", 8)

@@ -25,15 +25,15 @@ import wids
 from tests.support import paths
 from tests.support.cli import complaint, run_ok
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
-from wids.cli import demo as command
-from wids.cli.demo.shapes import SHAPES, draw, pack
-from wids.cli.signals import Signals
 from wids.errors import WidsError
+from wids.tools.cli import demo as command
+from wids.tools.cli.demo.shapes import SHAPES, draw, pack
+from wids.tools.cli.signals import Signals
 
 ROOT = str(paths.ROOT)
 ROW = re.compile(r"^ (rank \d+|all) +([\d,]+) +([\d,]+) +([\d,]+)(?: +(\d+) +([\d.]+)%)? *$", re.MULTILINE)
 # The tests themselves may run as a background job of a script, which has SIGINT ignored.
-PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.{}); from wids.cli import main; main()"
+PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.{}); from wids.tools.cli import main; main()"
 
 
 class Demo:
@@ -178,7 +178,7 @@ def started(tmp_path, code, ranks=2):
     program.write_text(
         "import json, os, signal, subprocess, sys, threading, time\n"
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "from wids.cli.demo import train\n"
+        "from wids.tools.cli.demo import train\n"
         "threading.Thread(target=train._end_with_stdin, daemon=True).start()\n"
         "rank, job = int(os.environ['RANK']), json.loads(sys.argv[1])\n"
         "def worker():\n"
@@ -253,7 +253,7 @@ def test_a_rank_ends_with_its_parent():
     """When the parent has gone, which ends the rank's stdin, the rank and its workers are killed."""
     code = (
         "import subprocess, threading\n"
-        "from wids.cli.demo import train\n"
+        "from wids.tools.cli.demo import train\n"
         "threading.Thread(target=train._end_with_stdin, daemon=True).start()\n"
         "print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
         "threading.Event().wait()"

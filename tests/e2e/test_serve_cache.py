@@ -9,9 +9,9 @@ import pytest
 from tests.support.browser import Visit
 from tests.support.cache_dirs import put_shard
 from tests.support.shards import write_index
-from wids.cache.directory import CacheDirectory
-from wids.cache.usage_hints import PlanFile
-from wids.files import atomic, locks, system
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.usage_hints import PlanFile
+from wids.core.files import atomic, locks, system
 from wids.serve import start
 
 pytestmark = pytest.mark.outside

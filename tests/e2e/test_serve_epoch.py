@@ -10,9 +10,10 @@ from tests.support import columns
 from tests.support.browser import Visit
 from tests.support.shards import write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.serve import epoch, start
-from wids.serve.running import PageServer
-from wids.serve.served import Served
+from wids.serve import start
+from wids.tools.serve import epoch
+from wids.tools.serve.running import PageServer
+from wids.tools.serve.served import Served
 
 pytestmark = pytest.mark.outside
 

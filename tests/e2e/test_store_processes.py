@@ -22,14 +22,14 @@ from tests.support.children import (
     stop_here,
 )
 from tests.support.servers import whole
-from wids.cache import shard_download
-from wids.cache.directory import CacheDirectory
-from wids.cache.store import ShardCache
-from wids.files import atomic
-from wids.index.spec import Shard
-from wids.readers.provider import AutoProvider
-from wids.transport import download, filesystems
-from wids.transport.session import Session
+from wids.core.cache import shard_download
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.store import ShardCache
+from wids.core.files import atomic
+from wids.core.index.spec import Shard
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport import download, filesystems
+from wids.core.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

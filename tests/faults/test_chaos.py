@@ -50,12 +50,12 @@ from tests.support.servers import (
     whole,
     zipped,
 )
-from wids.cache import limits, space
-from wids.cache.directory import CacheDirectory
+from wids.core.cache import limits, space
+from wids.core.cache.directory import CacheDirectory
+from wids.core.files import atomic, system
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport import download
 from wids.errors import CacheError, CacheFull
-from wids.files import atomic, system
-from wids.readers.provider import AutoProvider
-from wids.transport import download
 
 ONE = len(shard_bytes(0))
 

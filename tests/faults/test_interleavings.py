@@ -20,15 +20,15 @@ from tests.support.cache_dirs import table_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.examples import PROFILE
 from tests.support.interleave import Actor, arrive, doomed, play, watch_calls
-from wids.cache import space
-from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import Space
-from wids.files import atomic
-from wids.readers.provider import AutoProvider
-from wids.readers.remote import are_same
-from wids.tables import member_tables
-from wids.transport.session import Session
+from wids.core.cache import space
+from wids.core.cache.cleanup import keep_most_recent_files
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.space import Space
+from wids.core.files import atomic
+from wids.core.readers.provider import AutoProvider
+from wids.core.readers.remote import are_same
+from wids.core.tables import member_tables
+from wids.core.transport.session import Session
 
 ROWS = 3
 # Letter of a shard -> tags of its versions, which are of one size. The first one of ``a`` is cached, and out of date;

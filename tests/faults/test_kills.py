@@ -24,7 +24,7 @@ import wids
 from tests.support.chaos import program
 from tests.support.children import receive
 from tests.support.shards import write_index
-from wids.cache.directory import CacheDirectory
+from wids.core.cache.directory import CacheDirectory
 
 N, BATCH, EPOCHS, EVERY = 384, 4, 4, 3
 WORLDS, WORKERS = (4, 1, 2), (0, 2)

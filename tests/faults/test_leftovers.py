@@ -16,15 +16,15 @@ import pytest
 from tests.support.children import call_in_child
 from tests.support.cli import run
 from wids.columns.sql import SampleTable, find_rows
+from wids.core.files import tempdirs
 from wids.errors import CacheError, ClusterError, JobError, QueryError, SpecError, WidsError
-from wids.files import tempdirs
 from wids.jobs import ray_cluster
 from wids.jobs.index_edit import update_index
 from wids.jobs.journal import KnownShards
 from wids.jobs.scan import ShardFacts
-from wids.simulate.job import TrainingJob, read_epochs
-from wids.simulate.node_cache import NodeCache
-from wids.simulate.run import Simulation
+from wids.tools.simulate.job import TrainingJob, read_epochs
+from wids.tools.simulate.node_cache import NodeCache
+from wids.tools.simulate.run import Simulation
 from wids.writing.writer import ShardWriter
 
 

@@ -37,11 +37,11 @@ from tests.support.range_faults import (
     zipped_range,
 )
 from tests.support.servers import cut, cut_chunked, instead, redirect, reset, status, whole, whole_unannounced, zipped
-from wids.cache.space import Space, evict_from
-from wids.cache.store import ShardCache
+from wids.core.cache.space import Space, evict_from
+from wids.core.cache.store import ShardCache
+from wids.core.prefetch import limits as prefetching
+from wids.core.transport import filesystems
 from wids.errors import WidsError
-from wids.policy import prefetching
-from wids.transport import filesystems
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

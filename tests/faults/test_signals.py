@@ -22,22 +22,22 @@ from tests.support.cache_shards import described, files_open_in, texts
 from tests.support.examples import some
 from tests.support.interleave import interrupted
 from tests.support.shards import write_index
-from wids.cache import usage_hints
-from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import Space
 from wids.columns.create import create_columns
-from wids.files import atomic, locks, system, tempdirs
-from wids.files.own_folder import OwnFolder
-from wids.files.replaced import ReplacedFile
-from wids.files.shared_files import SharedFiles
+from wids.core.cache import usage_hints
+from wids.core.cache.cleanup import keep_most_recent_files
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.space import Space
+from wids.core.files import atomic, locks, system, tempdirs
+from wids.core.files.own_folder import OwnFolder
+from wids.core.files.replaced import ReplacedFile
+from wids.core.files.shared_files import SharedFiles
+from wids.core.readers.provider import AutoProvider
 from wids.jobs import index_edit, runner
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_tables import create_tables
 from wids.jobs.index_verify import verify
 from wids.jobs.runner import RunOptions
 from wids.legacy import wids_dl
-from wids.readers.provider import AutoProvider
 from wids.writing.pack.folders import list_files
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings

@@ -32,7 +32,7 @@ def test_schedules(part):
 
 def lease_released_early(process):
     """The lock on an open shard is dropped at once."""
-    locks, system = process["wids.files.locks"], process["wids.files.system"]
+    locks, system = process["wids.core.files.locks"], process["wids.core.files.system"]
 
     def lease(before):
         def begin(self):
@@ -42,13 +42,13 @@ def lease_released_early(process):
 
         return begin
 
-    process.patch("wids.cache.leases", "Lease.begin", lease)
+    process.patch("wids.core.cache.leases", "Lease.begin", lease)
 
 
 def locks_are_not_heeded(process):
     """Who is to have a file for itself does not look whether others have it."""
     process.patch(
-        "wids.files.system",
+        "wids.core.files.system",
         "try_lock",
         lambda before: lambda fd, *, is_shared: before(fd, is_shared=is_shared) if is_shared else True,
     )
@@ -56,9 +56,11 @@ def locks_are_not_heeded(process):
 
 def table_of_another_version(process):
     """The table of an evicted shard stays, and counts for any file of that size that comes in its place."""
-    process.patch("wids.files.identity", "Identity.is_same", lambda before: lambda self, other: self.size == other.size)
-    process.patch("wids.readers.local", "LocalReader._check_layout", lambda before: lambda self: None)
-    process.patch("wids.cache.directory", "CacheDirectory.remove_orphans", lambda before: lambda self, found: None)
+    process.patch(
+        "wids.core.files.identity", "Identity.is_same", lambda before: lambda self, other: self.size == other.size
+    )
+    process.patch("wids.core.readers.local", "LocalReader._check_layout", lambda before: lambda self: None)
+    process.patch("wids.core.cache.directory", "CacheDirectory.remove_orphans", lambda before: lambda self, found: None)
 
     def keeping(system):
         def replace(part, path):
@@ -71,13 +73,13 @@ def table_of_another_version(process):
 
         return types.SimpleNamespace(**{**vars(system), "replace": replace, "unlink": unlink})
 
-    for module in ("wids.cache.shard_download", "wids.cache.space"):
+    for module in ("wids.core.cache.shard_download", "wids.core.cache.space"):
         process.patch(module, "os", keeping)
 
 
 def headers_not_compared(process):
     """A remembered or published table counts for whatever the server has: no header is compared with it."""
-    process.patch("wids.readers.remote", "RangeReader._check", lambda before: lambda self, *args, **options: None)
+    process.patch("wids.core.readers.remote", "RangeReader._check", lambda before: lambda self, *args, **options: None)
 
 
 def reservation_forgotten(process):
@@ -90,7 +92,7 @@ def reservation_forgotten(process):
 
         return transients
 
-    process.patch("wids.cache.directory", "CacheDirectory.transients", without_parts)
+    process.patch("wids.core.cache.directory", "CacheDirectory.transients", without_parts)
 
 
 def published_unsynced(process):
@@ -99,12 +101,12 @@ def published_unsynced(process):
     def without_sync(system):
         return types.SimpleNamespace(**{**vars(system), "fsync": lambda fd: None})
 
-    process.patch("wids.cache.shard_download", "os", without_sync)
+    process.patch("wids.core.cache.shard_download", "os", without_sync)
 
 
 def published_unverified(process):
     """What arrived is not compared with the index."""
-    process.patch("wids.cache.shard_download", "check_file", lambda before: lambda *args, **options: None)
+    process.patch("wids.core.cache.shard_download", "check_file", lambda before: lambda *args, **options: None)
 
 
 def name_not_locked(process):
@@ -113,12 +115,12 @@ def name_not_locked(process):
     def without_names(before):
         return lambda self, name: before(self, f"{name}.{process.pid}")
 
-    process.patch("wids.files.own_folder", "OwnFolder.lock", without_names)
+    process.patch("wids.core.files.own_folder", "OwnFolder.lock", without_names)
 
 
 def requests_not_heard(process):
     """Idle shards stay open, whoever needs the space."""
-    process.patch("wids.cache.leases", "Leases._answer", lambda before: lambda self: False)
+    process.patch("wids.core.cache.leases", "Leases._answer", lambda before: lambda self: False)
 
 
 def strangers_are_entries(process):
@@ -128,19 +130,19 @@ def strangers_are_entries(process):
         def inventory(self):
             found = before(self)
             names = {entry.name for entry in found.entries}
-            entry = process["wids.policy.eviction"].Entry
+            entry = process["wids.core.cache.eviction"].Entry
             own = [entry(name=name, size_bytes=10, used_ns=0) for name in simulated_world.FOREIGN if name not in names]
             found.entries[:0] = own
             return found
 
         return inventory
 
-    process.patch("wids.cache.directory", "CacheDirectory.inventory", with_strangers)
+    process.patch("wids.core.cache.directory", "CacheDirectory.inventory", with_strangers)
 
 
 def finalizer_sets_an_event(process):
     """The thread that fetches ahead waits for an event, which the end of an abandoned iteration sets."""
-    threading = process["wids.cache.prefetch"].threading
+    threading = process["wids.core.prefetch.prefetcher"].threading
 
     def woken(prefetcher):
         return vars(prefetcher).setdefault("woken", threading.Event())
@@ -159,8 +161,8 @@ def finalizer_sets_an_event(process):
 
         return end
 
-    process.patch("wids.cache.prefetch", "Prefetcher._wait", waiting)
-    process.patch("wids.cache.prefetch", "Prefetcher.end", ending)
+    process.patch("wids.core.prefetch.prefetcher", "Prefetcher._wait", waiting)
+    process.patch("wids.core.prefetch.prefetcher", "Prefetcher.end", ending)
 
 
 # Each with a part of what is then said, and by how many schedules at most.
@@ -269,7 +271,7 @@ def test_threads_that_wait_for_each_other_are_found():
     machine = Machine(simulated_world.random.Random(0), switch_rate=1.0)
     process = simulated_world.process_number(0)
     process.begin(machine, "p", 1)
-    threading = process["wids.files.forks"].threading
+    threading = process["wids.core.files.forks"].threading
     locks = [threading.Lock(), threading.Lock()]
 
     def act(first, second):
@@ -288,6 +290,6 @@ def test_what_is_not_simulated_says_so():
     """Instead of reaching the real system."""
     process = simulated_world.process_number(0)
     with pytest.raises(NotImplementedError, match=r"no os\.fork"):
-        _ = process["wids.cache.space"].os.fork
+        _ = process["wids.core.cache.space"].os.fork
     with pytest.raises(NotImplementedError, match="relative"):
-        process["wids.cache.space"].os.path.realpath("x")
+        process["wids.core.cache.space"].os.path.realpath("x")

@@ -39,7 +39,14 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.launch import run_script
 from tests.support.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
-from wids.collection import arguments
+from wids.core.collection import arguments
+from wids.core.files import atomic, forks, page_cache
+from wids.core.index.fingerprint import fingerprint
+from wids.core.order import layout
+from wids.core.order.layout import inside_of
+from wids.core.readers import pool
+from wids.core.transport import download, retrying
+from wids.core.transport.place import Place
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,
@@ -54,14 +61,7 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
-from wids.files import atomic, forks, page_cache
-from wids.index.fingerprint import fingerprint
-from wids.order import layout
-from wids.order.layout import inside_of
-from wids.readers import pool
 from wids.testing import Server
-from wids.transport import download, retrying
-from wids.transport.place import Place
 
 COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
@@ -2024,7 +2024,7 @@ def test_a_shallow_copy_may_have_other_shards(index):
 FORKING = f"""
 PATIENCE = {PATIENCE_SECONDS}
 import os, signal, threading
-from wids.files import forks
+from wids.core.files import forks
 inside, waiting, forked = threading.Event(), threading.Event(), threading.Event()
 os.register_at_fork(before=waiting.set, after_in_parent=forked.set)  # the hook that is registered last runs first
 def meet_fork():
@@ -2048,7 +2048,7 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
     script = """
         import tempfile
-        from wids.files import atomic
+        from wids.core.files import atomic
         look = tempfile._get_default_tempdir
         def look_and_meet():
             meet_fork()
@@ -2081,7 +2081,7 @@ def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
     script = f"""
         import importlib.abc, importlib.machinery, sys
-        from wids.codecs.decode import SampleDecoder
+        from wids.core.codecs.decode import SampleDecoder
         class Finder(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
                 if name == {module!r}:

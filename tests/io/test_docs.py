@@ -17,7 +17,7 @@ from PIL import Image
 import wids
 from tests.support.paths import ROOT
 from wids import errors, events, jobs, loaders, otel, testing
-from wids.codecs import decode
+from wids.core.codecs import decode
 from wids.serve import start
 
 REFERENCE = ROOT / ".docs" / "reference"

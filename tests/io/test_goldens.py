@@ -13,10 +13,10 @@ from tests.support.containers import Parts
 from tests.support.goldens import GOLDENS, VERSIONS, read_golden
 from wids.columns.file import METADATA_KEY, open_table
 from wids.columns.packages import import_arrow, import_parquet
+from wids.core.index import compiled, view_file
+from wids.core.tables import pack_format
+from wids.core.tables.table import parse_table
 from wids.errors import ColumnsError, SpecError, StateError, TableError
-from wids.index import compiled, view_file
-from wids.tables import pack_format
-from wids.tables.table import parse_table
 from wids.testing import Server
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -14,11 +14,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 import wids
 from tests.support.shards import write_index, write_json, write_mixture, write_shards, write_tar
-from wids.cache.space import table_allowance
+from wids.core.cache.space import table_allowance
+from wids.core.order.layout import mixed_parts
 from wids.errors import InputError, OutputError, SpecError, StateError
 from wids.events import Fetched, format_size
 from wids.jobs.index_edit import convert_index, merge_indexes, split_index
-from wids.order.layout import mixed_parts
 from wids.testing import Server
 
 

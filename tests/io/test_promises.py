@@ -28,6 +28,8 @@ from tests.support import servers, tars
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.servers import shard_requests
 from tests.support.shards import serve, write_index, write_shard, write_shards, write_tar
+from wids.core.files import locks, system
+from wids.core.tables import tar
 from wids.errors import (
     CompressedShardError,
     CountMismatchError,
@@ -39,8 +41,6 @@ from wids.errors import (
     TruncatedShardError,
 )
 from wids.events import Evicted, Fetched, Opened, Rejected
-from wids.files import locks, system
-from wids.tables import tar
 
 
 @pytest.fixture(autouse=True)

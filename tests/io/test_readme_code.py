@@ -22,30 +22,32 @@ from tests.support.shards import write_index, write_json
 from tests.support.suites import run_suites
 from wids import testing
 
-E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate", "fabric")}
+E2E = {
+    f"wids/core/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate", "fabric")
+}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
-    "wids/order/README.md#augmentation-that-repeats-exactly",
+    "wids/core/order/README.md#augmentation-that-repeats-exactly",
     "wids/README.md#alternatives-and-names-of-fields",
     "wids/README.md#parts-of-a-dataset",
     "wids/README.md#several-datasets-in-stated-shares",
     "wids/README.md#testing-your-own-code",
     "wids/README.md#workers-processes-or-threads",
-    "wids/cache/README.md#prefetching",
-    "wids/cli/README.md#packing",
+    "wids/core/cache/README.md#prefetching",
+    "wids/tools/cli/README.md#packing",
     "wids/columns/README.md#in-a-program",
     "wids/jobs/README.md#in-a-program",
-    "wids/order/README.md#batches-of-like-length",
-    "wids/order/README.md#exact-evaluation",
-    "wids/order/README.md#loops-with-fsdp-and-torchtitans",
-    "wids/order/README.md#mixtures",
-    "wids/order/README.md#resume-anywhere",
-    "wids/order/README.md#weights-of-samples",
-    "wids/serve/README.md#in-a-notebook",
+    "wids/core/order/README.md#batches-of-like-length",
+    "wids/core/order/README.md#exact-evaluation",
+    "wids/core/order/README.md#loops-with-fsdp-and-torchtitans",
+    "wids/core/order/README.md#mixtures",
+    "wids/core/order/README.md#resume-anywhere",
+    "wids/core/order/README.md#weights-of-samples",
+    "wids/tools/serve/README.md#in-a-notebook",
     "wids/testing/README.md#with-the-server",
-    "wids/transport/README.md#credentials",
-    "wids/transport/README.md#how-to-add-a-transport",
+    "wids/core/transport/README.md#credentials",
+    "wids/core/transport/README.md#how-to-add-a-transport",
 }
 
 
@@ -102,7 +104,7 @@ def test_mixtures(tmp_path):
     samples = found["mixture"].__getitems__(list(found["sampler"]))
     assert (samples.count(("web", "web")), samples.count(("book", None))) == (56, 24)
     given = {name: wids.ShardListDataset(tmp_path / name / "train.json") for name in ("web", "books")}
-    sampler = execute(only("wids/order/README.md#mixtures"), {}, wids=wids, **given)["sampler"]
+    sampler = execute(only("wids/core/order/README.md#mixtures"), {}, wids=wids, **given)["sampler"]
     assert len(sampler) == 1_000_000
 
 
@@ -111,7 +113,7 @@ def test_weights_of_samples(tmp_path):
     index = made.write_dataset(tmp_path, (5, 25))
     made.make_columns(index)
     dataset = wids.ShardListDataset(index, transformations=[])
-    names = execute(only("wids/order/README.md#weights-of-samples"), {}, wids=wids, dataset=dataset)
+    names = execute(only("wids/core/order/README.md#weights-of-samples"), {}, wids=wids, dataset=dataset)
     counts = np.bincount(np.unique(names["labels"], return_inverse=True)[1][list(names["sampler"])])
     assert sum(counts) == 100_000
     assert max(counts) - min(counts) <= len(dataset)
@@ -124,7 +126,12 @@ def test_batches_of_like_length(tmp_path):
     dataset = wids.ShardListDataset(index, transformations=[])
     replaced = {'"tokens"': '"bytes"', "num_workers=4": "num_workers=0"}
     names = execute(
-        only("wids/order/README.md#batches-of-like-length"), replaced, wids=wids, torch=torch, dataset=dataset, pad=list
+        only("wids/core/order/README.md#batches-of-like-length"),
+        replaced,
+        wids=wids,
+        torch=torch,
+        dataset=dataset,
+        pad=list,
     )
     found = [[sample["__index__"] for sample in batch] for batch in names["loader"]]
     assert sorted(index for batch in found for index in batch) == [*range(30)]
@@ -174,10 +181,10 @@ def test_resume_anywhere(tmp_path):
         replaced = {"step % 1000": "step % 1", "else 0, 10)": "else 0, 3)"}
         if not resume:
             with pytest.raises(InterruptedError):
-                execute(only("wids/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+                execute(only("wids/core/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
         else:
             seen.append([])  # the interruption is over
-            execute(only("wids/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+            execute(only("wids/core/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
     indices = [index for batch in seen for index in batch]
     assert [sorted(indices[k : k + 80]) for k in (0, 80, 160)] == [list(range(80))] * 3
 
@@ -195,7 +202,7 @@ def test_loops_with_fsdp(tmp_path):
     try:
         for resume in (False, True):
             execute(
-                only("wids/order/README.md#loops-with-fsdp-and-torchtitans"),
+                only("wids/core/order/README.md#loops-with-fsdp-and-torchtitans"),
                 {"    train_step(batch)": "    train_step(batch)\n    if len(seen) in limit:\n        break"},
                 wids=wids,
                 torch=torch,
@@ -218,7 +225,7 @@ def test_exact_evaluation(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         names = execute(
-            only("wids/order/README.md#exact-evaluation"),
+            only("wids/core/order/README.md#exact-evaluation"),
             {},
             wids=wids,
             torch=torch,
@@ -233,7 +240,7 @@ def test_exact_evaluation(tmp_path):
 def test_augmentation_that_repeats_exactly(tmp_path):
     """An epoch's pictures, some of them turned over, are the same again."""
     names = execute(
-        only("wids/order/README.md#augmentation-that-repeats-exactly"),
+        only("wids/core/order/README.md#augmentation-that-repeats-exactly"),
         {"train.json": write_images(tmp_path)},
         wids=wids,
         random=random,
@@ -252,7 +259,7 @@ def test_prefetching(tmp_path):
     """A sampler of one's own."""
     dataset = wids.ShardListDataset(write_images(tmp_path)).add_transform(lambda sample: sample["__index__"])
     names = execute(
-        only("wids/cache/README.md#prefetching"),
+        only("wids/core/cache/README.md#prefetching"),
         {"num_workers=4": "num_workers=0"},
         torch=torch,
         dataset=dataset,
@@ -267,7 +274,9 @@ def test_credentials(tmp_path):
     write_images(tmp_path / "www")
     with testing.Server(tmp_path / "www", required_headers={"X-Key": "mine"}) as server:
         replaced = {"https://example.com": server.url}
-        names = execute(only("wids/transport/README.md#credentials"), replaced, wids=wids, key="mine", other="theirs")
+        names = execute(
+            only("wids/core/transport/README.md#credentials"), replaced, wids=wids, key="mine", other="theirs"
+        )
         assert names["dataset"][0][".cls"] == 0
 
 
@@ -275,7 +284,7 @@ def test_pages_in_a_notebook():
     """A cell shows them in a frame, which answers."""
     write_index(".", (3,), name="train.json")
     replaced = {"wids.serve.start": "frame = wids.serve.start"}
-    frame = execute(only("wids/serve/README.md#in-a-notebook"), replaced)["frame"]
+    frame = execute(only("wids/tools/serve/README.md#in-a-notebook"), replaced)["frame"]
     with urllib.request.urlopen(frame.src, timeout=PATIENCE_SECONDS) as answer:
         assert b"<title>" in answer.read()
 
@@ -296,7 +305,7 @@ def test_server_for_tests(tmp_path):
     ("place", "skipped"),
     [
         (
-            "wids/transport/README.md#how-to-add-a-transport",
+            "wids/core/transport/README.md#how-to-add-a-transport",
             {"test_no_object", "test_no_permission", "test_half_of_it"},
         ),
         ("wids/testing/README.md#with-the-server", set()),
@@ -337,7 +346,7 @@ def test_writer():
     picture = io.BytesIO()
     Image.new("RGB", (4, 4)).save(picture, "JPEG")
     names = {"wids": wids, "jpeg_bytes": picture.getvalue(), "array": np.arange(3)}
-    execute(only("wids/cli/README.md#packing"), {}, **names)
+    execute(only("wids/tools/cli/README.md#packing"), {}, **names)
     (sample,) = wids.ShardListDataset("out/train.json")
     assert (sample["__key__"], sample[".cls"], sample[".json"]["caption"]) == ("000017", 3, "a street")
 

@@ -2,8 +2,8 @@
 
 import os
 
-from wids.cache.directory import CacheDirectory, directory_of
-from wids.files import atomic
+from wids.core.cache.directory import CacheDirectory, directory_of
+from wids.core.files import atomic
 
 
 def put_file(directory, name, data=b""):

@@ -30,17 +30,17 @@ from tests.support.cache_shards import md5, pack
 from tests.support.children import child, receive
 from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits, threads_named, wait_until
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache import limits, space, usage_hints
-from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
+from wids.core.cache import limits, space, usage_hints
+from wids.core.cache.directory import PLAN_SUFFIX, CacheDirectory
+from wids.core.files import system
+from wids.core.files.own_folder import LOCK_SUFFIX
+from wids.core.index import spec
+from wids.core.prefetch import limits as prefetching
+from wids.core.readers.provider import AutoProvider
+from wids.core.readers.remote import are_same
+from wids.core.tables import member_tables
+from wids.core.transport import filesystems
 from wids.errors import WidsError
-from wids.files import system
-from wids.files.own_folder import LOCK_SUFFIX
-from wids.index import spec
-from wids.policy import prefetching
-from wids.readers.provider import AutoProvider
-from wids.readers.remote import are_same
-from wids.tables import member_tables
-from wids.transport import filesystems
 
 ROWS = 6
 # Samples are of about this size, shards of seven times that.

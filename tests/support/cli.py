@@ -26,8 +26,8 @@ import typer.main
 
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.paths import ROOT
-from wids import cli
-from wids.cli import main
+from wids.tools import cli
+from wids.tools.cli import main
 
 # To make all commands from their functions, for each that runs, took half of the time of the tests that use `run`. They
 # are what they were; processes of their own make them anew.
@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 {before}
 if __name__ == "__main__":  # not in the processes that it spawns
-    from wids.cli import main
+    from wids.tools.cli import main
     main()
 """
 _SURROUNDINGS = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "WIDS_DEBUG": "0"}

@@ -5,8 +5,10 @@ import queue
 import threading
 import time
 
-from wids.cache import arrivals, background, prefetch, shard_download, space, usage_hints
-from wids.readers import provider, range_provider
+from wids.core.cache import shard_download, space, usage_hints
+from wids.core.files import background
+from wids.core.prefetch import prefetcher as prefetch
+from wids.core.readers import arrivals, provider, range_provider
 from wids.testing.promises import PATIENCE_SECONDS, skip_waits
 
 __all__ = [

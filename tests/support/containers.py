@@ -1,4 +1,4 @@
-"""Files of `wids.files.container` taken apart and put together by the text of its format, not by its code."""
+"""Files of `wids.core.files.container` taken apart and put together by the text of its format, not by its code."""
 
 import json
 import operator

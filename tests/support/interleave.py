@@ -23,8 +23,8 @@ import traceback
 import pytest
 
 from tests.support.children import PATIENCE_SECONDS, child
-from wids.files import system
-from wids.tables import table as tables
+from wids.core.files import system
+from wids.core.tables import table as tables
 
 # What changes a file or a lock. Between two of these the disk is the same.
 _CALLS = ("open", "replace", "unlink", "ftruncate", "pwrite", "utime", "fsync", "mkdir")

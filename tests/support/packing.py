@@ -6,10 +6,10 @@ import pyarrow as pa
 
 import wids
 from wids import jobs
+from wids.core.tables.table import parse_table
+from wids.core.transport.session import PLAIN
 from wids.jobs import PackSettings, PackSource
 from wids.jobs.runner import RunOptions
-from wids.tables.table import parse_table
-from wids.transport.session import PLAIN
 from wids.writing.pack import datasets, folders, manifest
 from wids.writing.pack.run import pack_listing
 

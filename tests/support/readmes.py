@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
     @property
     def place(self) -> str:
-        """How tests name it: ``wids/cli/README.md#packing``."""
+        """How tests name it: ``wids/tools/cli/README.md#packing``."""
         return f"{self.readme}#{anchor(self.heading)}"
 
     def commands(self) -> list[str]:

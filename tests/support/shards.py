@@ -7,7 +7,7 @@ import os
 import tarfile
 import zlib
 
-from wids.index import checksums
+from wids.core.index import checksums
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.testing import Server
 

@@ -643,9 +643,9 @@ class Process:
             setattr(*self._patched.pop())
         for put_back in self._state:
             put_back()
-        self["wids.files.forks"].lock = self._fakes[id(_threading)].RLock()
-        for function in self["wids.files.forks"]._functions:
-            if function.__module__ != "wids.transport.filesystems":  # whose loop is this real process's
+        self["wids.core.files.forks"].lock = self._fakes[id(_threading)].RLock()
+        for function in self["wids.core.files.forks"]._functions:
+            if function.__module__ != "wids.core.transport.filesystems":  # whose loop is this real process's
                 function()
 
     def end(self):

@@ -26,9 +26,9 @@ import time
 
 from tests.support.cache_shards import md5, pack
 from tests.support.simulated_os import Disk, Killed, Machine, Process, SimulationError
-from wids.files.identity import Identity
-from wids.tables import table as tables
-from wids.tables import tar
+from wids.core.files.identity import Identity
+from wids.core.tables import table as tables
+from wids.core.tables import tar
 
 CACHE = "/data/cache"
 # Where local shards are that are copied into the cache.
@@ -37,8 +37,18 @@ ROWS = 3
 _SECOND = 1_000_000_000
 # Modules that a process needs, and all that these import.
 MODULES = (
-    *("wids.readers.provider", "wids.readers.pool", "wids.cache.cleanup", "wids.cache.prefetch"),
-    *("wids.transport.source", "wids.collection.ahead", "wids.collection.shard_collection", "wids.index.shardlist"),
+    *(
+        "wids.core.readers.provider",
+        "wids.core.readers.pool",
+        "wids.core.cache.cleanup",
+        "wids.core.prefetch.prefetcher",
+    ),
+    *(
+        "wids.core.transport.source",
+        "wids.core.prefetch.ahead",
+        "wids.core.collection.shard_collection",
+        "wids.core.index.shardlist",
+    ),
 )
 # Everybody has ended by then, in simulated time.
 MOST_SECONDS = 600
@@ -193,7 +203,7 @@ class Server:
 
 
 class SimulatedSource:
-    """One object of the server, for a process; see `wids.transport.source.ByteSource`."""
+    """One object of the server, for a process; see `wids.core.transport.source.ByteSource`."""
 
     is_blocking, fills_file, precedence, packed_bytes = True, False, None, None
 
@@ -214,7 +224,7 @@ class SimulatedSource:
         return *self._server.object(self.url), fault
 
     def _stat_of(self, data, tag):
-        return self._process["wids.transport.source"].Stat(len(data), tag, has_ranges=True, is_strong=True)
+        return self._process["wids.core.transport.source"].Stat(len(data), tag, has_ranges=True, is_strong=True)
 
     def stat(self, first=None, *, is_fresh=True):
         """See `ByteSource.stat`."""
@@ -272,7 +282,7 @@ class Dataset:
     """
 
     def __init__(self, world, process, capacity):
-        self._process, module = process, process["wids.collection.shard_collection"]
+        self._process, module = process, process["wids.core.collection.shard_collection"]
         _, shards, _ = module.load_shards([world.row(letter) for letter in world.shards])
         self._collection = module.ShardCollection(shards, world.provider(process), capacity=capacity)
         self.pool = self._collection.pool
@@ -281,9 +291,9 @@ class Dataset:
         return len(self._collection)
 
     def __wids__(self):
-        return self._process["wids.order.layout"].Inside(
+        return self._process["wids.core.order.layout"].Inside(
             shard_ends=self._collection.cum_lengths,
-            prefetch_source=lambda: self._process["wids.collection.ahead"].source_of(self._collection, None),
+            prefetch_source=lambda: self._process["wids.core.prefetch.ahead"].source_of(self._collection, None),
         )
 
 
@@ -398,18 +408,20 @@ class World:
         number = next(self._numbers)
         process = process_number(number)
         process.begin(self.machine, f"{name}{number}", 100 + number)
-        process["wids.transport.filesystems"].loop = lambda: process
+        process["wids.core.transport.filesystems"].loop = lambda: process
         open_source = functools.partial(self._open_source, process)
         if not self.is_copying:
-            process.put_in_place_of(process["wids.transport.stores"].open_source, open_source)
-        process.patch("wids.transport.plain_http", "open_plain", lambda _: lambda *_, **__: None)  # all is its server's
-        limits = process["wids.cache.limits"]
+            process.put_in_place_of(process["wids.core.transport.stores"].open_source, open_source)
+        process.patch(
+            "wids.core.transport.plain_http", "open_plain", lambda _: lambda *_, **__: None
+        )  # all is its server's
+        limits = process["wids.core.cache.limits"]
         limits.LIMITS = type(limits.LIMITS)(wait_seconds=60.0 if self.is_calm else 6.0, stopped_seconds=4.0)
-        locks = process["wids.files.locks"]
+        locks = process["wids.core.files.locks"]
         locks.LIMITS = type(locks.LIMITS)(stopped_seconds=4.0, touch_seconds=0.5, poll_seconds=0.05)
-        process.patch("wids.cache.leases", "_BUSY_SECONDS", lambda before: 0.02)
-        process.patch("wids.cache.space", "_REMEMBERED_SHARE", lambda before: self._remembered_share)
-        retrying = process["wids.transport.retrying"]
+        process.patch("wids.core.cache.leases", "_BUSY_SECONDS", lambda before: 0.02)
+        process.patch("wids.core.cache.space", "_REMEMBERED_SHARE", lambda before: self._remembered_share)
+        retrying = process["wids.core.transport.retrying"]
         retrying.LIMITS = type(retrying.LIMITS)(first_seconds=2.0, patience_seconds=5.0, wait_max_seconds=1.0)
         retrying.note_answered(["https://store.example"])
         self._fault(process)
@@ -431,7 +443,7 @@ class World:
 
     def shard(self, process, letter):
         """A shard as the index describes it now."""
-        return process["wids.index.shardlist"].Shard(**self.row(letter))
+        return process["wids.core.index.shardlist"].Shard(**self.row(letter))
 
     def row(self, letter):
         """The row of a shard in the index as it is now."""
@@ -447,7 +459,7 @@ class World:
         options = {"access": self.access, "early_reads": self.early_reads, "keep": self._keeps, **options}
         options["cache_local"] = self.is_copying
         limit = self.limit if process.pid % 2 else self._other_limit
-        return process["wids.readers.provider"].AutoProvider(cache_dir=CACHE, cache_size=limit, **options)
+        return process["wids.core.readers.provider"].AutoProvider(cache_dir=CACHE, cache_size=limit, **options)
 
     def job(self):
         """A process that reads, in one thread or two, or in the order of a sampler, with downloads ahead."""
@@ -470,7 +482,7 @@ class World:
             for each in readers:
                 self.machine.wait_for(each)
             if ends_well:  # as a program does that ends by itself
-                process["wids.cache.background"]._end_all()
+                process["wids.core.files.background"]._end_all()
 
         return process, process.spawn(act)
 
@@ -496,7 +508,7 @@ class World:
             for row in choose.sample(range(ROWS), ROWS)
         ]
         most, pause = choose.choice((2, 5, 100)), choose.choice((0.0, 0.002, 0.02))
-        indices = process["wids.collection.ahead"].Ahead(dataset, order)
+        indices = process["wids.core.prefetch.ahead"].Ahead(dataset, order)
         for index in itertools.islice(indices, most):
             for _ in range(3):
                 if self.has_read(process, dataset, self.shards[index // ROWS], [index % ROWS]):
@@ -565,7 +577,7 @@ class World:
             for _ in range(3):
                 process.machine.sleep(every)
                 with contextlib.suppress(process["wids.errors"].CacheError):
-                    process["wids.cache.cleanup"].clean(CACHE, most, 10)
+                    process["wids.core.cache.cleanup"].clean(CACHE, most, 10)
 
         return process, process.spawn(act)
 
@@ -672,7 +684,7 @@ class World:
                 with contextlib.closing(provider.open(shard)) as reader:
                     for row in range(ROWS):
                         self._check_sample(letter, row, reader.read(row), shard)
-            process["wids.cache.space"].Space(CACHE, limit=None).sweep()
+            process["wids.core.cache.space"].Space(CACHE, limit=None).sweep()
 
         self.machine.run([process.spawn(act)], MOST_SECONDS)
         process.end()

@@ -1,6 +1,6 @@
 """A lane of an epoch, from its definition, in plain Python: slow, and simple enough to be believed."""
 
-from wids.order.permutation import PARTS, ROUNDING, SAMPLES, permutation, random_words
+from wids.core.order.permutation import PARTS, ROUNDING, SAMPLES, permutation, random_words
 
 
 def slow_lane(chunks, *, window, seed, epoch, is_shuffled):

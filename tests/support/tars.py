@@ -6,12 +6,12 @@ from array import array
 from contextlib import suppress
 from itertools import accumulate
 
+from wids.core.files.identity import Identity
+from wids.core.tables import pack_format
+from wids.core.tables.keys import first_dot
+from wids.core.tables.table import SUFFIX, MemberTable, build_table
+from wids.core.tables.tar import scan
 from wids.errors import TarError
-from wids.files.identity import Identity
-from wids.tables import pack_format
-from wids.tables.keys import first_dot
-from wids.tables.table import SUFFIX, MemberTable, build_table
-from wids.tables.tar import scan
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

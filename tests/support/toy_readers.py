@@ -4,9 +4,9 @@ import os
 
 import wids
 from tests.support import cache_shards as shards
-from wids.readers.provider import AutoProvider, InPlaceProvider, LocalFiles
+from wids.core.readers.provider import AutoProvider, InPlaceProvider, LocalFiles
+from wids.core.transport.session import Session
 from wids.testing import ReaderSuite, ShardProviderSuite
-from wids.transport.session import Session
 
 
 class Around:

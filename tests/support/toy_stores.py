@@ -3,8 +3,8 @@
 import hashlib
 import os
 
+from wids.core.transport.source import ByteSource, Stat
 from wids.testing import ByteSourceSuite
-from wids.transport.source import ByteSource, Stat
 
 
 class MineSource(ByteSource):

@@ -6,9 +6,9 @@ import pytest
 
 import wids
 from tests.support import cache_shards as shards
-from wids.readers.provider import AutoProvider, CachedProvider, InPlaceProvider, LocalFiles
-from wids.readers.range_provider import RangeProvider
-from wids.transport.session import Session
+from wids.core.readers.provider import AutoProvider, CachedProvider, InPlaceProvider, LocalFiles
+from wids.core.readers.range_provider import RangeProvider
+from wids.core.transport.session import Session
 
 KINDS = ("in place", "mapped", "cached", "cached and mapped", "ranges", "auto local", "auto cached", "auto ranges")
 

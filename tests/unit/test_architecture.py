@@ -15,42 +15,53 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
-from wids.order import permutation
+from wids.core.order import permutation
 
 ROOT = Path(wids.__file__).parent
-# From the bottom up. A part may import those of the rows above it, and what `BESIDE` adds: parts of its own row, and
-# the one module of 0.1 that others inherit from, which imports `order` alone.
-LAYERS = (
-    ("errors",),
-    ("events",),
+# From the bottom up. A room may import those of the rows above it, and what `BESIDE` adds.
+CORE = (
     ("files",),
-    ("order", "policy"),
+    ("order",),
     ("transport",),
     ("tables",),
-    ("index",),
+    ("index", "codecs"),
     ("cache",),
     ("readers",),
-    ("codecs",),
     ("collection",),
+    ("prefetch",),
+)
+FACE = (("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads"),)
+WINGS = (
     ("jobs",),
     ("columns",),
     ("writing",),
-    ("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads", "otel"),
-    ("simulate", "testing", "lightning", "hf"),
-    ("legacy", "serve"),
+    ("testing", "lightning", "hf", "otel"),
+    ("legacy",),
+)
+TOOLS = (
+    ("simulate",),
+    ("facts",),
+    ("serve",),
     ("cli",),
 )
+LAYERS = (("errors",), ("events",), *CORE, *FACE, *WINGS, *TOOLS)
 BESIDE = {
     "batch_samplers": {"samplers"},
     "loaders": {"samplers", "loader_threads"},
     "samplers": {"legacy.sampler_attributes"},
+    "dataset": {"columns"},
+    "files": {"cache.limits"},
+    "transport": {"prefetch.limits"},
+    "cache": {"prefetch.limits"},
+    "readers": {"prefetch.limits", "prefetch.upcoming"},
+    "collection": {"prefetch.limits"},
 }
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-PURE = {"order", "policy"}
+PURE = {"order"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them, jpeg.py decodes to tensors, the demo trains and bench loads:
 # inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"codecs/(?:decoders|encoders|jpeg)\.py|cli/demo/\w+\.py|cli/bench\.py")
+LAZY_TORCH = re.compile(r"core/codecs/(?:decoders|encoders|jpeg)\.py|tools/cli/demo/\w+\.py|tools/cli/bench\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
 WHOLE = {
@@ -83,9 +94,18 @@ def modules() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or not path.name.startswith("__"))
 
 
+RINGS = ("core", "tools")
+
+
 def part_of(path: Path) -> str:
-    """The layer that a module belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    """The room that a module belongs to: a folder, or a module beside them."""
+    return room_in(".".join(path.relative_to(ROOT.parent).with_suffix("").parts))
+
+
+def room_in(name: str) -> str:
+    """The room in an absolute name: ``cache`` in ``wids.core.cache.store``; "": none."""
+    words = [word for word in name.split(".")[1:] if word not in RINGS]
+    return words[0] if words else ""
 
 
 @functools.cache
@@ -117,12 +137,12 @@ def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
 
 def may_import(part: str, name: str) -> bool:
     """Whether modules of a part may import a name: from their own part and the layers below it, and absolutely."""
-    words = name.split(".")
-    other = "legacy" if len(words) > 1 and words[1].startswith("wids") else ".".join(words[1:2])
-    if words[0] != "wids" or other in ("", part, "__version__"):
+    words = [word for word in name.split(".") if word not in RINGS]
+    other = "legacy" if len(words) > 1 and words[1].startswith("wids") else room_in(name)
+    if words[0] != "wids" or other in ("", part, "__version__", "__init__"):
         return words[0] != ""
     is_beside = {other, ".".join(words[1:3])} & BESIDE.get(part, set())
-    return bool(is_beside) or LEVELS.get(other, len(LAYERS)) < LEVELS.get(part, 0)
+    return bool(is_beside) or LEVELS.get(other, len(LAYERS)) < LEVELS.get(part, len(LAYERS))
 
 
 def test_imports_go_one_way():
@@ -137,10 +157,10 @@ def test_imports_go_one_way():
 
 
 def test_each_random_stream_is_given_out_once():
-    """The registry of `wids.order.permutation` is whole: its numbers differ, and every draw names one of them."""
+    """The registry of `wids.core.order.permutation` is whole: its numbers differ, and every draw names one of them."""
     names = next(
         node.targets[0]
-        for node in parsed(ROOT / "order" / "permutation.py").body
+        for node in parsed(ROOT / "core" / "order" / "permutation.py").body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
     )
     streams = {name.id: getattr(permutation, name.id) for name in names.elts}
@@ -156,11 +176,18 @@ def test_each_random_stream_is_given_out_once():
 
 
 def test_what_simulates_does_so_with_the_real_rules():
-    """simulate/ imports errors and what is pure: the order and the policies that the real cache goes by."""
-    for path in sorted((ROOT / "simulate").glob("*.py")):
-        names = [name.split(".") for name in imports_of(path, is_top_only=False)]
-        parts = {words[1] for words in names if words[0] == "wids" and len(words) > 1}
-        assert parts <= PURE | {"errors", "simulate"}, path
+    """simulate/ imports errors and what is pure: the order and the decisions that the real cache goes by."""
+    for path in sorted((ROOT / "tools" / "simulate").glob("*.py")):
+        for name in imports_of(path, is_top_only=False):
+            owner = module_of(name)
+            assert owner is None or room_in(name) in ("errors", "simulate") or is_pure(owner), (path, name)
+
+
+def module_of(name: str) -> Path | None:
+    """The module that an absolute name is of; None: it is not ours."""
+    words = name.split(".")
+    places = [ROOT.parent.joinpath(*words).with_suffix(".py"), ROOT.parent.joinpath(*words[:-1]).with_suffix(".py")]
+    return next((place for place in places if words[0] == "wids" and place.is_file()), None)
 
 
 def is_pure(path: Path) -> bool:
@@ -190,7 +217,8 @@ def test_pure_modules_do_no_io():
 def test_pictures_of_the_layers(name):
     """They have each part once, and none above what imports it."""
     rows = re.findall(
-        r"(?m)^ {4,6}(\S+(?:(?:,| \|) \S+)*)(?: {2,}.*)?$", (ROOT.parent / name).read_text(encoding="utf-8")
+        r"(?m)^ {4,}(?:(?:tools|wings|face|core|ground) {2,})?(\S+(?:(?:,| \|) \S+)*)(?: {2,}.*)?$",
+        (ROOT.parent / name).read_text(encoding="utf-8"),
     )
     parts = [[part for side in row.split(" | ") for part in side.split(", ")] for row in rows]
     shown = [part for row in parts for part in row if part in LEVELS]
@@ -204,21 +232,27 @@ def is_plain_call(node):
 
 
 def test_options_of_stores_travel_in_a_session():
-    """Users name ``storage_options`` to these; all else is handed a `wids.transport.session.Session`."""
+    """Users name ``storage_options`` to these; all else is handed a `wids.core.transport.session.Session`."""
     named = set()
     for path in modules():
         for node in ast.walk(parsed(path)):
             name = node.arg if isinstance(node, (ast.arg, ast.keyword)) else getattr(node, "attr", None)
             if name == "storage_options" or (isinstance(node, ast.Name) and node.id == "storage_options"):
                 named.add(path.relative_to(ROOT).as_posix())
-    users = {"dataset.py", "collection/arguments.py", "writing/writer.py", "testing/sources.py", "transport/session.py"}
+    users = {
+        "dataset.py",
+        "core/collection/arguments.py",
+        "writing/writer.py",
+        "testing/sources.py",
+        "core/transport/session.py",
+    }
     of_datasets = {
-        "serve/__init__.py",
-        "serve/served.py",
-        "serve/marks.py",
-        "cli/serve.py",
-        "cli/view.py",
-        "cli/bench.py",
+        "tools/serve/__init__.py",
+        "tools/serve/served.py",
+        "tools/serve/marks.py",
+        "tools/cli/serve.py",
+        "tools/cli/view.py",
+        "tools/cli/bench.py",
     }
     assert named == users | of_datasets
 
@@ -240,13 +274,13 @@ def test_torch_only_in_datasets_and_samplers():
 # What is no file or answer of somebody else, or a member of a sample, whose errors the decoders name: the module that
 # parses it by itself.
 OWN_JSON = {
-    "files/json_text.py": "the parser",
-    "codecs/decoders.py": "members",
+    "core/files/json_text.py": "the parser",
+    "core/codecs/decoders.py": "members",
     "columns/extract.py": "members",
     "columns/kinds.py": "values that were just made",
     "columns/sql.py": "an answer of DuckDB in this process",
-    "cli/demo/__init__.py": "reports of the demo's ranks",
-    "cli/demo/train.py": "arguments from the demo",
+    "tools/cli/demo/__init__.py": "reports of the demo's ranks",
+    "tools/cli/demo/train.py": "arguments from the demo",
 }
 
 
@@ -349,7 +383,7 @@ BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
 def test_public_names_of_what_users_make(make, names):
     """Of a dataset, a mixture and each sampler: adding one is a decision, losing one breaks programs.
 
-    What samplers, mixtures and prefetching need of a dataset is in `wids.order.layout.Inside`, and not among them.
+    What samplers, mixtures and prefetching need of a dataset is in `wids.core.order.layout.Inside`, and not among them.
     """
     made = make(wids.ShardListDataset([("a.tar", 3)]))
     assert sorted(name for name in dir(made) if not name.startswith("_")) == sorted(names.split())
@@ -485,10 +519,12 @@ def has_its_module(path: Path) -> bool:
     """Whether a file of tests is named after a module of its folder, or after what `WHOLE` has."""
     name, folder = path.stem.removeprefix("test_"), path.parent.relative_to(TESTS)
     if folder.parts[0] == "cli":
-        places = [*(ROOT / "cli").rglob(f"{name}.py"), ROOT / "cli" / name / "__init__.py"]
+        cli = ROOT / "tools" / "cli"
+        places = [*cli.rglob(f"{name}.py"), cli / name / "__init__.py"]
     else:
-        places = [ROOT / Path(*folder.parts[1:]) / f"{name}.py"]
-        if not places[0].parent.is_dir():
+        inside = Path(*folder.parts[1:])
+        places = [ROOT / ring / inside / f"{name}.py" for ring in ("", *RINGS)]
+        if not any(place.parent.is_dir() for place in places):
             return False
     return any(place.is_file() for place in places) or name in WHOLE or name.endswith("_conformance")
 

@@ -12,9 +12,9 @@ import torch.utils.data
 
 import wids
 from tests.support.examples import examples
+from wids.core.order.layout import Inside
+from wids.core.order.mask import seeds_of
 from wids.errors import InputError, StateError
-from wids.order.layout import Inside
-from wids.order.mask import seeds_of
 
 
 class Samples:

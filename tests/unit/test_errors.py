@@ -21,15 +21,15 @@ import wids
 from tests.support import cache_shards
 from tests.support.servers import cut, instead, redirect, reset, status
 from wids import errors
-from wids.cli.advice import with_advice
-from wids.cli.format import print_error, shown_url
+from wids.core.index.discovery import find_shards
+from wids.core.transport import download
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import Session
+from wids.core.transport.upload import Target
 from wids.errors import FetchError, SpecError, WidsError, without_secrets
 from wids.events import NotFetchedAhead, Retried, logger
-from wids.index.discovery import find_shards
-from wids.transport import download
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import Session
-from wids.transport.upload import Target
+from wids.tools.cli.advice import with_advice
+from wids.tools.cli.format import print_error, shown_url
 
 SECRETS = ("s3cr3t-sig", "s3cr3t-pass", "s3cr3t-key")
 SIGNED = "?X-Amz-Signature=s3cr3t-sig&X-Amz-Date=1"

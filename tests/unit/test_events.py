@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from wids import events
-from wids.collection.stats import Stats
+from wids.core.collection.stats import Stats
 from wids.events import (
     AlikeKeys,
     BytesUnread,

@@ -13,7 +13,7 @@ from opentelemetry.trace import StatusCode
 from torch.utils.data import DataLoader
 
 import wids
-from wids.collection.stats import Stats
+from wids.core.collection.stats import Stats
 from wids.events import Closed, Evicted, Fetched, Hit, Retried, Waited, WaitedForRoom
 from wids.otel import OpenTelemetryHook, observe
 

@@ -15,7 +15,7 @@ from wids.events import parse_size
 
 WIDS = Path(wids.__file__).parent
 # Folders of commands: the README of cli/ has their transcripts.
-WITHOUT = {"cli/cache", "cli/demo", "cli/look", "cli/simulate"}
+WITHOUT = {f"tools/cli/{name}" for name in ("cache", "demo", "look", "simulate")}
 MAX_LINES = 235
 
 
@@ -119,7 +119,7 @@ TABLES = {
         "ShardListSampler",
         "MixtureBatchSampler",
     ],
-    "wids/order/README.md#batches-of-like-length": ["BucketBatchSampler"],
+    "wids/core/order/README.md#batches-of-like-length": ["BucketBatchSampler"],
     "wids/writing/README.md#shardwriter": ["ShardWriter"],
 }
 
@@ -215,7 +215,9 @@ UNITS |= {"min": 60, "h": 3600, "days": 86_400}
 def constant_of(name):
     """The constant of a limit's name: ``cache.limits.wait_seconds`` is of that module, or of its `LIMITS`."""
     module, _, attribute = name.rpartition(".")
-    found = importlib.import_module(f"wids.{module}")
+    inside = Path(*module.split(".")).with_suffix(".py")
+    ring = next(ring for ring in ("core", "tools", "") if (WIDS / ring / inside).is_file())
+    found = importlib.import_module(".".join(filter(None, ("wids", ring, module))))
     return getattr(found, attribute) if hasattr(found, attribute) else getattr(found.LIMITS, attribute)
 
 

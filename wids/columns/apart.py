@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from wids.columns import sql
 from wids.columns.packages import import_arrow, import_duckdb
+from wids.core.files import tempdirs
 from wids.errors import QueryError, WidsError
 from wids.events import format_size
-from wids.files import tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.collection.shard_collection import lists_shards, load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, Part, extract_part
 from wids.columns.file import (
@@ -29,28 +28,29 @@ from wids.columns.file import (
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
+from wids.core.collection.shard_collection import lists_shards, load_shards
+from wids.core.files import atomic
+from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of
+from wids.core.index.paths import absolute
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.upload import check_no_device, check_place, check_replaceable
 from wids.errors import ColumnsError, DecodeError, InputError, JobError, OutputError
 from wids.events import logger
-from wids.files import atomic
-from wids.index.fingerprint import contents, fingerprint, fingerprint_of
-from wids.index.paths import absolute
 from wids.jobs.arguments import check_index, check_job, check_session, check_value, text_of, texts_of
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import shards_before, unwritten
 from wids.jobs.outcome import JobOutcome
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
-from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from os import PathLike
 
-    from wids.collection.shard_collection import Shards
     from wids.columns.extract import PartFacts
     from wids.columns.spec import ColumnRule
-    from wids.index.shardlist import ShardList
+    from wids.core.collection.shard_collection import Shards
+    from wids.core.index.shardlist import ShardList
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
 

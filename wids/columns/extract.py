@@ -18,30 +18,30 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.codecs.decode import SampleDecoder
-from wids.collection.shard_collection import count_mismatch
 from wids.columns import kinds
 from wids.columns.packages import import_arrow
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
+from wids.core.codecs.decode import SampleDecoder
+from wids.core.collection.shard_collection import count_mismatch
+from wids.core.files import tempdirs
+from wids.core.index.discovery import Found, look_local
+from wids.core.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import ClosedReaderError, DecodeError, WidsError, a_kind, shown
 from wids.events import Fetched, RangesRead, TableRead
-from wids.files import tempdirs
-from wids.index.discovery import Found, look_local
-from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.runner import TaskContext
 from wids.jobs.scan import look_remote
-from wids.readers.provider import AutoProvider
-from wids.transport.failures import CancelledTransferError
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wids.core.readers.access import AccessMode
+    from wids.core.readers.base import Sample
+    from wids.core.tables.table import MemberTable
     from wids.events import Event
-    from wids.policy.access import AccessMode
-    from wids.readers.base import Sample
-    from wids.tables.table import MemberTable
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
@@ -73,7 +73,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: of the shard. nsamples: in it.
-        size, mark: its version; see `wids.index.discovery.Found`.
+        size, mark: its version; see `wids.core.index.discovery.Found`.
         columns: digest of a rule -> the record of its values.
         extensions: of the members, in lower case; empty if there are more than the limit of size columns.
         doubled: samples that have a field twice, in upper and in lower case.
@@ -123,7 +123,7 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
         shard: which.
         spec: the rules.
         known: the record of an earlier run; of an unchanged shard, only what it lacks is read.
-        rule, group: how members become samples; see `wids.tables.table.build_table`.
+        rule, group: how members become samples; see `wids.core.tables.table.build_table`.
         session: opens URLs.
     """
 

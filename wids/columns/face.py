@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.samples import SampleColumns
-from wids.files.lazy import Computed
-from wids.order.validation import suggest_names
+from wids.core.files.lazy import Computed
+from wids.core.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-    from wids.collection.shard_collection import ShardCollection
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
+    from wids.core.collection.shard_collection import ShardCollection
 
 
 class WithColumns:

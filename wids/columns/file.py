@@ -19,24 +19,24 @@ import numpy as np
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import ColumnRule  # noqa: TC001 - msgspec reads the annotations
+from wids.core.files import atomic
+from wids.core.files.json_text import JsonParser
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.files.shared_files import SharedFiles
+from wids.core.index.fingerprint import contents, have_changed
+from wids.core.transport import retrying
+from wids.core.transport.download import download_to
+from wids.core.transport.place import Place, cache_directory
+from wids.core.transport.stores import open_source
 from wids.errors import CacheError, ColumnsError, JsonError, MissingTableError, ShardNotFoundError
-from wids.files import atomic
-from wids.files.json_text import JsonParser
-from wids.files.own_folder import default_cache_dir
-from wids.files.shared_files import SharedFiles
-from wids.index.fingerprint import contents, have_changed
-from wids.transport import retrying
-from wids.transport.download import download_to
-from wids.transport.place import Place, cache_directory
-from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from wids.files.shared_files import SharedFile
-    from wids.index.shardlist import ShardList
-    from wids.transport.session import Session
-    from wids.transport.source import Stat
+    from wids.core.files.shared_files import SharedFile
+    from wids.core.index.shardlist import ShardList
+    from wids.core.transport.session import Session
+    from wids.core.transport.source import Stat
 
 SUFFIX, COPY_SUFFIX, _NOTE_SUFFIX = ".columns.parquet", ".parquet", ".copied"
 METADATA_KEY = b"wids"
@@ -55,7 +55,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
 
     Attributes:
         version: of this format.
-        fingerprint, contents: of the index; see `wids.index.fingerprint`. samples: in it.
+        fingerprint, contents: of the index; see `wids.core.index.fingerprint`. samples: in it.
         columns: names of the requested columns. kinds: the kinds of values in each; see `wids.columns.kinds`.
         sizes: extension -> name of the column of its sizes.
         state: digest of the state beside it.

@@ -17,15 +17,15 @@ import numpy as np
 
 from wids.columns.file import fetch_table
 from wids.columns.packages import import_arrow, import_parquet, import_part
+from wids.core.index.discovery import list_names
+from wids.core.transport import urls
+from wids.core.transport.place import Place
 from wids.errors import ColumnsError, InputError, MissingTableError, a_kind, shown
-from wids.index.discovery import list_names
-from wids.transport import urls
-from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.transport.session import Session
+    from wids.core.transport.session import Session
 
 _LINES = re.compile(r".*\.(jsonl|ndjson)(\.gz)?", re.IGNORECASE)
 _PART = re.compile(r"[^._].*\.(parquet|pq)", re.IGNORECASE)

@@ -20,9 +20,9 @@ from wids.columns.given import open_given
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import check_names, nearest
 from wids.columns.sql import SampleTable, run_join
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import ColumnsError, InputError, shown
 from wids.events import logger
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from wids.columns import vectors
 from wids.columns.packages import import_arrow
+from wids.core.files import finalizers, forks, tempdirs
 from wids.errors import ColumnsError
-from wids.files import finalizers, forks, tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

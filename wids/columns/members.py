@@ -27,8 +27,8 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.collection.shard_collection import ShardCollection
-    from wids.tables.table import MemberTable
+    from wids.core.collection.shard_collection import ShardCollection
+    from wids.core.tables.table import MemberTable
 
 HAS = "has_"
 # The facts without them, and the words if they cannot be read.

@@ -7,8 +7,8 @@ import functools
 import importlib
 from typing import Any
 
+from wids.core.files import forks
 from wids.errors import DependencyError
-from wids.files import forks
 
 
 def import_arrow() -> Any:

@@ -24,18 +24,18 @@ from wids.columns import kinds
 from wids.columns.extract import PartFacts, write_stream
 from wids.columns.file import CREATE, open_table, read_facts
 from wids.columns.packages import import_arrow
+from wids.core.files import atomic, locks
+from wids.core.index.discovery import look_local
+from wids.core.index.paths import absolute
+from wids.core.transport.place import Place
 from wids.errors import ColumnsError
 from wids.events import logger
-from wids.files import atomic, locks
-from wids.index.discovery import look_local
-from wids.index.paths import absolute
 from wids.jobs.journal import STATE_SUFFIX, KnownShards, parse_records
-from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from wids.columns.extract import Part
     from wids.columns.file import TableFacts, TableFile
-    from wids.index.shardlist import ShardList
+    from wids.core.index.shardlist import ShardList
 
 PARTS_SUFFIX = ".parts"
 # What a file of a part is called, also one that was being written.

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from wids.collection.shard_collection import lists_shards
+from wids.core.collection.shard_collection import lists_shards
+from wids.core.index.fingerprint import fingerprint
+from wids.core.tables.fields import Alternatives
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
-from wids.index.fingerprint import fingerprint
-from wids.tables.fields import Alternatives
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.collection.shard_collection import ShardCollection
     from wids.columns import sql
     from wids.columns.join import JoinRequest
     from wids.columns.mapped import MappedTable
+    from wids.core.collection.shard_collection import ShardCollection
 
 T = TypeVar("T")
 

@@ -32,8 +32,8 @@ import numpy as np
 from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
 from wids.columns.spec import nearest
+from wids.core.files import tempdirs
 from wids.errors import QueryError, is_harmless
-from wids.files import tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

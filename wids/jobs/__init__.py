@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome, create_columns
     from wids.columns.spec import ColumnSpec, parse_spec
+    from wids.core.transport.session import Session
     from wids.jobs.cache_warm import WarmOutcome, WarmSettings, warm
     from wids.jobs.index_create import IndexOutcome, IndexSettings, create_index
     from wids.jobs.index_edit import update_index
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from wids.jobs.outcome import JobOutcome, JobProgress
     from wids.jobs.problems import Finding, Problem, VerifySettings
     from wids.jobs.runner import RunOptions
-    from wids.transport.session import Session
     from wids.writing.pack.run import PackOutcome
     from wids.writing.pack.shard import PackSettings
     from wids.writing.pack.sources import PackSource, pack
@@ -36,7 +36,7 @@ _NAMES = {
     "wids.jobs.outcome": "JobOutcome JobProgress",
     "wids.jobs.problems": "Finding Problem VerifySettings",
     "wids.jobs.runner": "RunOptions",
-    "wids.transport.session": "Session",
+    "wids.core.transport.session": "Session",
     "wids.writing.pack.run": "PackOutcome",
     "wids.writing.pack.shard": "PackSettings",
     "wids.writing.pack.sources": "PackSource pack",

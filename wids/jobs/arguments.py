@@ -21,11 +21,11 @@ from typing import (
 
 import msgspec
 
-from wids.collection.shard_collection import words_of_misuse
+from wids.core.collection.shard_collection import words_of_misuse
+from wids.core.transport.session import Session
 from wids.errors import InputError
 from wids.jobs.progress import check_progress
 from wids.jobs.runner import RunOptions, run_options
-from wids.transport.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from wids.cache import usage_hints
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import table_allowance
+from wids.core.cache import usage_hints
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.space import table_allowance
+from wids.core.files import atomic, system
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.core.readers.provider import AutoProvider, open_in_place
+from wids.core.tables.table import is_standard
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.place import cache_directory
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import CacheError, CacheFull, InputError, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried
-from wids.files import atomic, system
-from wids.files.own_folder import default_cache_dir
-from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.arguments import check_job, texts_of
 from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run_options
-from wids.readers.provider import AutoProvider, open_in_place
-from wids.tables.table import is_standard
-from wids.transport.failures import CancelledTransferError
-from wids.transport.place import cache_directory
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from typing import Any, TypeAlias
 
-    from wids.collection.shard_collection import Shards
+    from wids.core.collection.shard_collection import Shards
     from wids.events import Event
     from wids.jobs.progress import Progress
     from wids.jobs.ray_cluster import ClusterNode

@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import shard_download
+from wids.core.cache import shard_download
+from wids.core.cache.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
+from wids.core.files import atomic, tempdirs
+from wids.core.files.identity import Identity
+from wids.core.index import checksums
+from wids.core.index.discovery import look_local
+from wids.core.index.paths import absolute
+from wids.core.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.core.tables import foreign, member_tables
+from wids.core.tables import table as tables
+from wids.core.tables.table_packs import TablePacks
+from wids.core.transport import download, retrying
+from wids.core.transport.place import Place
+from wids.core.transport.range_client import ShardBytes
 from wids.errors import (
     FetchDeniedError,
     FetchError,
@@ -25,31 +38,18 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import ONE_FORM, count_of
-from wids.files import atomic, tempdirs
-from wids.files.identity import Identity
-from wids.index import checksums
-from wids.index.discovery import look_local
-from wids.index.paths import absolute
-from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs import scan
 from wids.jobs.decode import decode_file
 from wids.jobs.problems import Finding, Problem, VerifySettings, grouping_of, problem_of
 from wids.jobs.runner import TaskContext
-from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
-from wids.tables import foreign, member_tables
-from wids.tables import table as tables
-from wids.tables.table_packs import TablePacks
-from wids.transport import download, retrying
-from wids.transport.place import Place
-from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wids.core.tables import tar
+    from wids.core.tables.table import MemberTable
+    from wids.core.transport.session import Session
     from wids.jobs.decode import Decode
-    from wids.tables import tar
-    from wids.tables.table import MemberTable
-    from wids.transport.session import Session
 
 # Problems that the transfer may have caused: the shard itself may be right.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})

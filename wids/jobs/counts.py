@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.files.json_text import TOLERANT
+from wids.core.index import discovery
+from wids.core.index.shardlist import MAX_COUNT
+from wids.core.index.spec import parse_json
+from wids.core.transport import urls
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError
-from wids.files.json_text import TOLERANT
-from wids.index import discovery
-from wids.index.shardlist import MAX_COUNT
-from wids.index.spec import parse_json
-from wids.transport import urls
-from wids.transport.download import read_bytes
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from wids.core.files.open_file import OpenFile
+from wids.core.readers.local import LocalReader
 from wids.errors import ChangedShardError, DecodeError, JobError, ShardError, UnsafeFormatError
-from wids.files.open_file import OpenFile
 from wids.jobs.problems import Problem, problem_of
-from wids.readers.local import LocalReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
-    from wids.tables.table import MemberTable
+    from wids.core.tables.table import MemberTable
 
     Sample: TypeAlias = dict[str, Any]
     Decode: TypeAlias = Callable[[Sample], Sample]

@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.files import atomic
+from wids.core.files.replaced import ReplacedFile
+from wids.core.index import checksums, writing
+from wids.core.index.discovery import look_for_shards, refuse_indexes
+from wids.core.index.paths import check_index_replaceable, check_output
+from wids.core.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
+from wids.core.tables.member_tables import check_table_replaceable
+from wids.core.tables.table import SUFFIX as TABLE_SUFFIX
+from wids.core.tables.table import check_grouping, is_standard
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError
-from wids.files import atomic
-from wids.files.replaced import ReplacedFile
-from wids.index import checksums, writing
-from wids.index.discovery import look_for_shards, refuse_indexes
-from wids.index.paths import check_index_replaceable, check_output
-from wids.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
 from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, shards_before, unwritten
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
-from wids.tables.member_tables import check_table_replaceable
-from wids.tables.table import SUFFIX as TABLE_SUFFIX
-from wids.tables.table import check_grouping, is_standard
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
     from os import PathLike
 
-    from wids.index.discovery import Found, Sources
-    from wids.index.earlier import EarlierIndex
+    from wids.core.index.discovery import Found, Sources
+    from wids.core.index.earlier import EarlierIndex
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine, RunOptions
 

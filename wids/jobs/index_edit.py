@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.collection.shard_collection import load_shards
+from wids.core.collection.shard_collection import load_shards
+from wids.core.files import atomic, system
+from wids.core.files.replaced import ReplacedFile
+from wids.core.index import checks, checksums, compiled, view_file, writing
+from wids.core.index.discovery import Found, look_for_shards, look_local, refuse_indexes
+from wids.core.index.fingerprint import fingerprint
+from wids.core.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
+from wids.core.index.shardlist import Row
+from wids.core.index.spec import PACKS, check_head, own_packs, parse_json
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place, relative_name
 from wids.errors import InputError, OutputError, OutputExistsError, SelectionError, SpecError
-from wids.files import atomic, system
-from wids.files.replaced import ReplacedFile
-from wids.index import checks, checksums, compiled, view_file, writing
-from wids.index.discovery import Found, look_for_shards, look_local, refuse_indexes
-from wids.index.fingerprint import fingerprint
-from wids.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
-from wids.index.shardlist import Row
-from wids.index.spec import PACKS, check_head, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.arguments import check_job, text_of, texts_of
 from wids.jobs.index_create import (
@@ -36,16 +38,14 @@ from wids.jobs.index_create import (
     choose_grouping,
 )
 from wids.jobs.view_edit import IndexToMerge
-from wids.transport.download import read_bytes
-from wids.transport.place import Place, relative_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
-    from wids.index.earlier import EarlierIndex
-    from wids.index.shardlist import ShardList
-    from wids.index.view_file import View
+    from wids.core.index.earlier import EarlierIndex
+    from wids.core.index.shardlist import ShardList
+    from wids.core.index.view_file import View
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
 
@@ -276,8 +276,8 @@ def split_index(
     Args:
         place: the index.
         outputs: a path for each part, or one path with ``{}`` for the number of the part.
-        parts: takes the sample counts of the shards, returns the shards of each part; see `wids.index.writing`. Of a
-            view, it gets the counts of chosen samples, without shards that have none.
+        parts: takes the sample counts of the shards, returns the shards of each part; see `wids.core.index.writing`. Of
+            a view, it gets the counts of chosen samples, without shards that have none.
         overwrite: also replace files that are no indexes, or ones of another kind or of other shards. The
             input and the indexes that it names are never replaced.
 
@@ -374,7 +374,7 @@ def _is_part(path: str, source: IndexToMerge) -> bool:
 
 
 def rebase_index(place: str, base: str, *, output: str | None = None, overwrite: bool = False) -> Merged:
-    """Set the base of an index: its shards are below ``base`` now; see `wids.index.writing.rebase`.
+    """Set the base of an index: its shards are below ``base`` now; see `wids.core.index.writing.rebase`.
 
     For a view, ``base`` is the directory of the index that it is a view of.
 

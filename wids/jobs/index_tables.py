@@ -16,15 +16,23 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from wids.collection.shard_collection import count_mismatch, load_shards
+from wids.core.collection.shard_collection import count_mismatch, load_shards
+from wids.core.files import atomic, locks, system
+from wids.core.files.replaced import ReplacedFile
+from wids.core.index import checks, compiled, writing
+from wids.core.index.discovery import look_local
+from wids.core.index.paths import absolute, check_output
+from wids.core.index.spec import PACKS, Shard, own_packs, parse_json
+from wids.core.tables import member_tables, pack_format
+from wids.core.tables import table as tables
+from wids.core.tables.member_tables import check_table_replaceable
+from wids.core.transport.download import read_bytes
+from wids.core.transport.failures import forget_frames
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.upload import check_place, check_replaceable
 from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
-from wids.files import atomic, locks, system
-from wids.files.replaced import ReplacedFile
-from wids.index import checks, compiled, writing
-from wids.index.discovery import look_local
-from wids.index.paths import absolute, check_output
-from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.arguments import check_job, text_of
 from wids.jobs.index_edit import refuse_view
@@ -32,22 +40,14 @@ from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, unwritten
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.runner import TaskContext
-from wids.tables import member_tables, pack_format
-from wids.tables import table as tables
-from wids.tables.member_tables import check_table_replaceable
-from wids.transport.download import read_bytes
-from wids.transport.failures import forget_frames
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
-from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from wids.index.spec import ShardList
+    from wids.core.index.spec import ShardList
+    from wids.core.tables.table import MemberTable
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
-    from wids.tables.table import MemberTable
 
 _SPOOL_SUFFIX = ".spool"
 
@@ -219,7 +219,7 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
 
 
 def _local_beside(shard: Shard) -> MemberTable | None:
-    """The table beside a local shard, as `wids.readers.provider.InPlaceProvider` would use it."""
+    """The table beside a local shard, as `wids.core.readers.provider.InPlaceProvider` would use it."""
     path = Place(shard.url).path
     try:
         fd, identity = atomic.open_file(path)

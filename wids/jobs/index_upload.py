@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wids.core.files import atomic
+from wids.core.index import discovery, repository, writing
+from wids.core.index.earlier import EarlierIndex
+from wids.core.index.spec import PACKS, parse_json
+from wids.core.transport import hub
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.upload import Branch
 from wids.errors import InputError, OutputError
-from wids.files import atomic
-from wids.index import discovery, repository, writing
-from wids.index.earlier import EarlierIndex
-from wids.index.spec import PACKS, parse_json
-from wids.transport import hub
-from wids.transport.session import PLAIN, Session
-from wids.transport.upload import Branch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class IndexUpload:
         InputError: the sources are not the name of one data set. SpecError: it has no shards.
         FetchError: the repository cannot be read.
         OutputExistsError: other files have both names.
-        DependencyError, OutputError: it cannot be written to; see `wids.transport.upload.Branch`.
+        DependencyError, OutputError: it cannot be written to; see `wids.core.transport.upload.Branch`.
     """
 
     name: str

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import numpy as np
 
-from wids.collection.shard_collection import lists_shards
+from wids.core.collection.shard_collection import lists_shards
+from wids.core.index.checksums import promised
+from wids.core.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.core.tables.table import check_grouping
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.upload import Target
 from wids.errors import CacheError, ClusterError, InputError, OutputError, WorkerError, without_secrets
 from wids.events import logger
-from wids.index.checksums import promised
-from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.arguments import check_by, check_job, check_value, text_of
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.decode import crash_of
@@ -23,10 +27,6 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.problems import Finding, Problem, VerifySettings, grouping_of
 from wids.jobs.runner import run_options
-from wids.tables.table import check_grouping
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
-from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from wids.collection.shard_collection import Shards
-    from wids.index.selection import Selection
+    from wids.core.collection.shard_collection import Shards
+    from wids.core.index.selection import Selection
     from wids.jobs.decode import Decode
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine, TaskResult

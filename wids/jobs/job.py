@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from wids.collection.shard_collection import load_shards
+from wids.core.collection.shard_collection import load_shards
+from wids.core.index.paths import absolute
 from wids.errors import SelectionError
-from wids.index.paths import absolute
 from wids.jobs.arguments import check_index, check_value
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.progress import Progress, showing
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.collection.shard_collection import Shards
-    from wids.index.selection import Selection
-    from wids.index.spec import Shard
+    from wids.core.collection.shard_collection import Shards
+    from wids.core.index.selection import Selection
+    from wids.core.index.spec import Shard
+    from wids.core.tables.table import GroupOptions
+    from wids.core.transport.session import Session
     from wids.jobs.runner import TaskContext, TaskResult
-    from wids.tables.table import GroupOptions
-    from wids.transport.session import Session
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from wids.core.files import atomic, json_text, system
+from wids.core.files.json_text import JsonParser
+from wids.core.index.writing import relative_to
+from wids.core.transport.place import Place
+from wids.core.transport.upload import Target, check_replaceable
 from wids.errors import JsonError, OutputError, OutputExistsError
-from wids.files import atomic, json_text, system
-from wids.files.json_text import JsonParser
-from wids.index.writing import relative_to
-from wids.transport.place import Place
-from wids.transport.upload import Target, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.tables.table import GroupOptions
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
+from wids.core.tables.table import GroupOptions
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from wids.errors import WidsError
@@ -85,7 +85,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_quick: check only existence and size.
         has_digest: check the checksums that the index has.
-        rule, group: how members become samples; see `wids.tables.table.build_table`. None: as the index says.
+        rule, group: how members become samples; see `wids.core.tables.table.build_table`. None: as the index says.
         session: opens URLs.
 
     Example:

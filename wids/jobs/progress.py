@@ -6,14 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from wids.core.files.terminal import progress
 from wids.errors import InputError
 from wids.events import count_of, format_size
-from wids.files.terminal import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.files.terminal import Bar
+    from wids.core.files.terminal import Bar
     from wids.jobs.outcome import JobProgress
 
     ShowProgress: TypeAlias = Callable[[JobProgress], None]
@@ -28,7 +28,7 @@ def showing(asked: Progress, verb: str, unit: Literal["bytes", "items"] = "items
     Args:
         asked: the argument of the job's caller.
         verb: the work on the shards, as ``indexing``.
-        unit: see `wids.files.terminal.progress`.
+        unit: see `wids.core.files.terminal.progress`.
 
     Raises:
         InputError: it is none of these.

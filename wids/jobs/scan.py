@@ -14,7 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import shard_download
+from wids.core.cache import shard_download
+from wids.core.files import atomic, system, tempdirs
+from wids.core.files.identity import Identity
+from wids.core.index import checksums
+from wids.core.index.discovery import Found, mark_words
+from wids.core.readers.header_reader import FIRST_BYTES, WORTH_BYTES, Window
+from wids.core.tables import member_tables, tar
+from wids.core.tables import table as tables
+from wids.core.tables.member_tables import check_table_replaceable
+from wids.core.tables.tar import Members
+from wids.core.transport import download, retrying
+from wids.core.transport.place import Place
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.upload import Target
 from wids.errors import (
     ChangedShardError,
     FetchDeniedError,
@@ -24,27 +38,13 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import logger
-from wids.files import atomic, system, tempdirs
-from wids.files.identity import Identity
-from wids.index import checksums
-from wids.index.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
-from wids.readers.header_reader import FIRST_BYTES, WORTH_BYTES, Window
-from wids.tables import member_tables, tar
-from wids.tables import table as tables
-from wids.tables.member_tables import check_table_replaceable
-from wids.tables.tar import Members
-from wids.transport import download, retrying
-from wids.transport.place import Place
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import PLAIN, Session
-from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.tables.keys import Split
-    from wids.tables.table import MemberTable
+    from wids.core.tables.keys import Split
+    from wids.core.tables.table import MemberTable
 
     IsCancelled = Callable[[], bool]
 
@@ -72,7 +72,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         error: in its headers; the counts are then invalid.
         requests, read_bytes: of byte ranges, for a remote shard.
         is_unchanged: known from an earlier run, and not read again.
-        rule, group: how members became samples. merged, apart: see `wids.tables.table.find_merged` and `find_apart`.
+        rule, group: how members became samples. merged, apart: see `wids.core.tables.table.find_merged` and
+            `find_apart`.
         is_claimed: not read: the count was written by another program, the size is of a listing (0: unknown).
     """
 
@@ -126,7 +127,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         has_table: publish its member table beside it.
         keeps_sum: a CRC-32 is wanted of a remote shard of which (nearly) all bytes are read anyway.
         known: facts of an earlier run; the result, if size and mark have not changed.
-        rule, group: how members become samples; see `wids.tables.table.build_table`.
+        rule, group: how members become samples; see `wids.core.tables.table.build_table`.
         session: opens URLs.
     """
 

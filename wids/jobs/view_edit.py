@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.collection.views import choose
+from wids.core.collection.views import choose
+from wids.core.index import checksums
+from wids.core.index.earlier import COMPUTED
+from wids.core.index.fingerprint import fingerprint
+from wids.core.index.loading import IndexRequest, load_rows
+from wids.core.index.paths import absolute, public_place
+from wids.core.index.selection import pick
+from wids.core.index.shardlist import said_grouping
+from wids.core.index.spec import list_shards
+from wids.core.index.view_rows import SharedSelection
+from wids.core.index.view_saving import check_not_parent, name_parent, save, write_view
+from wids.core.transport.place import Place
 from wids.errors import SpecError
 from wids.events import logger
-from wids.index import checksums
-from wids.index.earlier import COMPUTED
-from wids.index.fingerprint import fingerprint
-from wids.index.loading import IndexRequest, load_rows
-from wids.index.paths import absolute, public_place
-from wids.index.selection import pick
-from wids.index.shardlist import said_grouping
-from wids.index.spec import list_shards
-from wids.index.view_rows import SharedSelection
-from wids.index.view_saving import check_not_parent, name_parent, save, write_view
-from wids.transport.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wids.files.replaced import ReplacedFile
-    from wids.index.selection import Integers, Selection
-    from wids.index.shardlist import ShardList
-    from wids.index.view_file import View
+    from wids.core.files.replaced import ReplacedFile
+    from wids.core.index.selection import Integers, Selection
+    from wids.core.index.shardlist import ShardList
+    from wids.core.index.view_file import View
 
 
 # The most weights or keys that a warning names.

@@ -9,17 +9,17 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from wids.files.held import holding
-from wids.files.lazy import Computed
-from wids.order.config import Setting
-from wids.order.samples import GivenChunks
-from wids.order.validation import parse_int, parse_ranges
+from wids.core.files.held import holding
+from wids.core.files.lazy import Computed
+from wids.core.order.config import Setting
+from wids.core.order.population import GivenChunks
+from wids.core.order.validation import parse_int, parse_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.order.config import EpochConfig, SamplerSettings
-    from wids.order.samples import ReadSamples
+    from wids.core.order.config import EpochConfig, SamplerSettings
+    from wids.core.order.population import ReadSamples
 
 
 @holding
@@ -62,7 +62,7 @@ class SamplerAttributes:
 
     @ranges.setter
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        from wids.order.mixture import MixtureWeights
+        from wids.core.order.mixture import MixtureWeights
 
         if isinstance(self._samples, MixtureWeights):
             raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")  # noqa: TRY004

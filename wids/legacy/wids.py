@@ -7,23 +7,23 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from wids.cache import shard_download
-from wids.codecs.decode import parse_transformations as interpret_transformations
-from wids.collection.arguments import digest_name as hash_dataset_name
-from wids.collection.shard_collection import count_mismatch
+from wids.core.cache import shard_download
+from wids.core.codecs.decode import parse_transformations as interpret_transformations
+from wids.core.collection.arguments import digest_name as hash_dataset_name
+from wids.core.collection.shard_collection import count_mismatch
+from wids.core.files.open_file import OpenFile
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.index.spec import Shard
+from wids.core.readers.local import LocalReader
+from wids.core.readers.lru import LRUCache
+from wids.core.readers.pool import OpenShards
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import table
+from wids.core.transport.place import Place, cache_directory
 from wids.dataset import ShardListDataset
 from wids.errors import DigestMismatchError
-from wids.files.open_file import OpenFile
-from wids.files.own_folder import default_cache_dir
-from wids.index.spec import Shard
 from wids.legacy import refuse
-from wids.readers.local import LocalReader
-from wids.readers.lru import LRUCache
-from wids.readers.pool import OpenShards
-from wids.readers.provider import AutoProvider
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-from wids.tables import table
-from wids.transport.place import Place, cache_directory
 
 # By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
 from wids.wids_decode import default_decoder

@@ -6,7 +6,7 @@ import os
 
 from filelock import FileLock, Timeout
 
-from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
+from wids.core.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
 
 __all__ = ["ExclusiveLock", "create_cleanup_background_process", "keep_most_recent_files"]
 

@@ -1,7 +1,7 @@
 """``wids.wids_decode`` of the original: the decoder behind ``transformations="PIL"``, and its steps one by one.
 
 A step changes the sample in place and returns it, as the original's did, so it may also be called for its
-effect. The decoders themselves are in `wids.codecs.decoders`.
+effect. The decoders themselves are in `wids.core.codecs.decoders`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from wids.codecs.decode import SampleDecoder
-from wids.codecs.decoders import Options, decode_gzipped
+from wids.core.codecs.decode import SampleDecoder
+from wids.core.codecs.decoders import Options, decode_gzipped
 from wids.errors import DecodeError
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from filelock import FileLock
 
+from wids.core.files import atomic, locks
+from wids.core.transport import download
+from wids.core.transport.place import Place
+from wids.core.transport.session import Session
 from wids.errors import FetchError
 from wids.events import logger
-from wids.files import atomic, locks
 from wids.legacy import refuse
-from wids.transport import download
-from wids.transport.place import Place
-from wids.transport.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

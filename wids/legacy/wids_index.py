@@ -8,20 +8,20 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from wids.core.files.atomic import write_atomically
+from wids.core.files.replaced import ReplacedFile
+from wids.core.index import writing
+from wids.core.index.earlier import EarlierIndex
+from wids.core.index.paths import check_index_replaceable
+from wids.core.index.writing import shorten_name
+from wids.core.transport import urls
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place
 from wids.errors import SpecError, WidsError
-from wids.files.atomic import write_atomically
-from wids.files.replaced import ReplacedFile
-from wids.index import writing
-from wids.index.earlier import EarlierIndex
-from wids.index.paths import check_index_replaceable
-from wids.index.writing import shorten_name
 from wids.jobs.index_edit import read_index
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
-from wids.transport import urls
-from wids.transport.download import read_bytes
-from wids.transport.place import Place
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ __getattr__: Callable[[str], NoReturn] = refuse(
     __name__,
     {
         "print_long_info": "main_info prints it; `wids info INDEX` says more",
-        "urlfile": "use wids.transport.place.Place(url).name",
-        "urldirbase": "use wids.transport.place.Place(url).directory",
+        "urlfile": "use wids.core.transport.place.Place(url).name",
+        "urldirbase": "use wids.core.transport.place.Place(url).directory",
         **dict.fromkeys(("maybe_read", "maybe_decode"), _RAW),
     },
 )

@@ -1,5 +1,5 @@
 """``wids.wids_lru`` of the original."""
 
-from wids.readers.lru import LRUCache
+from wids.core.readers.lru import LRUCache
 
 __all__ = ["LRUCache"]

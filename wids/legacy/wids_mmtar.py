@@ -7,14 +7,14 @@ import os
 from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
+from wids.core.tables import member_tables, table
 from wids.errors import TruncatedShardError
 from wids.legacy import refuse
-from wids.tables import member_tables, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView
 
-    from wids.tables.tar import Member
+    from wids.core.tables.tar import Member
 
 _HEADERS = "MMIndexedTar(path).by_index has (name, header offset, size) of each member, for all forms of headers"
 __getattr__: Callable[[str], NoReturn] = refuse(

@@ -11,9 +11,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from wids.files import finalizers
-from wids.transport import retrying
-from wids.transport.failures import CancelledTransferError
+from wids.core.files import finalizers
+from wids.core.transport import retrying
+from wids.core.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

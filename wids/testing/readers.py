@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from wids.cache import limits
-from wids.cache.directory import CacheDirectory
-from wids.cache.leases import leases
-from wids.cache.space import Space, table_allowance
+from wids.core.cache import limits
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.leases import leases
+from wids.core.cache.space import Space, table_allowance
+from wids.core.files.identity import Identity
+from wids.core.readers.pool import OpenShards
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables.table import SUFFIX, build_table
+from wids.core.tables.tar import scan
 from wids.errors import (
     CacheFull,
     ChangedShardError,
@@ -29,11 +34,6 @@ from wids.errors import (
     ShardError,
     SizeMismatchError,
 )
-from wids.files.identity import Identity
-from wids.readers.pool import OpenShards
-from wids.readers.provider import AutoProvider
-from wids.tables.table import SUFFIX, build_table
-from wids.tables.tar import scan
 from wids.testing import shards
 from wids.testing.promises import PATIENCE_SECONDS, call_in_child, check, files_open_in, promised, refused
 from wids.testing.shards import described, texts, texts_of
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from wids.core.readers.base import Reader, Sample
+    from wids.core.readers.provider import ShardProvider
     from wids.dataset import ShardListDataset
     from wids.events import Event, Hook
-    from wids.readers.base import Reader, Sample
-    from wids.readers.provider import ShardProvider
 
 DATA = shards.shard("a", 3, 40_000)
 

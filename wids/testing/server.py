@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
-from wids.order.validation import suggest_names
+from wids.core.order.validation import suggest_names
 
 if TYPE_CHECKING:
     import ssl

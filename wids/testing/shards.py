@@ -7,12 +7,12 @@ import io
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from wids.index.spec import Shard
+from wids.core.index.spec import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.readers.base import Rows
+    from wids.core.readers.base import Rows
 
 
 def pack(members: Iterable[tuple[str, bytes]]) -> bytes:

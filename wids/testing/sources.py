@@ -1,4 +1,4 @@
-"""The promises of `wids.transport.source.ByteSource` as a class of tests, for the author of a store."""
+"""The promises of `wids.core.transport.source.ByteSource` as a class of tests, for the author of a store."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from wids.core.transport import download, filesystems, range_client, retrying, stores
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.scheduler import read_spans
+from wids.core.transport.session import Session
+from wids.core.transport.source import ByteSource, Sink, Stat
+from wids.core.transport.spans import Span
 from wids.errors import ChangedShardError, FetchDeniedError, FetchError, ShardNotFoundError, SizeMismatchError
 from wids.testing.promises import PATIENCE_SECONDS, check, promised, refused, skip_waits
-from wids.transport import download, filesystems, range_client, retrying, stores
-from wids.transport.failures import CancelledTransferError
-from wids.transport.range_client import ShardBytes
-from wids.transport.scheduler import read_spans
-from wids.transport.session import Session
-from wids.transport.source import ByteSource, Sink, Stat
-from wids.transport.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -44,7 +44,7 @@ class ByteSourceSuite:
       ``stat()`` if ``answers_have_stat`` is False. Bytes of two versions never pass for one object.
     - ``stream(end)`` gives the object's first ``end`` bytes, or all, in blocks.
     - Bytes that are not there, or stop coming, are an error, and so is an object that is not there or may not be read;
-      the errors of `wids.errors` are made of OSErrors and of those that ``wids.transport.failures`` knows.
+      the errors of `wids.errors` are made of OSErrors and of those that ``wids.core.transport.failures`` knows.
     - ``go_on()`` is called now and then; what it raises ends the call.
     - ``close()`` leaves no descriptor and no connection.
 
@@ -79,10 +79,10 @@ class ByteSourceSuite:
         raise NotImplementedError("override `put`: it makes bytes the object at `url`")
 
     def open_source(self, **options: Any) -> ByteSource:
-        """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.transport.stores`.
+        """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.core.transport.stores`.
 
         Args:
-            **options: ``go_on``, ``path`` and ``precedence``, as of `wids.transport.stores`.
+            **options: ``go_on``, ``path`` and ``precedence``, as of `wids.core.transport.stores`.
         """
         return stores.open_source(self.url, Session(self.storage_options), **options)
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.files import atomic, system
+from wids.core.tables.member_tables import check_table_replaceable
+from wids.core.tables.table import SUFFIX
+from wids.core.transport.place import Place, relative_name
+from wids.core.transport.upload import Target, explained
 from wids.errors import OutputExistsError, SpecError
-from wids.files import atomic, system
-from wids.tables.member_tables import check_table_replaceable
-from wids.tables.table import SUFFIX
-from wids.transport.place import Place, relative_name
-from wids.transport.upload import Target, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.tables.table import MemberTable
+    from wids.core.tables.table import MemberTable
 
 _NUMBER = re.compile(r"%0?([0-9]{0,2})d")
 

@@ -10,16 +10,16 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from wids.core.files import atomic, system
+from wids.core.index.checksums import Checksums
+from wids.core.tables import headers
+from wids.core.tables import table as tables
 from wids.errors import OutputError
-from wids.files import atomic, system
-from wids.index.checksums import Checksums
-from wids.tables import headers
-from wids.tables import table as tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.tables.tar import Member
+    from wids.core.tables.tar import Member
 
 _BUFFER_BYTES = 1 << 20
 

@@ -14,15 +14,15 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from wids.codecs.encoders import encode_field, extension_of, is_encoded_anew
+from wids.core.codecs.encoders import encode_field, extension_of, is_encoded_anew
+from wids.core.files import finalizers, tempdirs
+from wids.core.order.validation import suggest_names
+from wids.core.tables import headers
+from wids.core.tables.keys import encode_name, first_dot
+from wids.core.transport.place import Place
+from wids.core.transport.session import Session
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size
-from wids.files import finalizers, tempdirs
-from wids.order.validation import suggest_names
-from wids.tables import headers
-from wids.tables.keys import encode_name, first_dot
-from wids.transport.place import Place
-from wids.transport.session import Session
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.shard_file import ShardFile
 
@@ -207,8 +207,8 @@ class ShardWriter:
 
         Args:
             sample: ``"__key__"``, text, unique within a shard; and fields, by extension (``".jpg"`` or ``"jpg"``), of
-                bytes or of values that `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__``
-                are left out, so that undecoded samples of a dataset can be written.
+                bytes or of values that `wids.core.codecs.encoders.encode_field` takes. Other names that begin with
+                ``__`` are left out, so that undecoded samples of a dataset can be written.
 
         Raises:
             SampleError: it cannot be written, or its key was written to this shard before.

@@ -8,11 +8,11 @@ import pytest
 from tests.support import cache_shards as shards
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS
-from wids.cache import book as books
-from wids.cache.book import ShardBook
-from wids.files.identity import Identity
-from wids.tables import tar
-from wids.tables.table import build_table
+from wids.core.cache import book as books
+from wids.core.cache.book import ShardBook
+from wids.core.files.identity import Identity
+from wids.core.tables import tar
+from wids.core.tables.table import build_table
 
 
 def table(tag="a", count=3):

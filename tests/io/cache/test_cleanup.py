@@ -30,10 +30,10 @@ from tests.support.cache_dirs import (
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
-from wids.cache import cleanup, limits, usage_hints
-from wids.files import atomic, locks
-from wids.files.holders import Holder
-from wids.transport.session import Session
+from wids.core.cache import cleanup, limits, usage_hints
+from wids.core.files import atomic, locks
+from wids.core.files.holders import Holder
+from wids.core.transport.session import Session
 
 ROOT = str(Path(wids.__file__).parents[1])
 
@@ -421,7 +421,7 @@ def test_background_process_may_be_terminated_at_once(tmp_path, monkeypatch, sta
 
 PARENT = """
 import multiprocessing, os, signal, sys
-from wids.cache.cleanup import create_cleanup_background_process
+from wids.core.cache.cleanup import create_cleanup_background_process
 
 def pause():
     signal.pause()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.support.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.support.children import call_in_child
-from wids.cache import limits
-from wids.cache.contents import Contents, LoggedChange
-from wids.cache.directory import CacheDirectory
-from wids.files import system
+from wids.core.cache import limits
+from wids.core.cache.contents import Contents, LoggedChange
+from wids.core.cache.directory import CacheDirectory
+from wids.core.files import system
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from tests.support import cache_shards
 from tests.support.cache_dirs import put_file, put_garbage, put_shard
 from tests.support.servers import shard_requests
 from wids import errors
-from wids.cache import directory as directories
-from wids.cache.directory import CacheDirectory
-from wids.files import atomic
-from wids.policy.eviction import Entry
+from wids.core.cache import directory as directories
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.eviction import Entry
+from wids.core.files import atomic
 
 HEX = "0123456789abcdef"
 STEMS = [

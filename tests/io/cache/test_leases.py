@@ -11,12 +11,12 @@ from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import call_in_child
 from tests.support.clocks import threads_named, wait_until
-from wids.cache import leases as lease_module
-from wids.cache.directory import CacheDirectory
-from wids.cache.leases import Leases, leases
-from wids.cache.space import Space
-from wids.readers.pool import OpenShards
-from wids.readers.provider import AutoProvider
+from wids.core.cache import leases as lease_module
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.leases import Leases, leases
+from wids.core.cache.space import Space
+from wids.core.readers.pool import OpenShards
+from wids.core.readers.provider import AutoProvider
 
 TAGS = "abcde"
 WATCH = Leases._watch
@@ -43,18 +43,18 @@ class FakePool:
         self.requests, self.looks, self.released = {}, [], []
 
     def has_leases(self, directory):
-        """As `wids.cache.leases.LeasingPool`."""
+        """As `wids.core.cache.leases.LeasingPool`."""
         return directory in self.leased
 
     def release_idle(self, directory):
-        """As `wids.cache.leases.LeasingPool`."""
+        """As `wids.core.cache.leases.LeasingPool`."""
         self.released.append(directory)
         is_any = directory in self.leased
         self.leased.discard(directory)
         return is_any
 
     def request_time(self, directory):
-        """As `wids.cache.leases.LeasingPool`."""
+        """As `wids.core.cache.leases.LeasingPool`."""
         self.looks.append(directory)
         return self.requests.get(directory, 0)
 

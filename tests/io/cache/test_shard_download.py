@@ -14,8 +14,15 @@ from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, receive, stop_here
 from tests.support.range_faults import unsized
 from tests.support.servers import endless, whole, whole_unannounced
-from wids.cache import limits, shard_download, space
-from wids.cache.space import Space
+from wids.core.cache import limits, shard_download, space
+from wids.core.cache.space import Space
+from wids.core.files import atomic, locks, system
+from wids.core.index.spec import Shard
+from wids.core.prefetch import limits as prefetching
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import member_tables
+from wids.core.transport import download, retrying
+from wids.core.transport.download import Transfer
 from wids.errors import (
     CacheFull,
     CompressedShardError,
@@ -25,13 +32,6 @@ from wids.errors import (
     WidsError,
     WrongContentError,
 )
-from wids.files import atomic, locks, system
-from wids.index.spec import Shard
-from wids.policy import prefetching
-from wids.readers.provider import AutoProvider
-from wids.tables import member_tables
-from wids.transport import download, retrying
-from wids.transport.download import Transfer
 
 pytestmark = pytest.mark.usefixtures("no_waits", "own_cache")
 

@@ -10,14 +10,14 @@ from tests.support.cache_dirs import names_in, put_file, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import call_in_child
 from tests.support.cli import run
-from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.directory import CacheDirectory
-from wids.cache.listing import take_listing
-from wids.cache.space import Space
+from wids.core.cache.cleanup import keep_most_recent_files
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.listing import take_listing
+from wids.core.cache.space import Space
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport import download
 from wids.errors import CacheFull, WidsError
 from wids.events import logger
-from wids.readers.provider import AutoProvider
-from wids.transport import download
 
 ALICE, BOB = 60_001, 60_002
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
@@ -99,7 +99,7 @@ def sticky(world):
 
 def read_and_tell(cache, urls, limit):
     """As `read_all`: (what it returned or raised, the seconds that were slept for space, the log)."""
-    from wids.cache import space
+    from wids.core.cache import space
 
     slept, told = [], []
     handler = logging.Handler()

@@ -27,20 +27,20 @@ from tests.support.cache_dirs import (
 from tests.support.cache_shards import described, files_open_in, texts, texts_of
 from tests.support.children import child, receive
 from tests.support.clocks import set_limits, wait_until
-from wids.cache import limits, usage_hints
-from wids.cache import space as spaces
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import Space, evict_from, table_allowance
-from wids.cache.usage_hints import PlanFile
+from wids.core.cache import limits, usage_hints
+from wids.core.cache import space as spaces
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.eviction import Entry
+from wids.core.cache.space import Space, evict_from, table_allowance
+from wids.core.cache.usage_hints import PlanFile
+from wids.core.files import atomic, locks, system
+from wids.core.index.spec import Shard
+from wids.core.readers.pool import OpenShards
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import member_tables
+from wids.core.transport.session import Session
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom
-from wids.files import atomic, locks, system
-from wids.index.spec import Shard
-from wids.policy.eviction import Entry
-from wids.readers.pool import OpenShards
-from wids.readers.provider import AutoProvider
-from wids.tables import member_tables
-from wids.transport.session import Session
 
 A, B = shards.shard("a"), shards.shard("b")
 
@@ -82,7 +82,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of `wids.cache.space` and of plans, which stands still until somebody sleeps."""
+    """The clock of `wids.core.cache.space` and of plans, which stands still until somebody sleeps."""
     clock = Clock()
     clock.rule(monkeypatch)
     return clock
@@ -861,7 +861,7 @@ def test_a_process_that_is_killed_leaves_no_more_tables_than_may_be(home, monkey
         replace(source, target)
         most.append(CacheDirectory(home).inventory())
 
-    monkeypatch.setattr("wids.cache.space.os.replace", watched)
+    monkeypatch.setattr("wids.core.cache.space.os.replace", watched)
     reserve(space, 600)
     assert [sum(table.size_bytes for table in found.remembered) for found in most] == [4] * 6
 
@@ -1246,7 +1246,7 @@ def test_a_table_that_cannot_be_deleted_is_not_free_space(home, monkeypatch, clo
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         unlink(path, **options)
 
-    monkeypatch.setattr("wids.cache.space.os.unlink", failing)
+    monkeypatch.setattr("wids.core.cache.space.os.unlink", failing)
     if limit == 400:
         with pytest.raises(CacheFull):
             reserve(space, limit)

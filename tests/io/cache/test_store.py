@@ -19,8 +19,14 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import book, shard_download
-from wids.cache.store import ShardCache
+from wids.core.cache import book, shard_download
+from wids.core.cache.store import ShardCache
+from wids.core.files import atomic, locks, system
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.index.spec import Shard
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import member_tables
+from wids.core.transport.session import Session
 from wids.errors import (
     CacheError,
     ChangedShardError,
@@ -39,12 +45,6 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
-from wids.files import atomic, locks, system
-from wids.files.own_folder import default_cache_dir
-from wids.index.spec import Shard
-from wids.readers.provider import AutoProvider
-from wids.tables import member_tables
-from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -28,19 +28,19 @@ from tests.support.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.clocks import set_limits, skip_waits
 from tests.support.examples import examples
-from wids.cache import limits as cache_limits
-from wids.cache import space
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import Space, evict_from, table_allowance
-from wids.cache.usage_hints import PlanFile
+from wids.core.cache import limits as cache_limits
+from wids.core.cache import space
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.space import Space, evict_from, table_allowance
+from wids.core.cache.usage_hints import PlanFile
+from wids.core.files import atomic, system
+from wids.core.files.identity import Identity
+from wids.core.prefetch import limits as prefetching
+from wids.core.readers.provider import AutoProvider
+from wids.core.readers.remote import are_same
+from wids.core.tables import member_tables
+from wids.core.transport.session import Session
 from wids.errors import CacheFull, FetchError, ShardError
-from wids.files import atomic, system
-from wids.files.identity import Identity
-from wids.policy import prefetching
-from wids.readers.provider import AutoProvider
-from wids.readers.remote import are_same
-from wids.tables import member_tables
-from wids.transport.session import Session
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
 # Later than any file is really written, so that the order of use is the model's, to the step.

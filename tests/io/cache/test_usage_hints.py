@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.support.cache_dirs import files_in, put_file
 from tests.support.cache_shards import files_open_in
 from tests.support.children import child, kill, receive, stop_here
-from wids.cache import limits, usage_hints
-from wids.cache.directory import CacheDirectory
-from wids.cache.space import Space
-from wids.cache.usage_hints import PlanFile
-from wids.files import atomic, system
+from wids.core.cache import limits, usage_hints
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.space import Space
+from wids.core.cache.usage_hints import PlanFile
+from wids.core.files import atomic, system
 
 LONG_AGO, IN_AN_HOUR = 1_000_000.0, time.time() + 3600.0
 NAME = "1-0123abcd.plan"

@@ -11,13 +11,13 @@ import wids
 from tests.support.bad_samples import bad_ones, halved, opened, write_damaged
 from tests.support.cli import run
 from tests.support.shards import write_index, write_shards
-from wids.collection import error_log
+from wids.core.collection import error_log
+from wids.core.files import atomic
 from wids.errors import (
     InputError,
     OutputError,
     ShardReadError,
 )
-from wids.files import atomic
 from wids.jobs.journal import JobJournal
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -6,9 +6,9 @@ import threading
 
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_shards
-from wids.collection.shard_collection import ShardCollection, load_shards
-from wids.readers.provider import AutoProvider
-from wids.transport.session import PLAIN
+from wids.core.collection.shard_collection import ShardCollection, load_shards
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport.session import PLAIN
 from wids.writing.pack.datasets import list_dataset
 
 

@@ -10,7 +10,7 @@ import torch
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
-from wids.collection.stats import Stats, Tally
+from wids.core.collection.stats import Stats, Tally
 from wids.dataset import _SharedTally
 from wids.events import (
     Closed,

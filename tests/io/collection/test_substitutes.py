@@ -21,10 +21,10 @@ from tests.support.bad_samples import COUNTS, bad_ones, halved, opened, picture,
 from tests.support.cli import run
 from tests.support.servers import Server, instead, whole
 from tests.support.shards import serve, write_index, write_json, write_shards, write_tar
-from wids.collection.substitutes import MAX_ATTEMPTS, pick
+from wids.core.collection.substitutes import MAX_ATTEMPTS, pick
+from wids.core.files import system
 from wids.errors import ColumnsError, FetchError, ShardError, ShardReadError, TooManyErrorsError, TruncatedShardError
 from wids.events import logger
-from wids.files import system
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

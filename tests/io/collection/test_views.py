@@ -22,11 +22,11 @@ from tests.support.examples import some
 from tests.support.servers import Server
 from tests.support.shards import serve, write_index, write_shards, write_tar
 from tests.support.tars import publish
+from wids.core.index import loading
+from wids.core.index.selection import Selection
+from wids.core.index.view_file import pack_rows, unpack_rows
+from wids.core.transport import filesystems
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
-from wids.index import loading
-from wids.index.selection import Selection
-from wids.index.view_file import pack_rows, unpack_rows
-from wids.transport import filesystems
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -28,8 +28,8 @@ from wids.columns import sql
 from wids.columns.create import create_columns
 from wids.columns.file import open_table
 from wids.columns.spec import ColumnSpec, parse_spec
+from wids.core.files import atomic
 from wids.errors import ColumnsError, InputError, JobError, OutputError, OutputExistsError
-from wids.files import atomic
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.runner import RunOptions
 

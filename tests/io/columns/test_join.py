@@ -27,9 +27,9 @@ from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import join, mapped
 from wids.columns.file import fetch_table
+from wids.core.files import finalizers
+from wids.core.transport.session import Session
 from wids.errors import ColumnsError, InputError, OutputError
-from wids.files import finalizers
-from wids.transport.session import Session
 
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)

@@ -10,7 +10,7 @@ import wids
 from tests.support import columns as made
 from tests.support.children import call_in_child
 from wids.columns import mapped, packages
-from wids.files import forks
+from wids.core.files import forks
 
 COUNTS = (30, 0, 90)
 ROWS = made.rows_of(COUNTS)

@@ -12,8 +12,8 @@ import wids
 from tests.support.cli import complaint, run, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.shards import write_json, write_tar
+from wids.core.tables.published_tables import PublishedTables
 from wids.errors import ColumnsError, FetchError, InputError, QueryError
-from wids.tables.published_tables import PublishedTables
 from wids.testing import Server
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from wids.core.files import atomic
 from wids.errors import CacheError
-from wids.files import atomic
 
 
 def test_a_part_file_of_the_same_name_is_not_deleted(tmp_path, monkeypatch):

@@ -31,19 +31,20 @@ from tests.support.clocks import join_threads, threads_named, wait_until
 from tests.support.collector import Collector, collect_at_each_place
 from tests.support.shards import write_shards
 from wids import loader_threads, wids_mmtar
-from wids.cache import arrivals, leases, prefetch, shard_download, space
-from wids.cache.arrivals import Arrivals
-from wids.cache.leases import Lease
-from wids.cli.look import listed
-from wids.collection import batches
 from wids.columns import sql
-from wids.files import finalizers, forks, locks, open_file
-from wids.files.open_file import OpenFile
-from wids.index.spec import Shard
+from wids.core.cache import leases, shard_download, space
+from wids.core.cache.leases import Lease
+from wids.core.collection import batches
+from wids.core.files import finalizers, forks, locks, open_file
+from wids.core.files.open_file import OpenFile
+from wids.core.index.spec import Shard
+from wids.core.prefetch import prefetcher as prefetch
+from wids.core.readers import arrivals, remote_counts
+from wids.core.readers.arrivals import Arrivals
+from wids.core.transport import download, filesystems, retrying, stores
+from wids.core.transport.session import Session
 from wids.jobs import runner
-from wids.readers import remote_counts
-from wids.transport import download, filesystems, retrying, stores
-from wids.transport.session import Session
+from wids.tools.cli.look import listed
 
 
 class Place:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cache_dirs import put_file
 from tests.support.children import child, receive
-from wids.files import holders, locks, system
+from wids.core.files import holders, locks, system
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="this system has no /proc/locks")
 needs_tools = pytest.mark.skipif(

@@ -13,9 +13,9 @@ import pytest
 from tests.support.cache_dirs import put_file
 from tests.support.chaos import open_files
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, kill, receive, stop_here
+from wids.core.files import forks, locks, system
 from wids.errors import CacheError
 from wids.events import Waited
-from wids.files import forks, locks, system
 
 
 def is_free(path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wids.files.nearest import name_nearest
+from wids.core.files.nearest import name_nearest
 
 
 @pytest.fixture
@@ -39,5 +39,5 @@ def test_the_nearest_name(folder, path, near):
 
 def test_in_a_large_directory(folder, monkeypatch):
     """Not all names are looked at: an error comes soon."""
-    monkeypatch.setattr("wids.files.nearest._MAX_NAMES", 0)
+    monkeypatch.setattr("wids.core.files.nearest._MAX_NAMES", 0)
     assert name_nearest("trian.json") == ""

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from wids.files import page_cache
+from wids.core.files import page_cache
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the calls are Linux's")
 

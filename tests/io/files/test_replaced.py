@@ -9,15 +9,15 @@ import pytest
 import wids
 from tests.support.interleave import Actor, play, watch_calls
 from tests.support.shards import write_index
+from wids.core.files import atomic
+from wids.core.files.replaced import ReplacedFile
 from wids.dataset import ShardListDataset
 from wids.errors import OutputError
-from wids.files import atomic
-from wids.files.replaced import ReplacedFile
 from wids.jobs.index_create import create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import create_tables
 from wids.legacy.wids_index import AtomicJsonUpdate
-from wids.serve.served import Served
+from wids.tools.serve.served import Served
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from tests.support.children import child, kill
+from wids.core.files import system
+from wids.core.files.shared_files import SharedFiles
 from wids.errors import CacheError, OutputError
-from wids.files import system
-from wids.files.shared_files import SharedFiles
 
 KEY = "0" * 64
 

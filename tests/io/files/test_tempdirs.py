@@ -6,8 +6,8 @@ import tempfile
 import pytest
 
 from tests.support.children import child, kill, receive, stop_here
+from wids.core.files import system, tempdirs
 from wids.errors import CacheError
-from wids.files import system, tempdirs
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from wids.files import terminal
+from wids.core.files import terminal
 
 
 class Screen(io.StringIO):

@@ -19,17 +19,17 @@ from tests.support.children import call_in_child, child, kill
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_index, write_json
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.collection import shard_collection
-from wids.collection.shard_collection import load_shards
+from wids.core.collection import shard_collection
+from wids.core.collection.shard_collection import load_shards
+from wids.core.files import container, system
+from wids.core.files.shared_files import SharedFiles
+from wids.core.index import compiled, compiled_files, loading
+from wids.core.index.spec import list_shards
+from wids.core.order.layout import inside_of
+from wids.core.transport.session import Session
 from wids.errors import FetchError, NotAllowedError, OutputError, SpecError
-from wids.files import container, system
-from wids.files.shared_files import SharedFiles
-from wids.index import compiled, compiled_files, loading
-from wids.index.spec import list_shards
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
-from wids.order.layout import inside_of
 from wids.testing import Server
-from wids.transport.session import Session
 
 COUNTS = (3, 4, 2, 5)
 

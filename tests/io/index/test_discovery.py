@@ -12,9 +12,9 @@ import wids
 from tests.support.cache_shards import pack
 from tests.support.packing import put
 from tests.support.shards import serve, write_shard, write_shards
+from wids.core.index import discovery
+from wids.core.index.discovery import find_shards
 from wids.errors import FetchDeniedError, ShardNotFoundError, SpecError, WidsError
-from wids.index import discovery
-from wids.index.discovery import find_shards
 from wids.jobs import scan
 from wids.jobs.index_create import IndexSettings, create_index
 

@@ -9,10 +9,10 @@ import pytest
 from tests.support.cache_shards import pack
 from tests.support.cli import run
 from tests.support.shards import write_json, write_shard, write_shards
+from wids.core.index import compiled
+from wids.core.index.earlier import EarlierIndex, other_compiled
+from wids.core.index.spec import list_shards
 from wids.errors import OutputExistsError
-from wids.index import compiled
-from wids.index.earlier import EarlierIndex, other_compiled
-from wids.index.spec import list_shards
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import update_index
 

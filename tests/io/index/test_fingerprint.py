@@ -12,8 +12,8 @@ import wids
 from tests.support import columns as made
 from tests.support.numbers import alone
 from tests.support.shards import write_shards
+from wids.core.index import compiled_files
 from wids.errors import ColumnsError, SpecError, StateError
-from wids.index import compiled_files
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index
 

@@ -17,13 +17,13 @@ from tests.support.hub import begin_run
 from tests.support.servers import bomb, endless, whole
 from tests.support.shards import write_shards
 from wids import errors
-from wids.collection.shard_collection import load_shards
 from wids.columns import file
+from wids.core.collection.shard_collection import load_shards
+from wids.core.index import discovery, loading, repository
+from wids.core.index.discovery import find_shards
+from wids.core.transport import download, hub
 from wids.errors import InputError, ShardNotFoundError, SpecError
-from wids.index import discovery, loading, repository
-from wids.index.discovery import find_shards
 from wids.jobs import scan
-from wids.transport import download, hub
 
 LOCAL = ["file://{}", "FILE://{}", "local://{}", "~/..{}", "pipe:cat {}", "pipe://cat {}", "simplecache::{}"]
 LOCAL += ["simplecache::file://{}", "tar://s0.tar::file://{}", "generic://{}", "dir::{}"]

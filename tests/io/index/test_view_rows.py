@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support.servers import Server
 from tests.support.shards import write_index
+from wids.core.files import atomic
+from wids.core.index.view_file import checksum_of, pack_rows
+from wids.core.index.view_rows import SharedSelection
 from wids.errors import FetchError, SpecError
-from wids.files import atomic
-from wids.index.view_file import checksum_of, pack_rows
-from wids.index.view_rows import SharedSelection
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -16,6 +16,13 @@ from tests.support.range_faults import WEAK, replaced, said
 from tests.support.servers import status, whole
 from tests.support.shards import digests, serve, survey_shard, write_json, write_shard, write_shards
 from wids import ShardListDataset, jobs
+from wids.core.index import checksums, writing
+from wids.core.index.discovery import look_local
+from wids.core.readers.header_reader import FIRST_BYTES, Window
+from wids.core.tables import table as tables
+from wids.core.tables import tar
+from wids.core.transport import urls
+from wids.core.transport.session import Session
 from wids.errors import (
     CountMismatchError,
     FetchError,
@@ -28,19 +35,12 @@ from wids.errors import (
     WidsError,
     WrongContentError,
 )
-from wids.index import checksums, writing
-from wids.index.discovery import look_local
 from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.journal import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
-from wids.readers.header_reader import FIRST_BYTES, Window
-from wids.tables import table as tables
-from wids.tables import tar
-from wids.transport import urls
-from wids.transport.session import Session
 
 
 def read(path):

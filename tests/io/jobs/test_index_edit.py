@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
+from wids.core.index import writing
 from wids.errors import InputError, OutputExistsError, SelectionError, ShardNotFoundError, SpecError, WidsError
-from wids.index import writing
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
 

@@ -12,6 +12,10 @@ from tests.support.cache_shards import pack
 from tests.support.servers import status
 from tests.support.shards import write_json
 from tests.support.tars import lying_table, publish, table_of
+from wids.core.files import atomic
+from wids.core.files.identity import Identity
+from wids.core.tables import pack_format
+from wids.core.tables.table import parse_table
 from wids.errors import (
     CountMismatchError,
     JobError,
@@ -21,15 +25,11 @@ from wids.errors import (
     SpecError,
     TableError,
 )
-from wids.files import atomic
-from wids.files.identity import Identity
 from wids.jobs import index_tables
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import TablesSettings, create_tables
 from wids.jobs.runner import RunOptions
-from wids.tables import pack_format
-from wids.tables.table import parse_table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

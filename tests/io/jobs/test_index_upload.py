@@ -11,10 +11,10 @@ import wids
 from notebooks import hub as stand_in_hub
 from tests.support.cache_shards import pack
 from tests.support.hub import begin_run
+from wids.core.transport.session import Session
 from wids.errors import DependencyError, FetchDeniedError, InputError, OutputError, OutputExistsError
 from wids.jobs.index_create import create_index
 from wids.jobs.index_upload import IndexUpload, Published
-from wids.transport.session import Session
 
 HUB, TOKEN = "hf://datasets/org/set", "hf_writer"
 

@@ -42,7 +42,7 @@ def test_a_bar_in_a_notebook(tmp_path, monkeypatch):
     package.display = notebook
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", notebook)
-    monkeypatch.setattr("wids.files.terminal._DRAW_SECONDS", -1)
+    monkeypatch.setattr("wids.core.files.terminal._DRAW_SECONDS", -1)
     write_shards(tmp_path, (1, 2, 3))
     jobs.create_index(f"{tmp_path}/*.tar", str(tmp_path / "i.json"), progress="bar")
     first, *_, last = shown

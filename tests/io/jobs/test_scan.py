@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.servers import endless
 from tests.support.shards import write_shard
+from wids.core.files import atomic
+from wids.core.index import checksums
 from wids.errors import ChangedShardError, CorruptHeaderError, FetchDeniedError
-from wids.files import atomic
-from wids.index import checksums
 from wids.jobs import scan
 from wids.jobs.scan import ScanTask, scan_shard
 

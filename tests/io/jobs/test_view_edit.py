@@ -11,9 +11,9 @@ import pytest
 
 import wids
 from tests.support.shards import serve, write_index, write_json, write_shards
+from wids.core.index import writing
+from wids.core.index.view_file import checksum_of
 from wids.errors import InputError, OutputExistsError, ShardNotFoundError, SpecError
-from wids.index import writing
-from wids.index.view_file import checksum_of
 from wids.jobs import view_edit
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index
 

@@ -19,13 +19,13 @@ from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.examples import examples
 from wids import errors
+from wids.core.files import atomic, forks, open_file, system
+from wids.core.files.open_file import OpenFile
+from wids.core.readers import local
+from wids.core.readers.local import LIMITS, Blocks, LocalReader
+from wids.core.tables import member_tables
+from wids.core.tables.table import build_table
 from wids.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
-from wids.files import atomic, forks, open_file, system
-from wids.files.open_file import OpenFile
-from wids.readers import local
-from wids.readers.local import LIMITS, Blocks, LocalReader
-from wids.tables import member_tables
-from wids.tables.table import build_table
 
 
 def open_shard(path, *, group="adjacent", url="shard-url", **options):

@@ -14,9 +14,9 @@ from tests.support import cache_shards as shards
 from tests.support import tars
 from tests.support.servers import status
 from tests.support.tars import publish
+from wids.core.transport import filesystems
 from wids.errors import ChangedShardError, CountMismatchError, FetchError, ShardNotFoundError, UnsupportedMemberError
 from wids.samplers import ChunkedSampler
-from wids.transport import filesystems
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

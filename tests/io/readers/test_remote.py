@@ -35,15 +35,15 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
+from wids.core.prefetch import limits as prefetching
+from wids.core.readers.range_provider import RangeProvider
+from wids.core.readers.remote import RangeReader
+from wids.core.tables import table as tables
+from wids.core.tables.table import MemberTable
+from wids.core.transport import filesystems, range_client, scheduler
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import Session
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
-from wids.policy import prefetching
-from wids.readers.range_provider import RangeProvider
-from wids.readers.remote import RangeReader
-from wids.tables import table as tables
-from wids.tables.table import MemberTable
-from wids.transport import filesystems, range_client, scheduler
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("own_cache", "no_waits")
 

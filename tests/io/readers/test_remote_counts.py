@@ -11,13 +11,13 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.servers import status, whole
 from tests.support.tars import publish
-from wids.collection.shard_collection import ShardCollection, load_shards
+from wids.core.collection.shard_collection import ShardCollection, load_shards
+from wids.core.files.shared_files import SharedFiles
+from wids.core.index.spec import list_shards
+from wids.core.readers import remote_counts
+from wids.core.readers.provider import AutoProvider
+from wids.core.readers.remote_counts import SUFFIX, RemoteCounts, ShardCount
 from wids.errors import NoRangesError, ShardNotFoundError, TarError
-from wids.files.shared_files import SharedFiles
-from wids.index.spec import list_shards
-from wids.readers import remote_counts
-from wids.readers.provider import AutoProvider
-from wids.readers.remote_counts import SUFFIX, RemoteCounts, ShardCount
 
 NAMES = ("/a.tar", "/b.tar", "/c.tar")
 

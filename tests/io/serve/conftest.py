@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 
 from tests.support.shards import write_json
 from wids.columns.apart import SqlProcesses
-from wids.serve import rows
-from wids.serve.app import make_app
-from wids.serve.served import Served
+from wids.tools.serve import rows
+from wids.tools.serve.app import make_app
+from wids.tools.serve.served import Served
 
 
 class KeptProcesses(SqlProcesses):

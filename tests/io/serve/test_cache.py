@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 from tests.support.cache_dirs import put_file, put_shard, table_of
 from tests.support.clocks import set_limits
 from tests.support.shards import write_index
-from wids.cache.usage_hints import PlanFile
-from wids.serve import cache
-from wids.serve.app import make_app
-from wids.serve.served import Served
+from wids.core.cache.usage_hints import PlanFile
+from wids.tools.serve import cache
+from wids.tools.serve.app import make_app
+from wids.tools.serve.served import Served
 
 
 @pytest.fixture

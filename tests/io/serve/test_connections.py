@@ -9,7 +9,7 @@ import pytest
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import write_index, write_json, write_tar
 from wids.serve import start
-from wids.serve.connections import LimitedProtocol
+from wids.tools.serve.connections import LimitedProtocol
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index, write_json, write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.serve import epoch
-from wids.serve.app import make_app
-from wids.serve.epoch_settings import Settings
-from wids.serve.served import Served
-from wids.simulate import trace
+from wids.tools.serve import epoch
+from wids.tools.serve.app import make_app
+from wids.tools.serve.epoch_settings import Settings
+from wids.tools.serve.served import Served
+from wids.tools.simulate import trace
 
 COUNTS = (30, 0, 12, 21)
 PARTS = {"web": ((20, 0, 11), 0.6), "books": ((9,), 0.3), "rest": ((14, 3), 0.1)}

@@ -7,7 +7,7 @@ import pytest
 from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_tar
 from wids.columns.spec import parse_spec
-from wids.serve import facets
+from wids.tools.serve import facets
 
 
 def labelled(folder, values, *, classes=None):

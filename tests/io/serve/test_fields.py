@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 from tests.support import cache_shards as shards
 from tests.support.shards import write_json
 from tests.support.tars import publish
-from wids.readers.local import LocalReader
-from wids.serve.app import make_app
-from wids.serve.guard import SANDBOX
-from wids.serve.served import Served
+from wids.core.readers.local import LocalReader
+from wids.tools.serve.app import make_app
+from wids.tools.serve.guard import SANDBOX
+from wids.tools.serve.served import Served
 
 DATA = bytes(i * i % 251 for i in range(1_500_000))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from wids.serve.guard import LOOPBACK, Guard, _name_of
+from wids.tools.serve.guard import LOOPBACK, Guard, _name_of
 
 OWN = {"x-wids": "1"}
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_shards, write_tar
+from wids.core.files import locks, replaced
 from wids.dataset import ShardListDataset
 from wids.errors import InputError, OutputError, OutputExistsError, ShardNotFoundError
-from wids.files import locks, replaced
-from wids.serve import marks as serve_marks
-from wids.serve.served import Served
 from wids.testing import Server
+from wids.tools.serve import marks as serve_marks
+from wids.tools.serve.served import Served
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tests.support.cli import run_ok
 from tests.support.clocks import wait_until
 from tests.support.shards import mixture_index, write_index, write_json, write_shards, write_tar
 from wids import ShardListDataset
-from wids.index.shardlist import ShardList
-from wids.serve.app import make_app
-from wids.serve.served import Served
+from wids.core.index.shardlist import ShardList
 from wids.testing import Server
+from wids.tools.serve.app import make_app
+from wids.tools.serve.served import Served
 
 
 @pytest.fixture

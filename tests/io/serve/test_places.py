@@ -70,7 +70,7 @@ def test_a_shard_that_is_gone(tmp_path, serve_index):
 
 def test_progress(tmp_path, serve_index, monkeypatch):
     """How far a search is, is told while tables come slowly."""
-    monkeypatch.setattr("wids.serve.places._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("wids.tools.serve.places._LINE_SECONDS", 0.0)
     pages = serve_index(write_index(tmp_path, (2,) * 5))
     steps = pages.lines("/api/find", key="s4-001")
     assert steps[0]["shards"] == 5

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wids.readers.local import LocalReader
-from wids.serve import served as served_module
-from wids.serve.previews import NoPreviewError, Preview, Previews, kind_of, main_field
+from wids.core.readers.local import LocalReader
+from wids.tools.serve import served as served_module
+from wids.tools.serve.previews import NoPreviewError, Preview, Previews, kind_of, main_field
 
 
 def picture(kind="PNG", size=(300, 200), mode="RGB", color=(200, 30, 30), **options):

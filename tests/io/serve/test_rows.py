@@ -7,8 +7,8 @@ import pytest
 from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_mixture, write_shards, write_tar
 from wids.dataset import ShardListDataset
-from wids.serve import rows as serve_rows
 from wids.testing import Server
+from wids.tools.serve import rows as serve_rows
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.support.shards import write_index, write_json, write_shards
 from wids import ShardListDataset
 from wids.errors import DependencyError, InputError, OutputError
 from wids.serve import start
-from wids.serve.running import PageServer
-from wids.serve.served import Served
 from wids.testing import Server
+from wids.tools.serve.running import PageServer
+from wids.tools.serve.served import Served
 
 
 def get(server, path="api/overview"):

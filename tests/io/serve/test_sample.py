@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageFile
 
 from tests.io.serve.test_previews import array, opened, picture
-from wids.codecs.describe import describe
-from wids.serve import sample as serve_sample
+from wids.core.codecs.describe import describe
+from wids.tools.serve import sample as serve_sample
 
 
 def packed(**arrays):

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support.shards import write_tar
+from wids.core.tables.fields import parse_fields
 from wids.errors import DuplicateMemberError, InputError, SelectionError
 from wids.events import RangesRead, SampleSubstituted
-from wids.tables.fields import parse_fields
 from wids.testing import Server
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -14,17 +14,17 @@ from tests.support.children import child, receive
 from tests.support.clocks import wait_until
 from tests.support.containers import mangled
 from tests.support.servers import Server, status
-from wids.cache.directory import CacheDirectory
+from wids.core.cache.directory import CacheDirectory
+from wids.core.files import locks
+from wids.core.files.shared_files import SharedFiles
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import published_tables
+from wids.core.tables import table as tables
+from wids.core.tables.published_tables import ENOUGH, MissingTables, PublishedTables
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.place import Place
+from wids.core.transport.session import Session
 from wids.errors import FetchError, ShardNotFoundError
-from wids.files import locks
-from wids.files.shared_files import SharedFiles
-from wids.readers.provider import AutoProvider
-from wids.tables import published_tables
-from wids.tables import table as tables
-from wids.tables.published_tables import ENOUGH, MissingTables, PublishedTables
-from wids.transport.failures import CancelledTransferError
-from wids.transport.place import Place
-from wids.transport.session import Session
 
 TAGS = "abcdefgh"
 

@@ -18,11 +18,11 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.containers import Parts, mangled
 from tests.support.servers import instead, status
 from tests.support.tars import lying_table, pack_of, publish, publish_pack, table_of
-from wids.cache.cleanup import keep_most_recent_files
+from wids.core.cache.cleanup import keep_most_recent_files
+from wids.core.index import compiled_files
+from wids.core.tables import pack_format, table_packs
 from wids.events import TableRead
-from wids.index import compiled_files
 from wids.jobs.index_edit import convert_index
-from wids.tables import pack_format, table_packs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -17,16 +17,16 @@ from tests.support import backends
 from tests.support.cache_shards import write
 from tests.support.range_faults import ignored, replaced, said, short
 from tests.support.servers import Server, cut, instead, redirect, reset, status, whole, write_certificate
+from wids.core.prefetch import limits as prefetching
+from wids.core.transport import buckets, download, filesystems
+from wids.core.transport.buckets import GoogleSource, S3Source
+from wids.core.transport.failures import InterruptedTransferError
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import Session
+from wids.core.transport.source import Sink
+from wids.core.transport.spans import Span
+from wids.core.transport.stores import AsyncSource, open_source
 from wids.errors import ChangedShardError, FetchDeniedError, FetchError, UnreachableError
-from wids.policy import prefetching
-from wids.transport import buckets, download, filesystems
-from wids.transport.buckets import GoogleSource, S3Source
-from wids.transport.failures import InterruptedTransferError
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import Session
-from wids.transport.source import Sink
-from wids.transport.spans import Span
-from wids.transport.stores import AsyncSource, open_source
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

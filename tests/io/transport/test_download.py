@@ -41,7 +41,12 @@ from tests.support.servers import (
     whole_unannounced,
     zipped,
 )
-from wids.cache import shard_download
+from wids.core.cache import shard_download
+from wids.core.files import system
+from wids.core.index.spec import Shard
+from wids.core.transport import download, filesystems, plain_http, retrying
+from wids.core.transport.session import Session
+from wids.core.transport.upload import Target
 from wids.errors import (
     CacheError,
     CacheFull,
@@ -58,11 +63,6 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import Retried
-from wids.files import system
-from wids.index.spec import Shard
-from wids.transport import download, filesystems, plain_http, retrying
-from wids.transport.session import Session
-from wids.transport.upload import Target
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -745,7 +745,7 @@ def test_a_fork_while_a_thread_imports():
     """A fork waits until another thread has imported what its first fetch needs; the child's fetch would never end."""
     code = """
 import os, sys, threading
-from wids.transport import filesystems
+from wids.core.transport import filesystems
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -772,7 +772,7 @@ def test_a_fork_before_any_fetch():
     """A fork costs no import: a process that has not fetched yet, and its child, do without fsspec."""
     code = """
 import os, sys
-from wids.transport import filesystems
+from wids.core.transport import filesystems
 child = os.fork()
 if not child:
     os._exit("fsspec" in sys.modules)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from wids.transport import filesystems
+from wids.core.transport import filesystems
 
 
 def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits, caplog):

@@ -24,6 +24,12 @@ from tests.support.hub import begin_run
 from tests.support.servers import cut, status, whole
 from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
+from wids.core.files import locks
+from wids.core.files.shared_files import SharedFiles
+from wids.core.transport import download, failures, filesystems, hub, stores
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import Session
+from wids.core.transport.spans import Span
 from wids.errors import (
     ChangedShardError,
     DigestMismatchError,
@@ -33,12 +39,6 @@ from wids.errors import (
     TooLongError,
     UnreachableError,
 )
-from wids.files import locks
-from wids.files.shared_files import SharedFiles
-from wids.transport import download, failures, filesystems, hub, stores
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import Session
-from wids.transport.spans import Span
 
 BASE = "hf://datasets/org/set"
 

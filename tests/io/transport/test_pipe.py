@@ -12,12 +12,12 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.chaos import open_files
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport import download, retrying
+from wids.core.transport.download import Transfer
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.session import Session
 from wids.errors import FetchError, NotAllowedError, ShardNotFoundError, SizeMismatchError
-from wids.readers.provider import AutoProvider
-from wids.transport import download, retrying
-from wids.transport.download import Transfer
-from wids.transport.failures import CancelledTransferError
-from wids.transport.session import Session
 
 BODY = random.Random(0).randbytes(3 << 20)
 WAYS = pytest.mark.parametrize("way", ["output", "file"])

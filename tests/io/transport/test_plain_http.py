@@ -28,11 +28,11 @@ from tests.support.servers import (
     write_certificate,
 )
 from wids import ShardListDataset
+from wids.core.transport import download, filesystems, plain_http
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.session import Session
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, UnreachableError
 from wids.events import Retried
-from wids.transport import download, filesystems, plain_http
-from wids.transport.failures import CancelledTransferError
-from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits", "bare")
 BODY = b"[%s]" % b",".join(b"%d" % number for number in range(40_000))
@@ -187,7 +187,7 @@ def test_an_interrupted_read(server, way):
     url = server.add("/a.json", BODY, mute)
     code = (
         "import signal, sys\n"
-        "from wids.transport import download, plain_http\n"
+        "from wids.core.transport import download, plain_http\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's job in the background ignores it
         f"plain_http.is_preferred = lambda: {way == 'plain'}\n"
         "try:\n"

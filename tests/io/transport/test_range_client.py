@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.support import cache_shards as shards
 from tests.support.examples import examples
 from tests.support.servers import reset, status, whole
+from wids.core.prefetch import limits as prefetching
+from wids.core.transport import filesystems
+from wids.core.transport.range_client import ShardBytes
+from wids.core.transport.session import Session
 from wids.errors import ChangedShardError, FetchError, ShardNotFoundError
-from wids.policy import prefetching
-from wids.transport import filesystems
-from wids.transport.range_client import ShardBytes
-from wids.transport.session import Session
 
 DATA = bytes(i * i % 251 for i in range(50_000))
 

@@ -32,6 +32,11 @@ from tests.support.range_faults import (
     within,
 )
 from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced, write_certificate
+from wids.core.prefetch import limits as prefetching
+from wids.core.readers.provider import AutoProvider
+from wids.core.transport import download, filesystems, retrying, stores
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.session import Session
 from wids.errors import (
     CacheFull,
     CorruptHeaderError,
@@ -44,11 +49,6 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Retried
-from wids.policy import prefetching
-from wids.readers.provider import AutoProvider
-from wids.transport import download, filesystems, retrying, stores
-from wids.transport.failures import CancelledTransferError
-from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits", "small_ranges", "nothing_left")
 

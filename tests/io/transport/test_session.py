@@ -10,10 +10,10 @@ from tests.support import cache_shards
 from tests.support.servers import Server, redirect, status
 from tests.support.shards import write_shards
 from wids import errors
-from wids.collection.shard_collection import load_shards
-from wids.index.discovery import find_shards
-from wids.transport.place import Place
-from wids.transport.session import Session
+from wids.core.collection.shard_collection import load_shards
+from wids.core.index.discovery import find_shards
+from wids.core.transport.place import Place
+from wids.core.transport.session import Session
 
 CREDENTIALS = {"x-api-key": "s3cret-key", "authorization": "Basic bWU6czNjcmV0", "cookie": "id=s3cret"}
 ALL, NONE = set(CREDENTIALS), set()

@@ -86,7 +86,7 @@ class TestLocal(Store):
             os.truncate(self.url, len(DATA) // 2)
             return real(fd, count, at)
 
-        self._patch.setattr("wids.files.system.pread", read)
+        self._patch.setattr("wids.core.files.system.pread", read)
 
 
 class TestMemory(Store):

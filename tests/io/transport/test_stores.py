@@ -23,6 +23,12 @@ from tests.support.backends import entry, ranges_of
 from tests.support.cache_shards import pack, shard, text
 from tests.support.servers import instead
 from tests.support.tars import pack_of, table_of
+from wids.core.files import system
+from wids.core.index.discovery import find_shards
+from wids.core.prefetch import limits as prefetching
+from wids.core.transport import download, filesystems, http, retrying
+from wids.core.transport.buckets import S3Source
+from wids.core.transport.session import Session
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,
@@ -37,13 +43,7 @@ from wids.errors import (
     UnreachableError,
     WrongContentError,
 )
-from wids.files import system
-from wids.index.discovery import find_shards
 from wids.jobs.index_create import IndexSettings, create_index
-from wids.policy import prefetching
-from wids.transport import download, filesystems, http, retrying
-from wids.transport.buckets import S3Source
-from wids.transport.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

@@ -24,17 +24,17 @@ from tests.support import backends
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import examples
-from wids.codecs.decode import UNASKED, SampleDecoder
-from wids.codecs.encoders import encode_field
+from wids.core.codecs.decode import UNASKED, SampleDecoder
+from wids.core.codecs.encoders import encode_field
+from wids.core.files import atomic, finalizers, system
+from wids.core.index.spec import Shard
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import headers
+from wids.core.tables.table import build_table
+from wids.core.tables.tar import scan
+from wids.core.transport.session import Session
 from wids.errors import InputError, OutputError, SampleError, SpecError, WidsError
 from wids.events import Opened
-from wids.files import atomic, finalizers, system
-from wids.index.spec import Shard
-from wids.readers.provider import AutoProvider
-from wids.tables import headers
-from wids.tables.table import build_table
-from wids.tables.tar import scan
-from wids.transport.session import Session
 from wids.writing.output import parse_pattern
 
 json_values = st.recursive(

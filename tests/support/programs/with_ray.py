@@ -22,20 +22,21 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from wids import cli, testing
-from wids.collection.shard_collection import load_shards
+from wids import testing
+from wids.core.collection.shard_collection import load_shards
 from wids.jobs.cache_warm import warm_cache
 from wids.jobs.index_create import create_index
 from wids.jobs.index_verify import verify_shards
 from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions
+from wids.tools import cli
 from wids.writing.pack.folders import list_files
 from wids.writing.pack.listing import SourceListing
 from wids.writing.pack.run import pack_listing as pack
 from wids.writing.pack.shard import PackSettings
 
 PATIENCE_SECONDS = 60
-COMMAND = (sys.executable, "-m", "wids.cli")
+COMMAND = (sys.executable, "-m", "wids.tools.cli")
 
 
 def run(*args):

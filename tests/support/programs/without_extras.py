@@ -15,8 +15,8 @@ from importlib.abc import MetaPathFinder
 import torch
 
 import wids
-from wids.cli import main
 from wids.errors import WidsError
+from wids.tools.cli import main
 
 
 class Missing(MetaPathFinder):

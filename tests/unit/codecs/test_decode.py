@@ -27,8 +27,8 @@ from PIL import Image
 
 from tests.support.clocks import PATIENCE_SECONDS
 from wids import errors
-from wids.codecs import decode, decoders
-from wids.codecs.decode import UNASKED, SampleDecoder, register_decoder
+from wids.core.codecs import decode, decoders
+from wids.core.codecs.decode import UNASKED, SampleDecoder, register_decoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 FORMATS = ["PIL", "numpy", "torch"]
@@ -797,10 +797,10 @@ def test_the_cache_of_fields_is_bounded():
 
 
 def test_import_is_cheap():
-    """Importing wids.codecs.decode and making a decoder loads neither torch nor PIL nor numpy nor msgspec."""
+    """Importing wids.core.codecs.decode and making a decoder loads neither torch nor PIL nor numpy nor msgspec."""
     code = (
-        "import sys, wids.codecs.decode\n"
-        "wids.codecs.decode.SampleDecoder()({'.txt': b'a', '.what': b'b'})\n"
+        "import sys, wids.core.codecs.decode\n"
+        "wids.core.codecs.decode.SampleDecoder()({'.txt': b'a', '.what': b'b'})\n"
         "print(sorted({'torch', 'PIL', 'numpy', 'msgspec'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wids.codecs.html import class_name, show_dataset
+from wids.core.codecs.html import class_name, show_dataset
 
 HOSTILE = '<script>alert("1")</script>'
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import wids
 from tests.support.examples import examples, some
-from wids.codecs import jpeg
+from wids.core.codecs import jpeg
 from wids.errors import DecodeError
 
 SIZES = [(1, 1), (7, 9), (16, 16), (33, 65), (500, 375)]

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from tests.support import tars
 from tests.support.containers import Parts, mutate_sealed
 from tests.support.examples import examples
+from wids.core.files import container
+from wids.core.files.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
+from wids.core.files.identity import Identity
+from wids.core.index import compiled, view_file
+from wids.core.index.fingerprint import contents, fingerprint
+from wids.core.index.shardlist import ShardList
+from wids.core.index.spec import list_shards
+from wids.core.tables import pack_format
+from wids.core.tables.pack_format import Directory
+from wids.core.tables.table import MemberTable, build_table, parse_table
 from wids.errors import SpecError, TableError
-from wids.files import container
-from wids.files.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
-from wids.files.identity import Identity
-from wids.index import compiled, view_file
-from wids.index.fingerprint import contents, fingerprint
-from wids.index.shardlist import ShardList
-from wids.index.spec import list_shards
-from wids.tables import pack_format
-from wids.tables.pack_format import Directory
-from wids.tables.table import MemberTable, build_table, parse_table
 
 
 class Facts(msgspec.Struct):

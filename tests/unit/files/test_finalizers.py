@@ -1,4 +1,4 @@
-"""All that the collector, a signal or a fork may run at any moment, as a list: see the rule in `wids.files.finalizers`.
+"""All that the collector, a signal or a fork may run at any moment, as a list: see `wids.core.files.finalizers`.
 
 A new entry is for whoever has read that rule. An end of a generator counts where its `yield` is within a ``with`` or a
 ``try``: its callers may abandon it, and then the collector runs it.
@@ -14,52 +14,52 @@ ROOT = Path(wids.__file__).parent
 
 # Class -> all that its ``__del__`` calls.
 METHODS = {
-    "cache/arrivals.Arrivals": ["getattr", "is_ending"],
-    "collection/ahead.Ahead": ["self.close"],  # and so `Prefetcher.end`, which puts into a queue
+    "core/readers/arrivals.Arrivals": ["getattr", "is_ending"],
+    "core/prefetch/ahead.Ahead": ["self.close"],  # and so `Prefetcher.end`, which puts into a queue
     "loader_threads.ThreadIterator": ["is_ending", "self._work.end"],  # which puts into a queue
-    "files/open_file.OpenFile": ["finalizers.end", "getattr", "is_ending", "self._begin"],
+    "core/files/open_file.OpenFile": ["finalizers.end", "getattr", "is_ending", "self._begin"],
     "legacy/wids_mmtar.MMIndexedTar": ["getattr", "hasattr", "self.stream.close"],  # of a file that was read
-    "transport/http.HttpSource": ["getattr", "is_ending", "self.close"],  # and so `call_soon_threadsafe`
+    "core/transport/http.HttpSource": ["getattr", "is_ending", "self.close"],  # and so `call_soon_threadsafe`
     "writing/writer.ShardWriter": ["finalizers.leave"],
 }
 # Module -> functions that `weakref.finalize` calls.
 CALLBACKS = {
     "columns/mapped": ["finalizers.leave"],
-    "index/view_rows": ["_keep", "os.close"],  # nothing, and of a file that was mapped
+    "core/index/view_rows": ["_keep", "os.close"],  # nothing, and of a file that was mapped
 }
 # Generator -> what its end does.
 GENERATORS = {
-    "cache/contents.oldest_first": "puts entries back into a heap",
-    "cache/directory._list": "closes a listing",
-    "cache/listing._sizes_of": "nothing",
-    "cli/look/listing._classes": "closes a shard that was read, in a command",
-    "cli/look/show._read": "closes a shard that was read, in a command",
-    "collection/shard_collection.member_tables": "tells the threads of a pool to end",
+    "core/cache/contents.oldest_first": "puts entries back into a heap",
+    "core/cache/directory._list": "closes a listing",
+    "core/cache/listing._sizes_of": "nothing",
+    "tools/cli/look/listing._classes": "closes a shard that was read, in a command",
+    "tools/cli/look/show._read": "closes a shard that was read, in a command",
+    "core/collection/shard_collection.member_tables": "tells the threads of a pool to end",
     "columns/join._reading": "nothing",
-    "files/holders._facts_of": "nothing",
-    "files/page_cache._control_groups": "closes a file that was read",
-    "index/spec._expand": "nothing",
+    "core/files/holders._facts_of": "nothing",
+    "core/files/page_cache._control_groups": "closes a file that was read",
+    "core/index/spec._expand": "nothing",
     "jobs/check._problems_beside": "closes a file that was read",
     "jobs/journal.parse_records": "nothing",
     "jobs/runner.run_with": "waits for threads and processes: its callers close it",
     "loaders._deliver": "sets an attribute",
-    "order/iteration._draw": "calls `Prefetcher.end`, which puts into a queue",
-    "serve/places.lines": "nothing",
-    "serve/places.read_tables": "tells the threads of a pool to end",
-    "simulate/node_cache._list_entries": "puts entries back into a heap",
-    "transport/pipe._read": "closes a selector",
-    "transport/stores.stream": "nothing",
-    "transport/urls.expand": "nothing",
+    "core/order/iteration._draw": "calls `Prefetcher.end`, which puts into a queue",
+    "tools/serve/places.lines": "nothing",
+    "tools/serve/places.read_tables": "tells the threads of a pool to end",
+    "tools/simulate/node_cache._list_entries": "puts entries back into a heap",
+    "core/transport/pipe._read": "closes a selector",
+    "core/transport/stores.stream": "nothing",
+    "core/transport/urls.expand": "nothing",
     "writing/pack/folders._files": "nothing",
     "writing/pack/folders._names": "closes a listing",
     "writing/pack/manifest._csv_lines": "nothing",
 }
 # Module -> handlers of signals: these raise, or note in an attribute that one came.
 HANDLERS = {
-    "cache/cleanup": ["signal.SIG_DFL", "signal.SIG_IGN"],
-    "cli/bench": ["_end", "signal.SIG_IGN"],
-    "cli/cache/daemon": ["self.take"],
-    "cli/signals": ["handler", "self.take"],
+    "core/cache/cleanup": ["signal.SIG_DFL", "signal.SIG_IGN"],
+    "tools/cli/bench": ["_end", "signal.SIG_IGN"],
+    "tools/cli/cache/daemon": ["self.take"],
+    "tools/cli/signals": ["handler", "self.take"],
     "jobs/processes": ["_end", "handler", "lambda got, _: came.append(got)", "signal.SIG_IGN"],
     "jobs/ray_cluster": ["handler", "signal.default_int_handler"],
 }
@@ -71,31 +71,31 @@ MOMENT = "test_what_runs_for_a_moment_goes_on_whatever_is_freed_in_it"
 ENDS = "it waits for the end of another process alone, and then ends this one"
 POOL = f"its threads wait as those of the pools of {MOMENT} do: in the standard library alone"
 THREADS = {
-    "cache/arrivals": {"wids-download": EPOCH},
-    "cache/leases": {"wids-leases": EACH_STEP},
-    "cache/prefetch": {"wids-prefetch": EPOCH, "wids-prefetch-one": EPOCH},
-    "cli/bench": {"wids-parent": ENDS},
-    "cli/demo/train": {None: ENDS},
-    "cli/look/listed": {"wids-bar": MOMENT},
-    "collection/batches": {"wids-read": MOMENT},
-    "collection/shard_collection": {"wids-tables": MOMENT},
+    "core/readers/arrivals": {"wids-download": EPOCH},
+    "core/cache/leases": {"wids-leases": EACH_STEP},
+    "core/prefetch/prefetcher": {"wids-prefetch": EPOCH, "wids-prefetch-one": EPOCH},
+    "tools/cli/bench": {"wids-parent": ENDS},
+    "tools/cli/demo/train": {None: ENDS},
+    "tools/cli/look/listed": {"wids-bar": MOMENT},
+    "core/collection/batches": {"wids-read": MOMENT},
+    "core/collection/shard_collection": {"wids-tables": MOMENT},
     "columns/sql": {"wids-sql": MOMENT},
-    "index/loading": {"wids-hub": POOL},
+    "core/index/loading": {"wids-hub": POOL},
     "jobs/cache_warm": {"wids-look": POOL},
     "jobs/processes": {"wids-parent": ENDS},
     "jobs/runner": {"wids-job": EACH_STEP},
     "loader_threads": {"wids-loader": MOMENT},
-    "readers/remote_counts": {"wids-count": MOMENT},
-    "serve/fields": {"wids-fields": POOL},
-    "serve/overview": {"wids-serve-survey": "it waits for nothing but for locks of a moment"},
-    "serve/places": {"wids-serve-keys": POOL},
-    "serve/previews": {"wids-previews": POOL},
-    "serve/rows": {"wids-serve-tables": POOL},
-    "serve/running": {"wids-serve": MOMENT},
-    "serve/sample": {"wids-sample": POOL},
-    "tables/member_tables": {None: POOL},
-    "transport/filesystems": {"fsspecIO": MOMENT},  # fsspec starts it
-    "transport/plain_http": {"wids-http": "it waits for a server alone, in the standard library"},
+    "core/readers/remote_counts": {"wids-count": MOMENT},
+    "tools/serve/fields": {"wids-fields": POOL},
+    "tools/serve/overview": {"wids-serve-survey": "it waits for nothing but for locks of a moment"},
+    "tools/serve/places": {"wids-serve-keys": POOL},
+    "tools/serve/previews": {"wids-previews": POOL},
+    "tools/serve/rows": {"wids-serve-tables": POOL},
+    "tools/serve/running": {"wids-serve": MOMENT},
+    "tools/serve/sample": {"wids-sample": POOL},
+    "core/tables/member_tables": {None: POOL},
+    "core/transport/filesystems": {"fsspecIO": MOMENT},  # fsspec starts it
+    "core/transport/plain_http": {"wids-http": "it waits for a server alone, in the standard library"},
 }
 
 
@@ -182,7 +182,7 @@ def test_handlers_of_signals():
 
 def test_forks_are_handled_in_one_place():
     """So that what waits before a fork is one lock."""
-    assert {module for module, _ in calls("os.register_at_fork")} == {"files/forks"}
+    assert {module for module, _ in calls("os.register_at_fork")} == {"core/files/forks"}
 
 
 def name_of(call):
@@ -195,7 +195,7 @@ def name_of(call):
 
 def test_threads():
     """Each is known, and whether things are freed at its steps."""
-    found = {"transport/filesystems": {"fsspecIO"}}
+    found = {"core/transport/filesystems": {"fsspecIO"}}
     for module, call in calls("threading.Thread", "Thread", "threading.Timer", "ThreadPoolExecutor"):
         if not module.startswith("testing/"):
             found.setdefault(module, set()).add(name_of(call))

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from wids.files.held import Held, holding, release
+from wids.core.files.held import Held, holding, release
 
 
 @holding

@@ -11,19 +11,19 @@ import pytest
 
 import wids
 from tests.support.containers import mutate
-from wids.cache import usage_hints
+from wids.core.cache import usage_hints
+from wids.core.files.json_text import MAX_DEPTH, TOLERANT, JsonParser, parse, unique
+from wids.core.files.shared_files import SharedFile
+from wids.core.index import compiled_files, energon, loading, spec, view_file
+from wids.core.index.packed_columns import SparseKeys, Texts
+from wids.core.index.repository import RepositorySplit, find_counts
+from wids.core.index.shardlist import MAX_COUNT
+from wids.core.readers import remote_counts
+from wids.core.tables import published_tables, table_packs
+from wids.core.transport import hub
 from wids.errors import FetchError, JsonError, SpecError, StateError, WidsError
-from wids.files.json_text import MAX_DEPTH, TOLERANT, JsonParser, parse, unique
-from wids.files.shared_files import SharedFile
-from wids.index import compiled_files, energon, loading, spec, view_file
-from wids.index.packed_columns import SparseKeys, Texts
-from wids.index.repository import RepositorySplit, find_counts
-from wids.index.shardlist import MAX_COUNT
 from wids.jobs import journal
 from wids.jobs.problems import Finding
-from wids.readers import remote_counts
-from wids.tables import published_tables, table_packs
-from wids.transport import hub
 
 
 class Row(msgspec.Struct):

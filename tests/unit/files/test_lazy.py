@@ -4,7 +4,7 @@ import copy
 import threading
 
 from tests.support.children import call_in_child
-from wids.files.lazy import Computed, Lazy
+from wids.core.files.lazy import Computed, Lazy
 
 
 class Numbers:

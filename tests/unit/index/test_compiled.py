@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.containers import Parts
 from tests.support.examples import examples
+from wids.core.index import compiled
+from wids.core.index.fingerprint import fingerprint
+from wids.core.index.packed_columns import REMEDY
+from wids.core.index.spec import list_shards, parse_index
 from wids.errors import SpecError
-from wids.index import compiled
-from wids.index.fingerprint import fingerprint
-from wids.index.packed_columns import REMEDY
-from wids.index.spec import list_shards, parse_index
 
 checked = settings(max_examples=examples(100))
 PLACE = "/d/train.widsx"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wids.index.earlier import CarriedOver, EarlierIndex
+from wids.core.index.earlier import CarriedOver, EarlierIndex
 
 
 def row(url, **keys):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support import tars
 from tests.support.shards import write_shard
-from wids.collection.shard_collection import load_shards
+from wids.core.collection.shard_collection import load_shards
+from wids.core.index import energon
 from wids.dataset import ShardListDataset
 from wids.errors import NotAllowedError, SpecError
-from wids.index import energon
 
 YAML = "energon_version: 7.1.0\nshard_counts:\n  parts/a.tar: 3\n  'parts/b.tar': 2\n"
 

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from wids.core.index import writing
+from wids.core.index.selection import Selection, parse_indices, pick
+from wids.core.index.view_file import pack_rows, unpack_rows
 from wids.errors import SpecError
-from wids.index import writing
-from wids.index.selection import Selection, parse_indices, pick
-from wids.index.view_file import pack_rows, unpack_rows
 
 
 @pytest.mark.parametrize("seed", range(20))

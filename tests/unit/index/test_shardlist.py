@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
+from wids.core.index import compiled
+from wids.core.index.spec import parse_index
 from wids.errors import NotAllowedError, SpecError
-from wids.index import compiled
-from wids.index.spec import parse_index
 
 PLACE = "https://host/d/train.json"
 

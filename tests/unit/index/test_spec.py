@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from wids.core.index import spec
+from wids.core.index.spec import Shard, list_shards, parse_index, parse_json
 from wids.errors import NotAllowedError, SpecError
-from wids.index import spec
-from wids.index.spec import Shard, list_shards, parse_index, parse_json
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import wids
 from tests.support.examples import examples
+from wids.core.order.batching import Block, fit_together, make_rule, most_of
 from wids.errors import InputError
-from wids.order.batching import Block, fit_together, make_rule, most_of
 
 
 def cut(lengths, *, lanes=1, **options):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from wids.order.config import EpochConfig
-from wids.order.cursor import (
+from wids.core.order.config import EpochConfig
+from wids.core.order.cursor import (
     Chosen,
     Finished,
     Loaded,
@@ -16,9 +16,9 @@ from wids.order.cursor import (
     next_place,
     without_run,
 )
-from wids.order.epoch import Plan
-from wids.order.iteration import Run
-from wids.order.state import EpochPosition
+from wids.core.order.epoch import Plan
+from wids.core.order.iteration import Run
+from wids.core.order.state import EpochPosition
 
 N = 10
 PLAN = Plan(hi=N, chunksize=4, window=1, lanes=1, is_shuffled=True, seed=0)

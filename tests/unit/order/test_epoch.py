@@ -19,12 +19,12 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import some
 from tests.support.goldens import golden_lines
 from tests.support.slow_lanes import slow_lane
-from wids.order import epoch as epochs
-from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
-from wids.order.permutation import CHUNKS, DEAL, permutation
+from wids.core.order import epoch as epochs
+from wids.core.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
+from wids.core.order.permutation import CHUNKS, DEAL, permutation
 
 RESHUFFLES = st.sampled_from(["fixed", "epoch"])
-README = paths.ROOT / "wids" / "order" / "README.md"
+README = paths.ROOT / "wids" / "core" / "order" / "README.md"
 
 
 def plan_of(n=0, *, lo=0, **options):
@@ -320,7 +320,7 @@ def test_the_same_order_in_another_process():
     """Another process, with another hash seed and without torch, computes the same order."""
     program = (
         "import sys\n"
-        "from wids.order.epoch import EpochOrder, Plan\n"
+        "from wids.core.order.epoch import EpochOrder, Plan\n"
         "plan = Plan(lo=0, hi=200, chunksize=9, window=3, lanes=5, is_shuffled=True, reshuffle='epoch', seed=5)\n"
         "print(*[i for block in EpochOrder(plan, 6).blocks(0, 200) for i in block.tolist()])\n"
         "assert 'torch' not in sys.modules\n"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.slow_lanes import slow_lane
-from wids.order import lane as lanes
-from wids.order.lane import Lane, cut_chunks, expand, slice_chunks
+from wids.core.order import lane as lanes
+from wids.core.order.lane import Lane, cut_chunks, expand, slice_chunks
 
 
 def slow_chunks(lo, hi, *, chunksize, boundaries):
@@ -155,7 +155,7 @@ def test_a_lane_keeps_one_window():
 
 
 def test_the_picture_of_a_lane_is_true():
-    """What the docstring of `wids.order.lane` draws: chunks cut, permuted, and mixed two at a time."""
+    """What the docstring of `wids.core.order.lane` draws: chunks cut, permuted, and mixed two at a time."""
     chunks, shuffled, window = (
         [[int(i) for i in cell.split()] for cell in re.findall(r"[\[{]([\d ]+)[\]}]", line)]
         for line in lanes.__doc__.splitlines()

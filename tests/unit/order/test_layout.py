@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 import wids
 from tests.support.examples import examples
 from tests.support.numbers import Numbers
-from wids.order.layout import Inside, ShardCounts, Shards, fingerprint, inside_of, layout, mixed_parts, takes_marks
-from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
+from wids.core.order.layout import Inside, ShardCounts, Shards, fingerprint, inside_of, layout, mixed_parts, takes_marks
+from wids.core.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 from wids.samplers import DistributedChunkedSampler
 
 lengths = st.lists(st.integers(0, 5), max_size=6)

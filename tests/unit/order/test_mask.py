@@ -18,9 +18,9 @@ from tests.support.goldens import read_golden
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.numbers import Numbers, alone
 from tests.support.shards import write_index, write_shards
+from wids.core.order.mask import MarkedIndex, OwnIndex, RepeatedIndex, SeededIndex, mark, seeds_of
+from wids.core.order.permutation import SEEDS, random_words
 from wids.errors import InputError
-from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex, SeededIndex, mark, seeds_of
-from wids.order.permutation import SEEDS, random_words
 
 COUNTS = [0, 1, 2, 3, 16, 17, 18, 19]
 GOLDEN = read_golden("seeds.json")

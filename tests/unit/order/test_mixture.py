@@ -10,10 +10,10 @@ import pytest
 
 import wids
 from tests.support.examples import some
+from wids.core.order import shares
+from wids.core.order.layout import ShardCounts
+from wids.core.order.mixture import name_parts
 from wids.errors import StateError
-from wids.order import shares
-from wids.order.layout import ShardCounts
-from wids.order.mixture import name_parts
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 
 
@@ -319,7 +319,7 @@ def test_thousands_of_changes_cost_nothing_later():
     again.load_state_dict(state)
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wids.order.mixture.Turns", lambda of: made.append(of) or shares.Turns(of))
+        patch.setattr("wids.core.order.mixture.Turns", lambda of: made.append(of) or shares.Turns(of))
         next(iter(again))
     assert len(made) == 1
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.goldens import golden_lines
-from wids.order import permutation as permutations
-from wids.order.permutation import CHUNKS, SAMPLES, permutation, random_words, word_of_each
+from wids.core.order import permutation as permutations
+from wids.core.order.permutation import CHUNKS, SAMPLES, permutation, random_words, word_of_each
 
 WORD = 1 << 64
 # Philox4x64-10 known answers, counter and key -> block: `kat_vectors` of Random123, the reference implementation of

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from wids.order import shares
-from wids.order.shares import Turns, to_shares
+from wids.core.order import shares
+from wids.core.order.shares import Turns, to_shares
 
 WHOLE = 2**48
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wids
+from wids.core.order.state import KIND, VERSION, EpochPosition, build_state, check_order, parse_state
 from wids.errors import StateError
-from wids.order.state import KIND, VERSION, EpochPosition, build_state, check_order, parse_state
 
 ORDER = {"seed": 0, "shards": None, "shuffle": True, "reshuffle": "fixed"}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
+from wids.core.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 
 # --- arguments
 

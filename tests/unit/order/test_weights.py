@@ -9,9 +9,9 @@ from torch.utils.data import ConcatDataset, Subset
 
 import wids
 from tests.support.examples import some
+from wids.core.order.layout import ShardCounts
+from wids.core.order.weights import Copies
 from wids.errors import StateError
-from wids.order.layout import ShardCounts
-from wids.order.weights import Copies
 from wids.samplers import DistributedChunkedSampler
 
 

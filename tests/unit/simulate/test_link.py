@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wids.simulate.link import Clock, Delivery, Link
+from wids.tools.simulate.link import Clock, Delivery, Link
 
 
 class Recorder:

@@ -15,11 +15,12 @@ from tests.support.clocks import PrefetchClock
 from tests.support.examples import examples
 from tests.support.tars import publish
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache.space import table_allowance
+from wids.core.cache.space import table_allowance
+from wids.core.prefetch import limits as prefetching
+from wids.core.transport import pace
 from wids.events import Fetched, RangesRead
-from wids.policy import pace, prefetching
-from wids.simulate import job
-from wids.simulate.run import Simulation
+from wids.tools.simulate import job
+from wids.tools.simulate.run import Simulation
 
 
 def describe(lengths, size=1000, **options):

@@ -23,20 +23,20 @@ from tests.support.clocks import PrefetchClock
 from tests.support.examples import examples
 from tests.support.servers import shard_requests
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
-from wids.cache.directory import CacheDirectory
-from wids.cache.leases import Leases
-from wids.cache.space import table_allowance
+from wids.core.cache.directory import CacheDirectory
+from wids.core.cache.leases import Leases
+from wids.core.cache.space import table_allowance
+from wids.core.order.batching import make_rule
+from wids.core.order.config import SamplerSettings
+from wids.core.order.layout import ShardCounts
+from wids.core.order.mixture import SourceSpan
+from wids.core.prefetch import limits as prefetching
 from wids.events import Evicted, Fetched
-from wids.order.batching import make_rule
-from wids.order.config import SamplerSettings
-from wids.order.layout import ShardCounts
-from wids.order.mixture import SourceSpan
-from wids.order.schedule import make_timetable
-from wids.policy import prefetching
-from wids.simulate import figures, job
-from wids.simulate.node_cache import NodeCache
-from wids.simulate.run import Simulation
-from wids.simulate.trace import open_shards
+from wids.tools.simulate import figures, job
+from wids.tools.simulate.node_cache import NodeCache
+from wids.tools.simulate.run import Simulation
+from wids.tools.simulate.schedule import make_timetable
+from wids.tools.simulate.trace import open_shards
 
 
 class Numbers:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.support import tars
 from tests.support.examples import examples
+from wids.core.files import atomic
+from wids.core.index.spec import Shard
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import foreign, member_tables, tar
 from wids.errors import TableError
-from wids.files import atomic
-from wids.index.spec import Shard
-from wids.readers.provider import AutoProvider
-from wids.tables import foreign, member_tables, tar
 
 # --- as the tools write them, from what tarfile finds in a shard
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.containers import START, Parts
 from tests.support.examples import examples
+from wids.core.files.container import MAGIC
+from wids.core.tables import pack_format
 from wids.errors import TableError
-from wids.files.container import MAGIC
-from wids.tables import pack_format
 
 checked = settings(max_examples=examples(100))
 PLACE = "https://host/d/train.tables"

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.support import tars
 from tests.support.containers import Parts
 from tests.support.examples import examples
-from wids.errors import DuplicateMemberError, TableError
-from wids.tables import table, widx
-from wids.tables.table import (
+from wids.core.tables import table, widx
+from wids.core.tables.table import (
     Identity,
     MemberTable,
     build_table,
@@ -29,6 +28,7 @@ from wids.tables.table import (
     parse_rule,
     parse_table,
 )
+from wids.errors import DuplicateMemberError, TableError
 
 checked = settings(max_examples=examples(200))
 HEADER = 96

@@ -31,10 +31,10 @@ from tests.support.tars import (
     scanned,
 )
 from wids import errors
-from wids.files.identity import Identity
-from wids.tables import tar
-from wids.tables.table import build_table
-from wids.tables.tar import Members
+from wids.core.files.identity import Identity
+from wids.core.tables import tar
+from wids.core.tables.table import build_table
+from wids.core.tables.tar import Members
 
 HOSTILE = Path(hostile.__file__).parent
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

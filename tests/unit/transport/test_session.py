@@ -2,8 +2,8 @@ import pickle
 
 import pytest
 
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 
 OWN, THEIRS = {"headers": {"a": "1"}}, {"headers": {"b": "2"}}
 

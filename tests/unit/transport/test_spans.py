@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wids.transport.spans import Gather, Span, clip, coalesce, cut, subtract
+from wids.core.transport.spans import Gather, Span, clip, coalesce, cut, subtract
 
 SIZE = 300
 spans = st.builds(lambda lo, n: Span(lo, min(lo + n, SIZE)), st.integers(0, SIZE - 1), st.integers(0, 60))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wids.core.transport import urls
 from wids.errors import SpecError
-from wids.transport import urls
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,24 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.collection.shard_collection import ShardCollection, is_archive, load_shards
 from wids.columns.samples import beside
+from wids.core.collection.shard_collection import ShardCollection, is_archive, load_shards
+from wids.core.index import compiled
+from wids.core.index.repository import parse_name
+from wids.core.readers.pool import default_capacity
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables import headers
+from wids.core.tables.fields import Alternatives
+from wids.core.tables.keys import encode_name
+from wids.core.transport.place import Place
 from wids.errors import SampleError, shown
-from wids.index import compiled
-from wids.index.repository import parse_name
-from wids.readers.pool import default_capacity
-from wids.readers.provider import AutoProvider
-from wids.tables import headers
-from wids.tables.fields import Alternatives
-from wids.tables.keys import encode_name
-from wids.transport.place import Place
 from wids.writing.pack.listing import SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.collection.shard_collection import Shards
-    from wids.transport.session import Session
+    from wids.core.collection.shard_collection import Shards
+    from wids.core.transport.session import Session
     from wids.writing.pack.listing import Fields
 
 

@@ -11,9 +11,9 @@ import os
 import unicodedata
 from typing import TYPE_CHECKING
 
+from wids.core.tables.fields import Alternatives
+from wids.core.tables.keys import decode_name, encode_name, find_alike_fields, first_dot
 from wids.errors import InputError, SampleError, shorten
-from wids.tables.fields import Alternatives
-from wids.tables.keys import decode_name, encode_name, find_alike_fields, first_dot
 from wids.writing.pack.labels import check_alike, count_classes, describe_classes, find_alike, fold_names, name_some
 from wids.writing.pack.listing import (
     IMAGES,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.files.json_text import TOLERANT
+from wids.core.tables.keys import encode_name
+from wids.core.transport.download import read_bytes
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, a_kind, shorten, shown
-from wids.files.json_text import TOLERANT
-from wids.tables.keys import encode_name
-from wids.transport.download import read_bytes
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

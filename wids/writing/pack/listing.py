@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
+from wids.core.files import atomic
+from wids.core.tables import headers
+from wids.core.tables.keys import encode_name
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, shorten, shown
-from wids.files import atomic
-from wids.tables import headers
-from wids.tables.keys import encode_name
-from wids.transport.download import read_bytes
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:
     Fields: TypeAlias = list[tuple[str, bytes]]

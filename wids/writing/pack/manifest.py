@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from wids.codecs.encoders import encode_field
+from wids.core.codecs.encoders import encode_field
+from wids.core.files.json_text import TOLERANT, unique
+from wids.core.index.discovery import find_shards
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, a_kind, shorten, shown
-from wids.files.json_text import TOLERANT, unique
-from wids.index.discovery import find_shards
-from wids.transport.download import read_bytes
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 from wids.writing.pack import saved
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.columns.packages import import_arrow, import_part
+from wids.core.transport.download import read_bytes
+from wids.core.transport.place import Place
 from wids.errors import DependencyError, FetchError, InputError, SampleError
-from wids.transport.download import read_bytes
-from wids.transport.place import Place
 from wids.writing.pack.listing import InRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from wids.transport.session import Session
+    from wids.core.transport.session import Session
 
 _BATCH = 10_000
 _BYTES, _PATH = "bytes", "path"

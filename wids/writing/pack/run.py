@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.order.permutation import PACKING, permutation
+from wids.core.tables.fields import Alternatives
+from wids.core.tables.table import SUFFIX as TABLE_SUFFIX
+from wids.core.transport.place import Place
 from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
 from wids.jobs.job import ShardJob
 from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.runner import RunOptions, run_options
-from wids.order.permutation import PACKING, permutation
-from wids.tables.fields import Alternatives
-from wids.tables.table import SUFFIX as TABLE_SUFFIX
-from wids.transport.place import Place
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
 from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, PackTask, cut, number_key, write_shard

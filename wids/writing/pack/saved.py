@@ -10,13 +10,13 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Any
 
+from wids.core.files.json_text import TOLERANT
+from wids.core.transport.download import read_bytes
 from wids.errors import FetchError, InputError, JsonError, shown
-from wids.files.json_text import TOLERANT
-from wids.transport.download import read_bytes
 from wids.writing.pack.listing import MAGIC, InRow
 
 if TYPE_CHECKING:
-    from wids.transport.session import Session
+    from wids.core.transport.session import Session
     from wids.writing.pack.parquet import ParquetRows
 
 _STATE, _INFO = "state.json", "dataset_info.json"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
+from wids.core.files import tempdirs
+from wids.core.tables import headers
+from wids.core.transport.failures import CancelledTransferError
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
 from wids.errors import SampleError, WidsError, shown
-from wids.files import tempdirs
 from wids.jobs.arguments import Name  # noqa: TC001 - `check_struct` reads the annotations
-from wids.tables import headers
-from wids.transport.failures import CancelledTransferError
-from wids.transport.place import Place
-from wids.transport.session import PLAIN, Session
 from wids.writing.output import ShardTarget
 from wids.writing.pack.listing import SampleProblem, SourceReader
 from wids.writing.shard_file import ShardFile

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.files.terminal import progress as bar_of
+from wids.core.index.discovery import recognise_foreign
+from wids.core.index.paths import absolute
+from wids.core.index.repository import parse_name
+from wids.core.tables.fields import parse_fields
+from wids.core.transport.place import cache_directory
 from wids.errors import InputError
-from wids.files.own_folder import default_cache_dir
-from wids.files.terminal import progress as bar_of
-from wids.index.discovery import recognise_foreign
-from wids.index.paths import absolute
-from wids.index.repository import parse_name
 from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
-from wids.tables.fields import parse_fields
-from wids.transport.place import cache_directory
 from wids.writing.output import parse_pattern
 from wids.writing.pack import datasets, folders, labels, manifest, saved
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from os import PathLike
 
+    from wids.core.transport.session import Session
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
-    from wids.transport.session import Session
     from wids.writing.pack.listing import SourceListing
     from wids.writing.pack.manifest import FieldRule
     from wids.writing.pack.run import PackOutcome

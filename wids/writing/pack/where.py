@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.codecs.decode import SampleDecoder
 from wids.columns import kinds, members, sql
 from wids.columns.extract import decode_value
 from wids.columns.packages import import_arrow
 from wids.columns.spec import fold, stem_of
+from wids.core.codecs.decode import SampleDecoder
 from wids.errors import InputError, SampleError, WidsError, shorten, shown
 from wids.writing.pack.listing import SampleProblem
 

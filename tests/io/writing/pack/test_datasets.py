@@ -8,8 +8,8 @@ import pytest
 from tests.support import backends
 from tests.support.packing import list_dataset, pack, pack_dataset, pack_files, put, shown
 from tests.support.shards import write_index, write_json, write_shard, write_tar
+from wids.core.tables.fields import parse_fields
 from wids.errors import SampleError, WidsError
-from wids.tables.fields import parse_fields
 from wids.writing.pack import folders
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings

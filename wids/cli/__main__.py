@@ -1,8 +1,0 @@
-"""``python -m wids.cli`` is ``wids``."""
-
-from __future__ import annotations
-
-from wids.cli import run_program
-
-if __name__ == "__main__":
-    run_program()

@@ -1,0 +1,320 @@
+"""Parts of a dataset: which samples they have. Without torch."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from wids.core.collection import error_log
+from wids.core.collection.face import WithIndex
+from wids.core.files.nearest import name_nearest
+from wids.core.index.fingerprint import portable_names
+from wids.core.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
+from wids.core.index.view_rows import SharedSelection
+from wids.core.order.permutation import SPLIT, random_words
+from wids.core.order.validation import suggest_names
+from wids.core.transport.place import Place
+from wids.errors import InputError, shorten, shown
+from wids.events import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+    from wids.core.collection.keys import Keys
+    from wids.core.collection.shard_collection import ShardCollection
+    from wids.core.files.replaced import ReplacedFile
+    from wids.core.index.selection import Integers, Selection
+    from wids.core.index.shardlist import ShardList
+
+# Indices as text.
+_SLICE = re.compile(r"-?\d+|(-?\d*(?::-?\d*){1,2})")
+SplitBy: TypeAlias = Literal["key", "shard", "index"]
+
+# How a step begins that made a part of a split.
+PART = "part "
+
+
+def choose(shards: ShardList, indices: Integers) -> SharedSelection:
+    """The samples of a shard list, or of a view, at these indices: ascending, each once, in range."""
+    ends, rows = pick(indices, shards.ends(), None if shards.selection is None else shards.selection.arrays[1])
+    return SharedSelection(ends, rows)
+
+
+def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers:
+    """The indices of the samples that a program names: int64, ascending, each once.
+
+    Args:
+        what: indices, a mask, or keys; or a path of a file of them (see `read_samples`).
+        keys: of the samples. They are read only where keys are given.
+        collection: of the samples.
+
+    Raises:
+        InputError: they are none of these. IndexError: an index is out of range.
+    """
+    where = ""
+    if isinstance(what, (str, os.PathLike)):
+        path = _local(what)
+        if path.endswith(error_log.SUFFIX):
+            return np.flatnonzero(_in_log(path, collection))
+        what, where = read_samples(path), f"{path}: "
+    if hasattr(what, "__array__"):
+        what = np.asarray(what)
+        what = what if what.dtype.kind in "biuf" else what.tolist()
+    elif not isinstance(what, (range, slice)):
+        what = list_items(what)
+    if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
+        return np.flatnonzero(_with_keys(keys, set(what), where))
+    found, repeated = parse_indices(what, len(collection))
+    if repeated:
+        logger.warning("%s%d of %d indices come again, and count once", where, repeated, repeated + len(found))
+    return found
+
+
+def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
+    """Where the samples of a log of errors are; see `wids.core.collection.error_log`.
+
+    Raises:
+        InputError: it cannot be read, or is no such log.
+    """
+    found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
+    strange, beyond = set(bad), 0
+    for k, url in enumerate(collection.shards.urls if bad else ()):
+        name = Place(url).absolute.unsigned
+        if name in bad:
+            strange.discard(name)
+            lo = collection.ends[k] - collection.lengths[k]
+            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
+            beyond += sum(row >= collection.shards.nsamples[k] for row in bad[name])
+    if strange:
+        words = "%s: %d of the %d shards in it are none of this dataset's, such as %s"
+        logger.warning(words, path, len(strange), len(bad), min(strange))
+    if beyond:
+        logger.warning("%s: %d samples in it are beyond the end of their shard: is it of another one?", path, beyond)
+    return found
+
+
+def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(keys), np.bool_)
+    seen: set[str] = set()
+    repeated: set[str] = set()
+    for index, key in enumerate(keys):
+        if key in wanted:
+            found[index] = True
+            (repeated if key in seen else seen).add(key)
+    if repeated:
+        words = "%s%d of %d keys are each of several samples, like %s: %d samples have one of the keys, and all count"
+        logger.warning(words, where, len(repeated), len(wanted), shown(min(repeated)), found.sum())
+    if len(seen) < len(wanted):
+        count, total, some = len(wanted) - len(seen), len(wanted), shown(min(wanted - seen))
+        first = next(iter(keys), None)  # of which the form may be another one
+        words = "" if seen or first is None else f"; the first sample's key is {shown(first)}"
+        logger.warning("%s%d of %d keys are in no sample, like %s%s", where, count, total, some, words)
+    return found
+
+
+def read_samples(path: str) -> Any:
+    """The samples that a file names: ``.npy``: an array of indices, or a mask; any other: a key a line.
+
+    Raises:
+        InputError: it cannot be read, or is none of these.
+    """
+    try:
+        if path.endswith(".npy"):
+            # Mapped first: a header may claim more than the file has, and memory for it would be taken.
+            return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+        with open(path, encoding="utf-8-sig") as file:
+            return [line for text in file if (line := text.rstrip("\r\n"))]
+    except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
+        raise InputError(
+            f"{path}: cannot be read as a file of indices or keys ({error}){_meant(path, error)}", path=path
+        ) from error
+
+
+def _meant(text: str, error: Exception) -> str:
+    """What the text may have been meant as, if there is no such file; the end of a message."""
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    if found := _SLICE.fullmatch(text):
+        words = ", ".join(part or "None" for part in text.split(":"))
+        return f"; a range of samples is select({f'slice({words})' if found[1] else f'[{text}]'})"
+    return name_nearest(text) or "; keys are given in a list, SQL to where()"
+
+
+def split(
+    collection: ShardCollection, keys: Keys, shares: Sequence[float], *, by: SplitBy, seed: int, made_by: Sequence[str]
+) -> list[Integers]:
+    """The indices of each part of a split.
+
+    Args:
+        collection: what to split.
+        keys: of its samples; read only if they decide.
+        shares: of the parts; they are scaled to add up to 1.
+        by: what decides where a sample goes: its key, its shard's name, or its index alone.
+        seed: an integer; another one gives another split.
+        made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
+    """
+    total, parts = len(collection), parse_shares(shares)
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed is {seed!r:.60}; it is an integer")
+    depth = sum(step.startswith(PART) for step in made_by)
+    if by == "index":
+        draws = random_words(total, seed=seed, epoch=0, stream=SPLIT)
+    elif by == "shard":
+        names = hash_texts(portable_names(collection.shards.urls), seed, depth)
+        draws = np.repeat(names, np.asarray(collection.lengths, np.int64))
+    elif by == "key":
+        draws = hash_texts(keys, seed, depth)
+    else:
+        raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
+    return deal(parts, draws)
+
+
+def _of_file(samples: Any) -> str:
+    return f" ({_local(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+
+
+def _local(samples: str | os.PathLike[str]) -> str:
+    """The path of a file of samples.
+
+    Raises:
+        InputError: it is a URL of another machine.
+    """
+    place = Place(samples)
+    if not place.is_local and not _SLICE.fullmatch(str(place)):
+        raise InputError(f"{samples}: a list of samples is read from a local file; download it first")
+    return place.path
+
+
+class WithViews(WithIndex):
+    """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
+
+    _steps: tuple[str, ...]
+    _lists: tuple[str, ...] = ()  # the files that named samples, absolute
+    _transformations: list[Any]
+
+    @suggest_names
+    def select(self, samples: Any) -> Self:
+        """A view of some samples: a dataset of them, in this one's order, each once.
+
+        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
+        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
+        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
+
+        Args:
+            samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
+                sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
+                ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
+                warning counts those of no sample, and those of several, which all are meant.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        total, indices = len(self._collection), find_samples(samples, self._keys(), self._collection)
+        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}", samples)
+
+    @suggest_names
+    def exclude(self, samples: Any) -> Self:
+        """A view of all samples but these; see `select`.
+
+        Args:
+            samples: as of `select`.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        total, gone = len(self._collection), find_samples(samples, self._keys(), self._collection)
+        kept = np.ones(total, np.bool_)
+        kept[gone] = False
+        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}", samples)
+
+    @suggest_names
+    def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
+        """Views of parts that have no sample in common, and all of them together; see `select`.
+
+        Args:
+            shares: of the samples, one for each part; scaled to add up to 1.
+            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
+                added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
+                name; ``"index"``: nothing is read, and parts change when shards are added.
+            seed: another one gives other parts. A part that is split again is split by other numbers.
+
+        Raises:
+            InputError: bad shares.
+        """
+        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps)
+        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
+        whole = f"{len(self._collection):,}"
+        return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
+
+    @suggest_names
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write this dataset as an index: which samples of which shards, and no data.
+
+        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
+        the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
+
+        Args:
+            path: a local path, such as ``"good.json"``. A view of the same index that is there is replaced; keys in it
+                that wids does not know stay.
+            overwrite: any other file is replaced, too, unless it is one of those that this dataset is made of.
+
+        Raises:
+            OutputExistsError: there is a file that is not to be replaced. OutputError: it is no name of a local file.
+            OSError: it cannot be written.
+        """
+        self._save(os.fspath(path), overwrite=overwrite)
+
+    def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
+        """See `save`, and `wids.core.index.view_saving.write_view` of ``file``."""
+        from wids.core.index.view_saving import save
+
+        collection = self._collection
+        selection = collection.shards.selection
+        if selection is None:
+            selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
+        files = {
+            "the index that this is a view of": collection.place,
+            "the file of this view's rows": selection.path if isinstance(selection, SharedSelection) else None,
+            "the table of this dataset's columns": self._columns.place,
+        }
+        inputs = [(place, words) for words, place in files.items() if place is not None]
+        inputs += [(path, "a list that this view is made by") for path in self._lists]
+        save(
+            collection.as_read(),
+            selection,
+            path,
+            place=collection.place,
+            made_by=self._steps,
+            inputs=inputs,
+            overwrite=overwrite,
+            file=file,
+        )
+
+    def _named(self, name: str) -> Self:
+        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
+        found = copy.copy(self)
+        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
+        found._transformations = list(self._transformations)  # noqa: SLF001
+        return found
+
+    def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
+        if not len(indices) and len(self._collection):
+            logger.warning("a view without samples: %s", shorten(step))
+        view = copy.copy(self)
+        view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
+        if isinstance(samples, (str, os.PathLike)):
+            view._lists = (*self._lists, os.path.abspath(_local(samples)))  # noqa: SLF001 - of this class
+        return view
+
+    def _show(self, selection: Selection, step: str) -> None:
+        """Have these samples of the shards alone."""
+        self._steps, self._transformations = (*self._steps, step), list(self._transformations)
+        self._take(self._collection.select(selection))

@@ -1,0 +1,692 @@
+"""Loads the shards of an index from a URL or path, parsed or mapped. Without torch.
+
+A large JSON index is compiled (`wids.core.index.compiled`) by the first process of a machine that opens it, and mapped
+by
+the others: from the cache directory, where its digest is its name. A local file that has not changed since it was
+compiled is not even read. A compiled index can also be opened directly: a local one is mapped in place, a remote one is
+downloaded into the cache directory once, checked, and mapped there.
+
+Rules: a mapped list equals the parsed list. A compiled index in a cache directory is used if it is this user's own and
+consistent, and made again otherwise; without space for it, the index is parsed like a small one. A pickle of a mapped
+list is its place and the arguments of its opening. If that file no longer exists (another machine, an emptied cache),
+it is made again, and refused if it differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from wids.core.files import atomic, json_text, system
+from wids.core.files.json_text import JsonParser
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.files.shared_files import SharedFiles, without_name
+from wids.core.index import checks, compiled, compiled_files, view_file
+from wids.core.index.compiled_files import CompiledIndexes, look_at
+from wids.core.index.fingerprint import contents, fingerprint, have_changed
+from wids.core.index.shardlist import Row, ShardListBuilder
+from wids.core.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
+from wids.core.index.view_rows import ViewRows
+from wids.core.transport import retrying
+from wids.core.transport.download import MAX_READ_BYTES, download_to, read_bytes
+from wids.core.transport.place import Place, cache_directory
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.stores import find_hub, open_source
+from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, SpecError
+from wids.events import REPORTED, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.core.files.shared_files import SharedFile
+    from wids.core.index import energon, repository
+    from wids.core.index.compiled import Compiled
+    from wids.core.index.compiled_files import FileStatus
+    from wids.core.index.shardlist import ShardList
+    from wids.core.index.view_rows import SharedSelection
+    from wids.core.transport.source import Stat
+
+# To be changed with the format, or with the result of parsing: all indexes are then compiled again.
+_MADE_BY = compiled.VERSION, "member_tables"
+_READS_AT_A_TIME = 16
+ENERGON_BYTES = 64 << 20
+_ENERGON_NAMES = frozenset({".info.json", ".info.yaml"})
+_ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
+
+
+class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An index, and the arguments for reading it.
+
+    Attributes:
+        place: its URL or path; None: its text was passed.
+        base, options, allow_local, session, cache_dir: see `wids.core.collection.shard_collection.load_shards`.
+        may_be_view: False for the index behind a view.
+    """
+
+    place: str | None
+    base: str | None = None
+    options: dict[str, Any] | None = None
+    allow_local: bool = False
+    session: Session = PLAIN
+    cache_dir: str | None = None
+    may_be_view: bool = True
+
+
+class LoadedIndex(NamedTuple):
+    """The shards of an index, and the session that opens them."""
+
+    shards: ShardList
+    session: Session
+
+
+class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a mapped index; see `wids.core.index.shardlist.Origin`.
+
+    Attributes:
+        path: the compiled index; "": it has no file.
+        is_cached: it is in a cache directory.
+        identity: of this file among all others. fingerprint, contents: of its shards; see
+            `wids.core.index.fingerprint`.
+        request: the request that opened it.
+    """
+
+    path: str
+    is_cached: bool
+    identity: bytes
+    fingerprint: str
+    contents: dict[str, str]
+    request: IndexRequest
+
+    def reopen(self) -> ShardList:
+        """The same shards, mapped again; compiled or downloaded again if the file no longer exists.
+
+        Raises:
+            SpecError: the index has changed. FetchError: it cannot be read.
+        """
+        try:
+            whole, status = atomic.map_file(self.path)
+            data = without_name(whole, self.path) if self.is_cached else whole
+            if data is not None and (status.st_uid == system.user_id() or not self.is_cached):
+                found = _open(data, status, self.request, path=self.path, place=self.path)
+                if found.identity == self.identity:
+                    return replace(found.shards, origin=self)
+        except (OSError, SpecError) as error:
+            logger.debug("%s: %s", self.path, error)
+        shards = load_index(self.request).shards
+        if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
+            raise SpecError(
+                f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
+                f"({self.path}) no longer exists; make the dataset again",
+                path="",
+                url=self.request.place,
+            )
+        return shards
+
+
+def load_index(request: IndexRequest, data: bytes | str | None = None) -> LoadedIndex:
+    """The shards of an index.
+
+    Args:
+        request: the index, and the arguments for reading it.
+        data: its text, if it has no place.
+
+    Raises:
+        SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
+    """
+    if data is not None or request.place is None:
+        if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
+            return _load_view(request, data or b"")
+        return _parse(data or b"", request)[0]
+    if not compiled.is_compiled(request.place):
+        return _JsonIndex(request, request.place).load()
+    if Place(request.place).is_local:
+        return _map_local(request, request.place)
+    return _RemoteIndex(request, request.place).load()
+
+
+# --- a data set of the Hub, by its name
+
+
+class _KeptSplit(msgspec.Struct, frozen=True):
+    """Facts about a split: its shards (path, count or -1, bytes), the other splits, and notes for the user."""
+
+    split: str
+    shards: list[tuple[str, int, int]]
+    others: dict[str, int]
+    notes: list[str]
+
+
+_SPLITS = JsonParser(_KeptSplit)
+
+
+def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
+    """The shards of a split of a data set of the Hugging Face Hub, with the counts from its files.
+
+    The counts are kept for the commit in the cache directory. A shard without a count is counted by the process that
+    opens the list.
+
+    Args:
+        named: the data set and the split.
+        name: as it was given, for messages.
+        session: what opens URLs.
+        cache_dir: keeps the counts; None: they are not kept.
+
+    Raises:
+        SpecError: none exist. FetchError: the request to the Hub failed.
+    """
+    from wids.core.index import discovery, repository
+    from wids.core.transport import hub
+
+    listing = hub.list_files(named.root, session)
+    made: list[_KeptSplit] = []
+
+    def make() -> bytes:
+        sizes, read = {path: file.size for path, file in listing.files.items()}, discovery.reader_of(named, session)
+        found, split = discovery.find_split(named, name, read, session=session)
+        with ThreadPoolExecutor(_READS_AT_A_TIME, "wids-hub") as pool:
+            counts = repository.find_counts(sizes, split, read, name=name, each=pool.map)
+        missing = len(split.shards) - len(counts.nsamples)
+        logger.info(
+            "%s: split %s: %d shards, %d of them with counts from %s; other splits: %s",
+            *(name, split.name, len(found), len(counts.nsamples), discovery.shown_names(counts.sources) or "no file"),
+            _name_splits(split.others) or "none",
+        )
+        if missing:
+            logger.warning(
+                "%s: the repository has no sample counts of %d of %d shards of the split %s; a user with write access "
+                "can publish an index with them: wids index create '%s' --upload",
+                *(name, missing, len(found), split.name, named._replace(split=split.name).text),
+                extra=REPORTED,
+            )
+        shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
+        made[:] = [_KeptSplit(split.name, shards, split.others, list(split.notes))]
+        return msgspec.json.encode(made[0])
+
+    found = None
+    if cache_dir is not None and listing.commit:
+        key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, *named[1:])).encode())
+        kept = SharedFiles(cache_dir, ".split")
+        found = kept.get(
+            key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), lambda file: _SPLITS.parse(file.data)
+        )
+    if found is None:
+        if not made:
+            make()
+        found = made[0]
+    for note in found.notes if not made else ():  # the test data that another process was told of are in this one, too
+        logger.warning("%s", note)
+    builder = ShardListBuilder()
+    for path, nsamples, size in found.shards:
+        url = f"{named.root}/{path}"
+        builder.append(url, Row(url=url, nsamples=nsamples, filesize=size), {})
+    words = [f"commit {listing.commit}"] if listing.commit else []
+    words += [f"other splits: {_name_splits(found.others)}"] if found.others else []
+    header = {"name": f"{named.root.removeprefix('hf://datasets/')} {found.split}"}
+    return builder.build({**header, "info": "; ".join(words)} if words else header)
+
+
+def _name_splits(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,} shards)" for name, count in counts.items())
+
+
+# --- JSON
+
+
+def is_energon(place: str) -> bool:
+    """Whether a URL or path is the counts of an Energon dataset (`wids.core.index.energon`), by its name."""
+    return Place(place).name in _ENERGON_NAMES
+
+
+def _read_index(place: str, session: Session, *, max_bytes: int | None = None) -> bytes:
+    """The text of an index, which is looked at before all of it is read."""
+    if is_energon(place):  # which may be YAML
+        return read_bytes(place, session=session)
+    return read_bytes(place, session=session, max_bytes=max_bytes, look=lambda head: check_head(head, place))
+
+
+class _PartTexts:
+    """The texts of the sub-datasets that an index names, each read once, and the servers that get the options."""
+
+    def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
+        self._request, self._named = request, named
+        self._is_narrow = not (request.place is None or Place(request.place).is_local)
+        self.found: dict[str, bytes] = {}
+
+    def load(self, url: str) -> bytes:
+        """The text at a URL."""
+        if url not in self.found:
+            if not Place(url).is_local:  # from here on, URLs may come from texts that are not the caller's
+                self._is_narrow = True
+            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # shared by all texts
+            self.found[url] = _read_index(url, self.session, max_bytes=left)
+        return self.found[url]
+
+    @property
+    def session(self) -> Session:
+        """The session, with options only for the servers that the caller has named so far."""
+        given = self._request.session
+        return given.narrowed(self._named or ()) if self._is_narrow else given
+
+
+def _parse(data: bytes | str, request: IndexRequest, named: set[str] | None = None) -> tuple[LoadedIndex, _PartTexts]:
+    if named is None and request.session.has_options:
+        named = set()
+    texts = _PartTexts(request, named)
+    shards = parse_index(
+        data,
+        place=request.place,
+        load=texts.load,
+        base=request.base,
+        options=request.options,
+        allow_local=request.allow_local,
+        named=named,
+    )
+    return LoadedIndex(shards, texts.session), texts
+
+
+class _JsonIndex:
+    """A JSON index at a place, and its compiled form in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._key = _digest_of(place, request.base, request.options, request.allow_local)
+        self._indexes: CompiledIndexes | None = None
+        if request.cache_dir is not None and self._key:
+            self._indexes = CompiledIndexes(request.cache_dir)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped if the index is large."""
+        request, indexes = self._request, self._indexes
+        status = None if indexes is None else self._look()
+        if indexes is not None and status is not None:
+            digest = indexes.recall(self._key, status)
+            if digest is not None and (found := indexes.find(digest, self._take)) is not None:
+                return found
+        place, session = self._place, request.session
+        read = partial(_read_index, place, session)
+        data = read() if (hub := find_hub(Place(place))) is None else hub.read_once(place, session, read)
+        if is_energon(self._place):
+            from wids.core.index import energon
+
+            data = energon.convert_info(data, place=self._place, splits=_load_splits(self._place, session))
+        if view_file.MARK in data:
+            return _load_view(request, data)
+        if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
+            return _parse(data, request)[0]
+        digest = _digest(self._key.encode(), data)
+        found = self._compile(indexes, digest, data)
+        del data
+        system.trim_heap()  # what was parsed leaves much of it free, in pieces
+        if status is not None and found.shards.origin is not None:
+            indexes.remember(self._key, status, digest)
+        return found
+
+    def _look(self) -> FileStatus | None:
+        """The state of the file; None if a later process could not use it."""
+        place = Place(self._place)
+        if not place.is_local or is_energon(self._place):  # beside which another file says what is excluded
+            return None
+        status = look_at(place.path)
+        limits = compiled_files.LIMITS
+        return None if status is None or status.size < limits.min_shards * limits.min_row_bytes else status
+
+    def _take(self, file: SharedFile) -> LoadedIndex | None:
+        """The shards of a compiled index, if its sub-datasets have not changed.
+
+        Raises:
+            SpecError: it is damaged.
+        """
+        found = _open(file.data, file.status, self._request, path=file.path, place=file.path)
+        texts = _PartTexts(self._request, set(found.source.named))
+        if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
+            return None
+        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.session)
+
+    def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
+        """The shards, mapped from a file that is written here; parsed if they are few, or it cannot be written."""
+        made: list[LoadedIndex] = []
+
+        def parse() -> tuple[_PartTexts, set[str]]:
+            named: set[str] = set()
+            parsed, texts = _parse(data, self._request, named)
+            made[:] = [parsed]
+            return texts, named
+
+        def make(_: str, fd: int) -> bool:
+            texts, named = parsed or parse()
+            if len(made[0].shards) < compiled_files.LIMITS.min_shards:
+                return False
+            parts = tuple((url, _digest(text)) for url, text in texts.found.items())
+            source = compiled.CompiledFrom(parts, tuple(sorted(named)))
+            try:
+                packed = compiled.pack(made[0].shards, source=source)
+            except (TypeError, ValueError) as error:  # it has values that JSON does not have
+                logger.debug("%s is not compiled: %s", self._place, error)
+                return False
+            system.write_parts(fd, packed)
+            return True
+
+        parsed = None
+        if data.count(_ROW_MARK) < compiled_files.LIMITS.min_shards:  # a small text may have large sub-datasets
+            if (found := indexes.find(digest, self._take)) is not None:
+                return found
+            parsed = parse()
+            if len(made[0].shards) < compiled_files.LIMITS.min_shards:
+                return made[0]
+        found = indexes.get(digest, make, self._take)
+        if found is None and not made:
+            parse()
+        elif found is not None and made:
+            indexes.note_checked(indexes.path(digest))
+        return found or made[0]
+
+
+def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
+    """The splits beside the counts of an Energon dataset; None: there are none.
+
+    Raises:
+        SpecError: malformed. FetchError: they cannot be read. DependencyError: PyYAML is not installed.
+    """
+    from wids.core.index import energon
+
+    for name in energon.SPLITS:
+        beside = str(Place(place).directory.join(name))
+        try:
+            data = read_bytes(beside, session=session, max_bytes=ENERGON_BYTES, seconds=retrying.LIMITS.first_seconds)
+        except ShardNotFoundError:
+            continue
+        except FetchDeniedError as error:  # as in a bucket without permission to list
+            logger.warning("%s: cannot be read, so that what it may exclude is not left out: %s", beside, error)
+            continue
+        return energon.parse_splits(data, place=beside)
+    return None
+
+
+# --- views
+
+
+def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
+    """The shards of a view, and its selection.
+
+    Raises:
+        SpecError: malformed, or the index of the view has changed. NotAllowedError: of that index.
+        FetchError: the index of the view cannot be read.
+    """
+    place = request.place
+    raw, view = _parse_view(request, data)
+    if view is None:  # only a name contains the mark
+        return _parse(data, request)[0]
+    if not request.may_be_view:
+        what = f"view_of: {place} is a view, and must be an index of shards; open that view and save a view of it"
+        raise SpecError(what, path="view_of", url=place)
+    raw["made_by"] = view.made_by
+    if view.view_of is None:
+        found = _parse(data, request)[0]
+    else:
+        raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
+        found = _load_parent(request, view, parent)
+    selection = load_rows(request, view, found.shards.nsamples)
+    if selection is None:
+        # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
+        return _load_view(request, _read_index(str(place), request.session))
+    shards = found.shards.select(selection)
+    return LoadedIndex(shards.with_header({**shards.header, **raw}), found.session)
+
+
+def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
+    """(the JSON object, its fields of a view); the second is None if it is not a view."""
+    raw = {**parse_json(data, request.place), **(request.options or {})}
+    return raw, view_file.parse_view(raw, request.place)
+
+
+def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> LoadedIndex:
+    """The shards of the index behind a view.
+
+    Raises:
+        SpecError: they have changed, or their index is not a file. FetchError: it cannot be read.
+    """
+    place = request.place
+    path = own.path if (own := Place(parent)).is_local else ""
+    if path and os.path.exists(path) and not os.path.isfile(path):  # reading it might never end
+        what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
+        raise SpecError(what, path="view_of", url=place)
+    inner = msgspec.structs.replace(request, place=parent, options=None, session=_narrowed(request), may_be_view=False)
+    try:
+        found = load_index(inner)
+    except ShardNotFoundError as error:
+        what = f"{checks.where(place)}view_of: {parent} does not exist; give its new place with `wids index rebase`"
+        raise ShardNotFoundError(what, url=parent) from error
+    _check_parent(found.shards, view, place=place, parent=parent)
+    return found
+
+
+def load_rows(
+    request: IndexRequest, view: view_file.View, counts: Sequence[int] | None = None
+) -> SharedSelection | None:
+    """The selection of a view; None: its rows were replaced meanwhile, so the view must be read again.
+
+    Args:
+        request: for the view.
+        view: its fields.
+        counts: samples of each shard of its index; None: unknown, so they are not compared.
+
+    Raises:
+        SpecError: they are damaged, or of another view; or they cannot be read. FetchError: remote ones cannot be read.
+    """
+    place = request.place
+    url = _resolved(request, view.rows, "rows")
+    try:
+        rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, session=_narrowed(request))
+        return rows.load()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and place is not None:
+            _, now = _parse_view(request, _read_index(place, request.session))
+            if now is None or now.rows != view.rows or _is_there(url):
+                return None
+        if isinstance(error, FetchError):
+            raise
+        raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
+
+
+def _is_there(url: str) -> bool:
+    place = Place(url)
+    return place.is_local and os.path.exists(place.path)
+
+
+def _resolved(request: IndexRequest, written: str, path: str) -> str:
+    """A URL that a view names.
+
+    Raises:
+        SpecError: it is not a URL. NotAllowedError: the view is from a remote place, and the URL is a local file.
+    """
+    place = request.place
+    url = checks.resolve(Place(place or "").directory, written, path, place)
+    is_remote = place is not None and not Place(place).is_local
+    if is_remote and not request.allow_local and Place(url).reaches_local:
+        forbid_local(str(place), path, url)
+    return url
+
+
+def _narrowed(request: IndexRequest) -> Session:
+    """The session for the files of a view: the options for a remote view apply only to its own server."""
+    if request.place is None or Place(request.place).is_local:
+        return request.session
+    return request.session.narrowed(Place(request.place).origins)
+
+
+def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
+    is_same = fingerprint(shards) == view.view_of_fingerprint
+    if is_same and not have_changed(view.view_of_contents, contents(shards)):
+        return
+    then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
+    what = (
+        "the same names and counts of shards, but other checksums or sizes: the shards were rewritten, and the rows "
+        "of the view may be other samples now"
+        if is_same
+        else "it has the same numbers of shards and samples, but different names or counts of shards"
+        if then == now
+        else f"it had {then[0]:,} shards and {then[1]:,} samples, and has {now[0]:,} and {now[1]:,} now"
+    )
+    raise SpecError(
+        f"{checks.where(place)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
+        path="view_of",
+        url=place,
+    )
+
+
+# --- compiled indexes
+
+
+def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
+    path = Place(place).absolute.path
+    data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
+    found = _open(data, status, request, path=path, place=place)
+    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.session)
+
+
+class _RemoteIndex:
+    """A compiled index on a server, and its copy in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._indexes = CompiledIndexes(cache_directory(request.cache_dir or default_cache_dir()))
+        own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
+        named = {origin for url in own if isinstance(url, str) for origin in Place(url).origins}
+        self._narrow = request.session.narrowed(named)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped; without space for a copy, read into memory."""
+        request, indexes, stat = self._request, self._indexes, self._stat()
+        how = self._place, request.base, request.options, request.allow_local
+        digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
+        is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
+        digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
+
+        def take(file: SharedFile) -> LoadedIndex:
+            path = file.path
+            if is_known:
+                return self._take(_open(file.data, file.status, request, path=path, place=self._place), path)
+            return self._take(self._check(file.data), path)
+
+        found = indexes.get(digest, self._download, take, is_new=not is_known)
+        if found is None:
+            found = self._take(self._check(read_bytes(self._place, session=request.session)), "")
+        return found
+
+    def _take(self, found: Compiled, path: str) -> LoadedIndex:
+        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)
+
+    def _stat(self) -> Stat:
+        def once() -> Stat:
+            with open_source(self._place, self._request.session) as source:
+                return source.stat()
+
+        return retrying.try_repeatedly(once, url=self._place, path=None, hooks=())
+
+    def _download(self, path: str, _: int) -> None:
+        def check() -> None:
+            self._check(atomic.map_file(path)[0])
+
+        download_to(
+            self._place,
+            path,
+            check=check,
+            max_bytes=MAX_READ_BYTES,
+            session=self._request.session,
+        )
+
+    def _check(self, data: bytes | memoryview) -> Compiled:
+        """Read a file from a network, and check all of its bytes.
+
+        Raises:
+            SpecError: it is damaged. NotAllowedError: it points at local files.
+        """
+        found = _unpack(data, self._request, place=self._place, is_whole=False)
+        for k, url in enumerate(found.shards.urls):
+            if not self._request.allow_local and Place(url).reaches_local:
+                forbid_local(self._place, f"shardlist[{k}].url", url)
+        for url in itertools.chain.from_iterable(packs for _, packs in found.shards.packs):
+            if not self._request.allow_local and Place(url).reaches_local:
+                forbid_local(self._place, PACKS, url)
+        return found
+
+
+def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
+    origin = IndexFile(
+        path=path,
+        is_cached=is_cached,
+        identity=found.identity,
+        fingerprint=fingerprint(found.shards),
+        contents=contents(found.shards),
+        request=request,
+    )
+    return replace(found.shards, origin=origin)
+
+
+def _open(
+    data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, place: str
+) -> compiled.Compiled:
+    """Read a compiled index from a file; the checksum is compared once for each machine.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    if len(data) < compiled_files.LIMITS.checked_bytes:
+        return _unpack(data, request, place=place, is_whole=False)
+    indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
+    is_whole = indexes is not None and indexes.is_checked(path, status)
+    found = _unpack(data, request, place=place, is_whole=is_whole)
+    if not is_whole:
+        atomic.drop_pages(data)  # all of them were read for the checksum
+    if indexes is not None and not is_whole:
+        indexes.note_checked(path, status)
+    return found
+
+
+def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:
+    """Read a compiled index; if it is the request's own, its base and options hold.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    index = request.place or ""
+    if not compiled.is_compiled(index):
+        return compiled.unpack(data, place=place, home=None, is_whole=is_whole)
+    options, home = request.options or {}, Place(index).directory
+    for key in ("shardlist", "datasets"):
+        if key in options:
+            raise SpecError(f"{index}: options: the {key} of a compiled index cannot be changed", path=key, url=index)
+    own = options.get("base") or options.get("base_path")
+    base = request.base if request.base is not None else str(home.join(own if isinstance(own, str) else ""))
+    found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    shards, header = found.shards, {**found.shards.header, **options}
+    packs = [(k, tuple(str(home.join(url)) for url in written)) for k, written in shards.packs]
+    if PACKS in options:
+        packs = [(0, own_packs(options, index, str(home)))]
+    defaults = [own_keys(header, index), *shards.defaults[1:]] if options and shards.defaults else shards.defaults
+    return found._replace(shards=replace(shards, header=header, packs=packs, defaults=defaults))
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def _digest_of(*facts: Any) -> str:
+    """A digest of the sources of an index; "" if JSON cannot represent them."""
+    try:
+        text = json.dumps([*_MADE_BY, *facts])
+        is_plain = json_text.parse(text) == [*_MADE_BY, *facts]
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return _digest(text.encode()) if is_plain else ""

@@ -1,0 +1,355 @@
+"""Which batches a rank reads in an epoch, and how many: blocks of rows, dealt to the ranks batch by batch.
+
+    rows of an epoch      0 ............ stop        as many in each lane; `tail` fills up, or leaves out, the last row
+    blocks of rows        |-----|-----|-----|        cut into equal parts of about `rows` rows
+    batches of a block    step 0: lanes 0 .. L - 1; step 1: lanes 0 .. L - 1; ...
+    rank r of W           reads batch r, r + W, r + 2 W, ... counted from the place where the ranks began
+
+So with as many ranks as lanes, a rank reads its own lane. A `BatchPlace` is a block, and how many of its batches all
+ranks together have had; blocks before it need not be known. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import count, pairwise
+from operator import length_hint
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from wids.core.files.lazy import Lazy
+from wids.core.order.batching import Batch, Block
+from wids.core.order.epoch import Plan
+from wids.core.order.iteration import Run
+from wids.core.order.lane import MAX_TOGETHER
+from wids.core.order.mask import mark
+from wids.core.order.state import EpochPosition
+from wids.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from wids.core.order.batching import BatchRule
+    from wids.core.order.config import EpochConfig
+    from wids.core.order.permutation import Indices
+
+
+class BatchPlace(NamedTuple):
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: its epoch.
+        position: of the block, in samples of all lanes; where that is the epoch's end, nothing is left.
+        offset: batches of the block that all ranks together have had.
+        yielded: batches that each rank has had of the epoch before.
+    """
+
+    epoch: int
+    position: int
+    offset: int = 0
+    yielded: int = 0
+
+
+class BatchChunk(NamedTuple):
+    """A rank's batches of one block.
+
+    Attributes:
+        batches: in turn. samples: theirs, in a row.
+        size: batches of all lanes in the block. end: the position where it ends.
+    """
+
+    batches: list[Batch]
+    samples: Indices
+    size: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchConfig:
+    """What the batches of one rank depend on.
+
+    Attributes:
+        lanes_config: of the samples, as of a job with a rank for each lane.
+        rule: what a batch may hold.
+        rows: of a block, about.
+        seed: of the order of steps.
+        world, rank: how many ranks read the batches, and which of them this is.
+    """
+
+    lanes_config: EpochConfig
+    rule: BatchRule
+    rows: int
+    seed: int
+    world: int = 1
+    rank: int = 0
+
+    @classmethod
+    def of(cls, config: EpochConfig, rule: BatchRule, *, seed: int, block: int | None = None) -> Self:
+        """The batches of a rank whose samples, without batches, are those of a config.
+
+        Args:
+            config: of the samples.
+            rule: what a batch may hold.
+            seed: of the order of steps.
+            block: rows of a block; None: enough to choose from, within a chunk.
+        """
+        return cls(
+            lanes_config=msgspec.structs.replace(config, world=config.lanes, rank=0),
+            rule=rule,
+            rows=block or min(rule.rows, max(config.plan.chunk_rows(), 1)),
+            seed=seed,
+            world=config.world,
+            rank=config.rank,
+        )
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return self.lanes_config.lanes
+
+    @property
+    def tail(self) -> str:
+        """What becomes of an epoch that lanes or ranks do not divide."""
+        return self.lanes_config.tail
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes in an epoch; None: it has no end."""
+        return self.lanes_config.epochs
+
+    def first_place(self, epoch: int) -> BatchPlace:
+        """Where an epoch begins."""
+        return BatchPlace(epoch, self.lanes_config.first_place(epoch).position)
+
+    def go_on(self, place: BatchPlace) -> BatchPlace:
+        """Where the next iteration begins, if epochs have no end."""
+        return place._replace(epoch=place.position // max(len(self.lanes_config.plan), 1), yielded=0)
+
+    def is_over(self, place: BatchPlace) -> bool:
+        """Whether nothing is left of a place's epoch for the ranks."""
+        return not self._count_left(place, most=self.world)
+
+    def is_in_the_middle(self, place: BatchPlace) -> bool:
+        """Whether something of a place's epoch lies before it, and something is left."""
+        first = self.first_place(place.epoch)
+        return (place.position, place.offset) > (first.position, 0) and not self.is_over(place)
+
+    def _count_left(self, place: BatchPlace, *, most: int | None = None) -> int:
+        """How many batches each rank is due from a place on; no more are counted than ``most`` of all ranks."""
+        left = -place.offset
+        for block in self.cut(place):
+            left += len(block)
+            if most is not None and left >= most:
+                break
+        left = max(left, 0)
+        return left // self.world if self.tail == "drop" else -(-left // self.world)
+
+    def count(self, place: BatchPlace) -> int:
+        """Batches of each rank in a place's epoch, with what they had before the place; all of it is cut for that.
+
+        Raises:
+            TypeError: the epoch has no end.
+        """
+        if self._span(place)[1] is None:
+            raise TypeError("the sampler is endless (epochs=None); it has no length")
+        return place.yielded + self._count_left(place)
+
+    def end(self, place: BatchPlace) -> int | None:
+        """The position where a place's epoch ends; None: it does not."""
+        return self._span(place)[1]
+
+    def block_end(self, place: BatchPlace) -> int:
+        """The position where a place's block ends; its own at the epoch's end."""
+        return next((stop for _, stop in self._edges(place)), place.position)
+
+    def checksum(self, place: BatchPlace) -> int | None:
+        """Of the lengths and buckets in a place's block; None: the place is at a block's beginning.
+
+        Raises:
+            StateError: the block has no more batches than all ranks have had of it.
+        """
+        if not place.offset:
+            return None
+        block = next(self.cut(place), None)
+        if block is None:
+            return 0
+        if place.offset >= len(block):
+            raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
+        return block.checksum()
+
+    def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
+        """The rank's batches from a place to its epoch's end, a block at a time."""
+        return (chunk for [chunk] in self.deal(place, [self.rank]))
+
+    def deal(self, place: BatchPlace, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
+        """The batches of some ranks from a place to its epoch's end, a block at a time."""
+        end, last = place.position, None
+        ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
+        for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
+            end, chunks = block.position + block.size, []
+            for k, rank in enumerate(ranks):
+                numbers = range(ats[k], len(block), self.world)
+                found = [*held[k], *map(block.batch, numbers)]
+                ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
+                # Of a round that other ranks may not complete, the batch is held back: it may be left out.
+                is_whole = self.tail != "drop" or ats[k] <= rank
+                held[k], found = ([], found) if is_whole else (found[-1:], found[:-1])
+                chunks.append(self._chunk(found, size=len(block), end=end))
+            last = block if len(block) else last
+            yield chunks
+        if last is None or self.tail == "drop":
+            return
+        # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
+        late = [at < rank for at, rank in zip(ats, ranks, strict=True)]
+        if any(late):
+            rounds = [[last.batch(at % len(last))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]
+            filled = [[one._replace(fills=np.ones_like(one.fills)) for one in batches] for batches in rounds]
+            yield [self._chunk(batches, size=0, end=end) for batches in filled]
+
+    def _chunk(self, batches: list[Batch], *, size: int, end: int) -> BatchChunk:
+        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in batches)])
+        return BatchChunk(batches, flat, size, end)
+
+    def mark(self, batch: Batch) -> list[int]:
+        """The indices of a batch as a loader takes them."""
+        samples, fills, seeds, _ = batch
+        words = None if seeds is None else seeds.tolist()
+        is_valid = (~fills).tolist() if self.tail == "mask" else None
+        return list(mark(samples.tolist(), seeds=words, is_valid=is_valid))
+
+    def cut(self, place: BatchPlace, *, has_seeds: bool = False) -> Iterator[Block]:
+        """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
+        config = self.lanes_config
+        piece = min(self.rows * self.lanes, MAX_TOGETHER)  # each lane is read once for each of them
+        pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds, piece=piece)
+        left = np.zeros((1 + has_seeds, 0), np.int64)  # samples, and their seeds
+        for first, last in self._edges(place):
+            if last - first > MAX_TOGETHER:
+                raise InputError(
+                    f"a block of batches has {last - first:,} samples of {self.lanes:,} lane(s), and a rank holds at "
+                    f"most {MAX_TOGETHER:,}; lower block, chunksize or lanes"
+                )
+            parts, size = [left], left.shape[1]
+            while size < last - first:
+                parts.append(np.stack([part for part in next(pieces) if part is not None]))
+                size += parts[-1].shape[1]
+            found = np.concatenate(parts, axis=1)
+            found, left = found[:, : last - first], found[:, last - first :]
+            samples = found[0]
+            yield Block(
+                samples.reshape(-1, self.lanes),
+                self.rule,
+                seeds=found[1].reshape(-1, self.lanes) if has_seeds else None,
+                real=len(samples) if config.is_stream else len(config.plan) - first,
+                seed=self.seed,
+                epoch=0 if config.is_stream else place.epoch,
+                position=first,
+                is_shuffled=self._is_shuffled,
+                is_dropping=self.tail == "drop",
+            )
+
+    def _edges(self, place: BatchPlace) -> Iterator[tuple[int, int]]:
+        """(first, last) position of each block from a place's on.
+
+        Raises:
+            StateError: no block begins at the place.
+        """
+        first, stop = self._span(place)
+        lanes = self.lanes
+        if stop is None:
+            for at in count(place.position, self.rows * lanes):
+                yield at, at + self.rows * lanes
+        total = (stop - first) // lanes  # type: ignore[operator]  # which has an end here
+        blocks = -(-total // self.rows)
+
+        def edge(at: int) -> int:
+            return first + at * total // max(blocks, 1) * lanes
+
+        numbers = range(blocks + 1)
+        at = bisect_left(numbers, place.position, key=edge)
+        if at == len(numbers) or edge(at) != place.position:
+            raise StateError(f"the state is at {place}, where no block of batches begins; it is damaged")
+        yield from pairwise(map(edge, numbers[at:]))
+
+    def _span(self, place: BatchPlace) -> tuple[int, int | None]:
+        """From which position to which a place's epoch goes, in whole rows; None: it has no end."""
+        config = self.lanes_config
+        first = config.first_place(place.epoch).position
+        return first, config.span(EpochPosition(place.epoch, first))[1]
+
+    @Lazy
+    def _is_shuffled(self) -> bool:
+        plan = self.lanes_config.plan
+        return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)
+
+    def mixed_ranges(self, place: BatchPlace) -> list[tuple[int, int, int]]:
+        """See `EpochConfig.mixed_ranges`."""
+        config = msgspec.structs.replace(self.lanes_config, world=self.world)
+        return config.mixed_ranges(EpochPosition(place.epoch, place.position))
+
+
+class BatchRun(Run):
+    """How far one iteration over batches is; counts are batches."""
+
+    config: BatchConfig  # type: ignore[assignment]
+    place: BatchPlace  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, int]] = []  # of blocks that were begun: batches of all lanes, and the position
+        # Batches handed on, the present block's included, that block, and samples before and in each of its batches.
+        self._now: tuple[int, Iterator[Batch], int, list[int]] = 0, iter(()), 0, []
+
+    @property
+    def drawn(self) -> int:
+        """How many batches were drawn."""
+        count, left, *_ = self._now
+        return count - length_hint(left)
+
+    @property
+    def drawn_samples(self) -> int:
+        """How many samples were drawn."""
+        _, left, before, sizes = self._now
+        return before + sum(sizes[: len(sizes) - length_hint(left)])
+
+    def indices_of(self, block: BatchChunk) -> Indices:
+        """The samples of a chunk's batches: (n,)."""
+        return block.samples
+
+    def blocks(self, config: BatchConfig, place: BatchPlace) -> Iterator[BatchChunk]:  # type: ignore[override]
+        """What `pieces` hands on."""
+        return config.blocks(place)
+
+    def pieces(self, blocks: Iterator[BatchChunk]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
+        """The batches, counted as they are drawn."""
+        for chunk in blocks:
+            count, _, before, sizes = self._now
+            left = iter(chunk.batches)
+            self._ends.append((chunk.size, chunk.end))
+            self._now = (
+                count + len(chunk.batches),
+                left,
+                before + sum(sizes),
+                [len(samples) for samples, *_ in chunk.batches],
+            )
+            yield map(self.config.mark, left)  # one at a time: the garbage collector looks at all marks that are alive
+
+    def place_after(self, count: int) -> BatchPlace:  # type: ignore[override]
+        """The place after every rank has had ``count`` batches of the run."""
+        epoch, position, offset, yielded = self.place
+        offset += count * self.config.world
+        for size, end in self._ends:
+            if not offset or offset < size:
+                break
+            offset, position = offset - size, end
+        else:  # ranks that are further may know the next blocks, which have no batch where all was left out
+            if offset >= (1 if self.config.rule.skips else self.config.lanes):
+                for block in self.config.cut(BatchPlace(epoch, position)):
+                    if not offset or offset < len(block):
+                        break
+                    offset, position = offset - len(block), position + block.size
+        return BatchPlace(epoch, position, offset, yielded + count)

@@ -1,0 +1,614 @@
+"""Batches of like cost: each lane is cut into blocks, and each block into batches, as many in every lane.
+
+    lane 0   | block 0: K batches | block 1: ...        a block: the same rows of all lanes
+    lane 1   | block 0: K batches | block 1: ...        K: the fewest batches that every lane can be cut into
+
+In a block, batches of a lane are of samples of one bucket, cost at most the budget, and are as equal in cost as can be;
+the lanes' batches are sorted alike, so that those of a step cost about the same, and the steps come in a random order,
+which is the same in all lanes. Nothing is carried from one block to the next, so any block can be cut without those
+before it, and all samples of its rows are in it. Where so many samples are left out that a lane has fewer than K, the
+block's batches are dealt to the lanes anew, and fewer than there are lanes come again.
+
+A cost is compared with the budget exactly, as if lengths were fractions: `fit_together` for sums, `most_of` for padded
+batches. All else that is computed of lengths (equal costs, reports) is rounded.
+
+Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat, zip_longest
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from wids.core.order.permutation import STEPS, permutation
+from wids.core.order.validation import parse_int
+from wids.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from wids.core.order.permutation import Indices
+
+    Numbers = NDArray[Any]
+
+# Steps of a block, if no chunk has to hold it: more cost more memory, fewer leave less to choose from.
+_STEPS, _STEPS_OF_A_BUCKET, _MOST_ROWS = 64, 4, 1 << 40
+# The highest budget, and sum of all lengths: nothing that is computed of them is infinite then.
+_MOST_TOKENS = 1e300
+# The highest length of an integer type; those above are not all floats.
+_MOST_INTEGER = 1 << 53
+# A sum that is computed in any order is less wrong than this, as a share of it.
+_ROUNDED = 1e-6
+# The share of a cost to which the costs of a lane's batches are made equal.
+_PRECISION = 1e-3
+# Lengths looked at at a time. Rows of lanes that are kept of a block, if it has no more.
+_PIECE, _MOST_KEPT = 1 << 20, 1 << 20
+# Buckets that a state names.
+_SHOWN_BUCKETS = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchRule:
+    """What a batch may hold.
+
+    Attributes:
+        lengths: of each sample, above 0: (n,); None: all are 1.
+        max_cost: of a batch; None: any.
+        is_padded: a batch costs its longest sample times its count; False: the sum of its lengths.
+        buckets: the number of the bucket of each sample: (n,); None: all are in one.
+        names: of the buckets, by their numbers.
+        sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
+        skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
+        skipped: how many of all samples are left out. mean: of all lengths.
+        facts: what all of this is, as plain values for a state.
+    """
+
+    lengths: Numbers | None
+    max_cost: float | None
+    is_padded: bool
+    buckets: Numbers | None
+    names: Sequence[Any]
+    sizes: Sequence[int] | None
+    skips: bool
+    skipped: int
+    mean: float
+    facts: dict[str, Any]
+
+    @property
+    def per_batch(self) -> float:
+        """About how many samples a batch has."""
+        found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
+        return min(found, sum(self.sizes) / len(self.sizes)) if self.sizes else found
+
+    def lengths_of(self, samples: Indices) -> NDArray[np.float64]:
+        """The lengths of samples: (n,) or (rows, lanes), the same shape. All computing with lengths begins here."""
+        if self.lengths is None:
+            return np.ones(samples.shape)
+        found: NDArray[np.float64] = self.lengths[samples].astype(np.float64)
+        return found
+
+    def cost_of(self, longest: Numbers, sums: Numbers, counts: Indices) -> Numbers:
+        """What batches cost: (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
+        return longest * counts if self.is_padded else sums
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block that has enough to choose from."""
+        steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
+        return max(int(min(steps * self.per_batch, _MOST_ROWS)), 1)
+
+
+def make_rule(
+    samples: int,
+    *,
+    lengths: Numbers | None = None,
+    max_tokens: Any = None,
+    cost: str = "padded",
+    buckets: Any = None,
+    batch_size: Any = None,
+    too_long: str = "error",
+) -> BatchRule:
+    """The rule that arguments of `wids.BucketBatchSampler` say.
+
+    Args:
+        samples: of the dataset.
+        lengths: of each of them: (samples,).
+        max_tokens: see there.
+        cost: see there.
+        buckets: of each sample: (samples,).
+        batch_size: see there.
+        too_long: see there.
+
+    Raises:
+        InputError: as there.
+    """
+    if max_tokens is None and batch_size is None:
+        raise InputError("neither max_tokens nor batch_size says how large a batch may be; give one or both")
+    if max_tokens is not None and lengths is None:
+        raise InputError(f"max_tokens is {max_tokens}, and no lengths are given; give lengths=array or column")
+    for name, value, known in (("cost", cost, ("padded", "sum")), ("too_long", too_long, ("error", "skip"))):
+        if value not in known:
+            raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
+    limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
+    mean, skipped, facts = 1.0, 0, dict[str, Any]()
+    if lengths is not None:
+        _check_count("lengths", lengths, samples)
+        if lengths.dtype.kind not in "iuf":
+            raise InputError(f"lengths are of type {lengths.dtype}; they must be numbers above 0")
+        mean, facts, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
+        if skipped == samples > 0:
+            raise InputError(f"all {samples:,} samples are longer than max_tokens={limit:g}; none is left for a batch")
+    names: list[Any] = [None]
+    numbers = None
+    if buckets is not None:
+        _check_count("buckets", buckets, samples)
+        numbers, names = number_buckets(buckets)
+    return BatchRule(
+        lengths=lengths,
+        max_cost=limit,
+        is_padded=cost == "padded",
+        buckets=numbers,
+        names=names,
+        sizes=_parse_sizes(batch_size, names if buckets is not None else None),
+        skips=too_long == "skip",
+        skipped=skipped,
+        mean=mean,
+        facts={
+            "max_tokens": limit,
+            "cost": cost,
+            "lengths": facts,
+            "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
+            "batch_size": _plain_sizes(batch_size),
+            "too_long": too_long,
+        },
+    )
+
+
+def parse_sizes(text: str, *, most: int = 10**12) -> int | dict[str, int]:
+    """Parse ``32``, or ``BUCKET=32,BUCKET=16``.
+
+    Raises:
+        InputError: it is neither, or a number below 1 or above ``most``.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, is_named, count = part.rpartition("=")
+        if not count.strip().isdecimal() or not 1 <= int(count) <= most or (not is_named and text != part):
+            raise InputError(
+                f"{text!r:.200} is neither a number of samples from 1 to {most:,} nor BUCKET=N,BUCKET=N with one for "
+                "each bucket"
+            )
+        if not is_named:
+            return int(count)
+        if name in sizes:
+            raise InputError(f"{text!r:.200} has bucket {name!r:.80} twice")
+        sizes[name] = int(count)
+    return sizes
+
+
+def name_sizes(sizes: int | dict[str, int] | None, buckets: Numbers | None) -> int | dict[Any, int] | None:
+    """What `parse_sizes` has read, with the values of buckets for their names."""
+    if not isinstance(sizes, dict) or buckets is None:
+        return sizes
+    found = {str(name): name for name in set(buckets.tolist())}
+    return {found.get(name, name): size for name, size in sizes.items()}
+
+
+def _check_count(name: str, values: Any, samples: int) -> None:
+    if values.shape != (samples,):
+        raise InputError(f"{name} has the shape {values.shape}, and the dataset {samples:,} samples; give one for each")
+
+
+def _parse_number(name: str, value: Any) -> float:
+    try:
+        found = float(value)
+        if isinstance(value, Integral) and found > value:  # an integer that is no float
+            found = math.nextafter(found, 0)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not 0 < found <= _MOST_TOKENS:
+        raise InputError(f"{name} is {shown(value)}; it must be a number above 0, and at most {_MOST_TOKENS:g}")
+    return found
+
+
+def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
+    """The batch size of each bucket."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return [parse_int("batch_size", given, minimum=1)] * len(names or [None])
+    if names is None:
+        raise InputError("batch_size is a dict, and there are no buckets; give buckets=array or column, or one number")
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(given))}")
+    return [parse_int(f"batch_size[{name!r}]", given[name], minimum=1) for name in names]
+
+
+def _plain_sizes(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {str(name): parse_int(f"batch_size[{name!r}]", size, minimum=1) for name, size in given.items()}
+    return None if given is None else parse_int("batch_size", given, minimum=1)
+
+
+def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
+    """(mean, facts for a state, how many are above ``max_cost``) of lengths; they are read once.
+
+    Raises:
+        InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped; they are
+            too large to be added up.
+    """
+    total, most, above, is_exact = 0.0, 0.0, 0, lengths.dtype.kind == "f"
+    for first in range(0, len(lengths), _PIECE):
+        given = lengths[first : first + _PIECE]
+        if not is_exact and given.max() > _MOST_INTEGER:
+            at = first + int(given.argmax())
+            raise InputError(f"the length of sample {at} is {lengths[at]}; an integer length is at most 2**53")
+        with np.errstate(over="ignore"):  # of a wider type; it is infinite then
+            piece = given.astype(np.float64)
+        low, high = piece.min(), piece.max()
+        if not (low > 0 and high < math.inf):  # also where one is no number
+            at = first + int(np.flatnonzero(~((piece > 0) & (piece < math.inf)))[0])
+            raise InputError(f"the length of sample {at} is {lengths[at]}; lengths are numbers above 0")
+        if float(high) * len(lengths) > _MOST_TOKENS:
+            at = first + int(piece.argmax())
+            raise InputError(
+                f"the length of sample {at} is {lengths[at]}, and {len(lengths):,} such lengths add up to more than "
+                f"{_MOST_TOKENS:g}; give lengths in a larger unit"
+            )
+        if max_cost is not None and high > max_cost:
+            if not skips:
+                at = first + int(np.flatnonzero(piece > max_cost)[0])
+                raise InputError(
+                    f"sample {at} has length {lengths[at]}, more than max_tokens={max_cost:g} of a whole batch; raise "
+                    "it, or leave out such samples by too_long='skip', which counts them",
+                    hint="too_long",
+                )
+            above += int(np.count_nonzero(piece > max_cost))
+        total, most = total + float(given.sum(dtype=np.float64)), max(most, float(high))
+    n = len(lengths)
+    return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}, above
+
+
+def fit_together(lengths: Sequence[float], budget: float, *, batches: int = 1) -> bool:
+    """Whether the sum of lengths is at most so many times a budget: exactly, in any order."""
+    return math.fsum(chain(lengths, repeat(-budget, batches))) <= 0  # rounded once, at the end, which keeps its sign
+
+
+def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
+    """How many batches the sum of lengths takes at least; ``total`` is the sum, rounded."""
+    found = total / budget
+    nearest = max(round(found), 1)
+    if abs(found - nearest) > nearest * _ROUNDED:
+        return math.ceil(found)
+    return nearest + (not fit_together(lengths, budget, batches=nearest))
+
+
+def most_of(length: float, budget: float) -> float:
+    """How many samples of a length a padded batch holds at most: a whole number, and exact below 2**50."""
+    return budget // length  # which Python computes from the exact remainder
+
+
+def _budget_for(length: float, count: int) -> float:
+    """The least budget, but for rounding, that so many samples of a length fit into."""
+    found = length * count
+    return found if most_of(length, found) >= count else math.nextafter(found, math.inf)
+
+
+class Batch(NamedTuple):
+    """A batch: (m,) each.
+
+    Attributes:
+        samples: which. fills: which of them fill up the tail. seeds: of the samples; None: they have none.
+        positions: of the samples in the epoch, all lanes together.
+    """
+
+    samples: Indices
+    fills: NDArray[np.bool_]
+    seeds: Indices | None
+    positions: Indices
+
+
+class Block:
+    """A block of rows, cut.
+
+    Args:
+        samples: (rows, lanes). seeds: theirs, the same; None: they have none.
+        rule: what a batch may hold.
+        real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
+        seed, epoch, position: the order of the steps is a function of them; the position is the block's.
+        is_shuffled: False: the costliest step comes first.
+        is_dropping: batches that the lanes do not divide are left out; False: some come again.
+
+    Attributes:
+        position: as given. size: samples in it. lanes: L. steps: batches of each lane.
+    """
+
+    position: int
+    size: int
+    lanes: int
+    steps: int
+
+    def __init__(
+        self,
+        samples: Indices,
+        rule: BatchRule,
+        *,
+        real: int,
+        seed: int,
+        epoch: int,
+        position: int,
+        is_shuffled: bool,
+        is_dropping: bool,
+        seeds: Indices | None = None,
+    ) -> None:
+        self._seeds, self._rule = seeds, rule
+        self._samples, self.position, self.size = samples, position, samples.size
+        self.lanes = int(samples.shape[1])
+        self._real = real
+        self._lanes: dict[int, _LaneRows] = {}
+        self.steps, rows = _look_at_padded(rule, samples) if rule.is_padded and rule.buckets is None else self._look()
+        if not rule.is_padded:
+            while not all(self._lane(lane).fits(self.steps) for lane in range(self.lanes)):
+                self.steps += 1
+        self._dealt: list[tuple[int, Indices, bool]] | None = None
+        if rows < self.steps:
+            self._dealt = self._deal(is_dropping=is_dropping)
+            self.steps = len(self._dealt) // self.lanes
+        where = {"seed": seed, "epoch": epoch, "stream": STEPS, "position": position}
+        self._order = permutation(self.steps, **where) if is_shuffled else np.arange(self.steps)
+        self._batches: dict[int, list[Indices]] = {}
+
+    def __len__(self) -> int:
+        return self.steps * self.lanes
+
+    def batch(self, number: int) -> Batch:
+        """Batch ``number`` of all lanes' (step by step)."""
+        step, lane = divmod(number, self.lanes)
+        step, is_again = int(self._order[step]), False
+        if self._dealt is not None:
+            lane, rows, is_again = self._dealt[step * self.lanes + lane]
+        else:
+            if lane not in self._batches:
+                self._batches[lane] = self._lane(lane).cut(self.steps)
+            rows = self._batches[lane][step]
+        seeds = None if self._seeds is None else self._seeds[rows, lane]
+        at = rows * self.lanes + lane
+        return Batch(self._samples[rows, lane], (at >= self._real) | is_again, seeds, at + self.position)
+
+    def checksum(self) -> int:
+        """Of the lengths and buckets, CRC-32."""
+        found, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule
+        return found if rule.buckets is None else crc32(rule.buckets[self._samples].astype("<i8").tobytes(), found)
+
+    def _lane(self, number: int) -> _LaneRows:
+        """The rows of a lane; they are kept where few are, because each takes some 100 bytes."""
+        found = self._lanes.get(number)
+        if found is None:
+            rule, samples = self._rule, self._samples[:, number]
+            found = _LaneRows(rule, rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples])
+            if self.size <= _MOST_KEPT:
+                self._lanes[number] = found
+        return found
+
+    def _look(self) -> tuple[int, int]:
+        """(batches that each lane takes at least, rows that each lane has at least)."""
+        fewest, rows = 0, self._samples.shape[0] if self.lanes else 0
+        for number in range(self.lanes):
+            lane = self._lane(number)
+            fewest, rows = max(fewest, lane.fewest), min(rows, len(lane))
+        return fewest, rows
+
+    def _deal(self, *, is_dropping: bool) -> list[tuple[int, Indices, bool]]:
+        """(lane, rows, whether they come again) of all batches, step by step, as many for each lane."""
+        steps = zip_longest(*(self._lane(lane).cut(self.steps) for lane in range(self.lanes)))
+        found = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
+        if is_dropping:
+            return found[: len(found) - len(found) % self.lanes]
+        return found + [(*found[-1][:2], True)] * (-len(found) % self.lanes)
+
+
+def _look_at_padded(rule: BatchRule, samples: Indices) -> tuple[int, int]:
+    """As `Block._look`, of padded batches without buckets: all lanes at a time, some thousand rows of them.
+
+    Args:
+        rule: what a batch may hold.
+        samples: (rows, lanes).
+    """
+    (n, lanes), fewest, rows = samples.shape, 0, samples.shape[0]
+    most = n if rule.sizes is None else rule.sizes[0]
+    for first in range(0, lanes if n else 0, max(_PIECE // n, 1)):
+        some = samples[:, first : first + max(_PIECE // n, 1)].T
+        lengths = np.ones(some.shape) if rule.lengths is None else rule.lengths[some]
+        lengths.sort(axis=1)
+        ends = np.full(len(lengths), n)  # of what is left, without the longest, which are in batches already
+        if rule.max_cost is None:
+            fewest = max(fewest, -(-n // most))
+            continue
+        if rule.skips:
+            ends -= np.count_nonzero(lengths.astype(np.float64) > rule.max_cost, axis=1)
+            rows = min(rows, int(ends.min()))
+        count = 0
+        while len(ends := ends[(left := np.flatnonzero(ends > 0))]):
+            lengths = lengths[left] if len(left) < len(lengths) else lengths
+            longest = lengths[np.arange(len(ends)), ends - 1].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # it may be infinite, or no number by some numpys
+                held = np.fmin(rule.max_cost // longest, most)
+            ends = ends - np.maximum(held, 1).astype(np.int64)
+            count += 1
+        fewest = max(fewest, count)
+    return fewest, rows if lanes else 0
+
+
+class _LaneRows:
+    """The rows of one lane in a block.
+
+    Attributes:
+        fewest: batches that it takes at least.
+    """
+
+    def __init__(self, rule: BatchRule, lengths: Numbers, buckets: Numbers | None) -> None:
+        self._rows: Indices | None = None  # that are not left out; None: none is
+        if rule.skips and rule.max_cost is not None and lengths.max() > rule.max_cost:
+            kept = self._rows = np.flatnonzero(lengths <= rule.max_cost)
+            lengths, buckets = lengths[kept], None if buckets is None else buckets[kept]
+        if buckets is None:
+            order, edges = np.argsort(-lengths, kind="stable"), [0, len(lengths)]
+        else:
+            order = np.lexsort((-lengths, buckets))
+            changes = np.flatnonzero(np.diff(buckets[order])) + 1
+            edges = [0, *changes.tolist(), len(lengths)]
+        self._parts = [
+            _BucketRows(rule, order[lo:hi], lengths, 0 if buckets is None else int(buckets[order[lo]]))
+            for lo, hi in pairwise(edges)
+            if lo < hi
+        ]
+        self.fewest = sum(part.fewest for part in self._parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def fits(self, count: int) -> bool:
+        """Whether the rows can be cut into so many batches (of costs that are sums)."""
+        return count >= len(self) or all(
+            part.fits(number) for part, number in zip(self._parts, self._share(count), strict=True)
+        )
+
+    def cut(self, count: int) -> list[Indices]:
+        """So many batches, or as many as there are rows: each batch's rows, ascending; the costliest batch first."""
+        found = []
+        for part, number in zip(self._parts, self._share(count), strict=True):
+            found += part.cut(number)
+        found.sort(key=lambda batch: (-batch[0], batch[1]))
+        rows = [np.sort(batch[2]) for batch in found]
+        return rows if self._rows is None else [self._rows[some] for some in rows]
+
+    def _share(self, count: int) -> list[int]:
+        """How many of the batches are each part's: its fewest, and of the others those that make costs equal."""
+        numbers = [part.fewest for part in self._parts]
+        left = min(count, len(self)) - sum(numbers)
+        if len(self._parts) == 1:
+            return [numbers[0] + max(left, 0)]
+        queue = [(-part.total / k, i) for i, (part, k) in enumerate(zip(self._parts, numbers, strict=True))]
+        queue = [each for each in queue if numbers[each[1]] < len(self._parts[each[1]])]
+        heapq.heapify(queue)
+        while left > 0 and queue:
+            _, i = heapq.heappop(queue)
+            numbers[i] += 1
+            left -= 1
+            if numbers[i] < len(self._parts[i]):
+                heapq.heappush(queue, (-self._parts[i].total / numbers[i], i))
+        return numbers
+
+
+class _BucketRows:
+    """The rows of one lane in a block that are of one bucket, the longest first."""
+
+    def __init__(self, rule: BatchRule, rows: Indices, lengths: Numbers, bucket: int) -> None:
+        self._rows, self._bucket, self._is_padded = rows, bucket, rule.is_padded
+        self._lengths: list[float] = lengths[rows].tolist()
+        self.total = sum(self._lengths)
+        self._most = len(rows) if rule.sizes is None else rule.sizes[bucket]
+        # One batch of all of them costs no more than this.
+        self._budget = _budget_for(self._lengths[0], len(rows)) if rule.max_cost is None else rule.max_cost
+        self._dealt: tuple[int, list[list[int]], float] | None = None
+        if self._is_padded:
+            self.fewest = len(self._runs(self._budget))
+        else:
+            self.fewest = max(_fewest(self._lengths, self.total, self._budget), -(-len(rows) // self._most))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fits(self, count: int) -> bool:
+        """Whether the rows can be dealt to so many batches; to as many as there are rows, they can."""
+        _, batches, most = self._deal(count)
+        if abs(most - self._budget) > self._budget * _ROUNDED:
+            return most < self._budget
+        return all(fit_together([self._lengths[i] for i in batch], self._budget) for batch in batches)
+
+    def cut(self, count: int) -> list[tuple[float, int, Indices]]:
+        """(cost, bucket, rows) of each of ``count`` batches, fewest <= count <= len."""
+        if not self._is_padded:
+            batches = self._deal(count)[1]
+            costs = [sum(self._lengths[i] for i in batch) for batch in batches]
+            return [(c, self._bucket, self._rows[batch]) for c, batch in zip(costs, batches, strict=True)]
+        low, high = self._lengths[0], self._budget
+        runs = self._runs(high)
+        # Of the least lengths there are, none lies in the middle.
+        while high - low > high * _PRECISION and low < (middle := (low + high) / 2) < high:
+            found = self._runs(middle)
+            if len(found) > count:
+                low = middle
+            else:
+                high, runs = middle, found
+        edges = [0, *runs]
+        queue = [(-(hi - lo) * self._lengths[lo], lo, hi) for lo, hi in pairwise(edges)]
+        done = [each for each in queue if each[2] - each[1] == 1]
+        queue = [each for each in queue if each[2] - each[1] > 1]
+        heapq.heapify(queue)
+        while len(queue) + len(done) < count:
+            _, lo, hi = heapq.heappop(queue)
+            middle_row = (lo + hi) // 2
+            for a, b in ((lo, middle_row), (middle_row, hi)):
+                each = (-(b - a) * self._lengths[a], a, b)
+                if b - a == 1:
+                    done.append(each)
+                else:
+                    heapq.heappush(queue, each)
+        return [(-cost, self._bucket, self._rows[lo:hi]) for cost, lo, hi in [*queue, *done]]
+
+    def _runs(self, budget: float) -> list[int]:
+        """Where batches end that each take as many rows as a budget allows."""
+        lengths, n, most, at, ends = self._lengths, len(self._lengths), self._most, 0, []
+        while at < n:
+            at = min(at + max(int(min(most_of(lengths[at], budget), most)), 1), n)
+            ends.append(at)
+        return ends
+
+    def _deal(self, count: int) -> tuple[int, list[list[int]], float]:
+        """(count, batches, the largest cost): each row, from the longest, to the batch that costs least by then."""
+        if self._dealt is None or self._dealt[0] != count:
+            batches: list[list[int]] = [[] for _ in range(count)]
+            queue, full = [(0.0, number) for number in range(count)], 0.0
+            for i, length in enumerate(self._lengths):
+                cost, number = queue[0]
+                batches[number].append(i)
+                if len(batches[number]) < self._most:
+                    heapq.heapreplace(queue, (cost + length, number))
+                else:
+                    full = max(full, cost + length)
+                    heapq.heappop(queue)
+            self._dealt = count, batches, max([full, *(cost for cost, _ in queue)])
+        return self._dealt
+
+
+def number_buckets(values: Any) -> tuple[Indices, list[Any]]:
+    """(the number of each value's bucket, the buckets) of words or numbers: (n,).
+
+    Raises:
+        InputError: a value is missing (None, NaN, NaT), or they cannot be sorted.
+    """
+    found = np.asarray(values)
+    try:
+        missing = np.flatnonzero(found != found)  # NaN and NaT are not equal to themselves  # noqa: PLR0124
+        if found.dtype == object:
+            nones = [k for k, value in enumerate(found.tolist()) if value is None]
+            missing = np.union1d(missing, nones)
+            found = found.astype(str) if all(isinstance(value, str) for value in found.tolist()) else found
+        if len(missing):
+            raise InputError(f"the bucket of sample {int(missing[0])} is missing; leave such samples out of the view")
+        names, numbers = np.unique(found, return_inverse=True)
+    except TypeError as error:
+        raise InputError(f"buckets are {shown(values)}, which cannot be compared ({error})") from error
+    return numbers.reshape(-1).astype(np.int32), names.tolist()

@@ -1,0 +1,167 @@
+"""Where a sampler is in its epochs, as one of five values, and how each call replaces the value.
+
+``set_epoch``, ``load_state_dict`` and iterations may be called in any order; these two tables say what each does. A
+cursor is never changed, only replaced by another:
+
+    the cursor    the next iteration begins        the sampler's state and length are those of
+    NotStarted    epoch 0                          its beginning
+    Chosen        the epoch that was chosen        its beginning (1)
+    Loaded        where the loaded state is (2)    that place
+    Running       the epoch after the run's (3)    the run
+    Finished      the epoch after the run's (3)    the run (8)
+
+                  set_epoch(e)    load_state_dict    an iteration    the run is         pickle, copy
+                  `choose`        `load`             begins          over: `finish`     `without_run`
+    NotStarted    Chosen          Loaded             Running         -                  NotStarted
+    Chosen        Chosen (4)      Loaded (5)         Running         Chosen             Chosen
+    Loaded        Chosen (6)      Loaded (5)         Running         Loaded             Loaded
+    Running       Chosen (4)      Loaded (5)         Running         Finished (7)       Finished (8)
+    Finished      Chosen          Loaded (5)         Running         -                  Finished (8)
+
+    1  If a training loop says that it has had samples of the chosen epoch, and its run is finished: that run. A
+       loader's workers may have drawn all of an epoch by the time a trainer chooses it.
+    2  The epoch after the state's, if nothing is left of that one, unless `set_epoch` named it.
+    3  The same epoch again, if `set_epoch` named it while it ran. If epochs have no end, the place where the run is:
+       what it has not drawn would come less often otherwise.
+    4  Running, named, if e is the epoch of the run that began last, and that is not over: Lightning names an epoch
+       after a loader with workers has begun it, and means the run.
+    5  Named, if the state's epoch was chosen, or named, just before.
+    6  Loaded, named, if e is the epoch of the state.
+    7  As long as no other iteration has begun since.
+    8  A copy does not know how far its original is, so its cursor has no run: its state and length are those of the
+       next iteration's beginning. If the epoch was named, it is Chosen.
+
+"An iteration begins" with its first index; one that was only made changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from wids.core.order.config import EpochConfig
+    from wids.core.order.iteration import Run
+    from wids.core.order.state import EpochPosition
+
+
+class NotStarted(msgspec.Struct, frozen=True):
+    """Nothing was chosen, loaded or begun."""
+
+    epoch: ClassVar[int] = 0
+    is_named: ClassVar[bool] = False
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """`set_epoch` chose the epoch that comes next; ``begun`` is what began last, if anything."""
+
+    epoch: int
+    begun: Running | Finished | None = None
+    is_named: ClassVar[bool] = True
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A state was loaded: a place, and the order that it is a place in. ``is_named``: `set_epoch` named its epoch."""
+
+    place: EpochPosition
+    order: dict[str, Any]
+    is_named: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the state."""
+        return self.place.epoch
+
+
+class Running(msgspec.Struct, frozen=True):
+    """An iteration has begun; it runs, or was left. ``is_named``: `set_epoch` has named its epoch since."""
+
+    run: Run
+    is_named: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the run."""
+        return self.run.place.epoch
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """An iteration was drawn to its end. ``run``: None in a copy. ``is_named``: as it was when that ended."""
+
+    epoch: int
+    run: Run | None
+    is_named: bool = False
+
+
+Cursor = NotStarted | Chosen | Loaded | Running | Finished
+
+
+def choose(cursor: Cursor, epoch: int) -> Cursor:
+    """The cursor after ``set_epoch(epoch)``."""
+    if isinstance(cursor, Loaded) and cursor.epoch == epoch:
+        return msgspec.structs.replace(cursor, is_named=True)
+    begun = _begun(cursor)
+    if isinstance(begun, Running) and begun.epoch == epoch:
+        return Running(begun.run, is_named=True)
+    return Chosen(epoch, begun)
+
+
+def load(cursor: Cursor, loaded: Loaded) -> Cursor:
+    """The cursor after a state was loaded."""
+    return msgspec.structs.replace(loaded, is_named=cursor.is_named and cursor.epoch == loaded.epoch)
+
+
+def finish(cursor: Cursor, run: Run) -> Cursor:
+    """The cursor after a run was drawn to its end."""
+    begun = _begun(cursor)
+    if not isinstance(begun, Running) or begun.run is not run:
+        return cursor
+    finished = Finished(begun.epoch, run, begun.is_named)
+    return msgspec.structs.replace(cursor, begun=finished) if isinstance(cursor, Chosen) else finished
+
+
+def without_run(cursor: Cursor) -> Cursor:
+    """The cursor of a copy."""
+    match cursor:
+        case Running() | Finished() if not cursor.is_named:
+            return Finished(cursor.epoch, None)
+        case Running() | Finished() | Chosen():
+            return Chosen(cursor.epoch)
+    return cursor
+
+
+def next_place(cursor: Cursor, config: EpochConfig) -> EpochPosition:
+    """Where the next iteration begins."""
+    match cursor:
+        case Loaded(place, _, is_named):
+            return place if is_named or not config.is_over(place) else config.first_place(place.epoch + 1)
+        case Running(run, is_named=False) | Finished(_, run, is_named=False):
+            if config.epochs is None and run is not None:
+                return config.go_on(run.place_after(run.drawn))
+            return config.first_place(cursor.epoch + 1)
+    return config.first_place(cursor.epoch)
+
+
+def current_run(cursor: Cursor, *, is_counted: bool = False) -> Run | None:
+    """The run whose state is the sampler's; None: that of `next_place` is.
+
+    Args:
+        cursor: the sampler's.
+        is_counted: a training loop says that it has had samples of it.
+    """
+    match cursor:
+        case Running(run) | Finished(_, run):
+            return run
+        case Chosen(epoch, Finished(same, run)) if is_counted and same == epoch:
+            return run
+    return None
+
+
+def _begun(cursor: Cursor) -> Running | Finished | None:
+    match cursor:
+        case Running() | Finished():
+            return cursor
+        case Chosen(_, begun):
+            return begun
+    return None

@@ -1,0 +1,118 @@
+"""Indices with marks: facts that are known when a sample is chosen, and needed when it is read.
+
+``tail="mask"`` says by them which samples an epoch has once, and which it repeats to make the ranks equal;
+``sample_seeds=True`` what a sample's randomness begins with. Such an index is an int in all respects, so any dataset
+takes it; it stays what it is through pickle, and through the subtraction by which `torch.utils.data.ConcatDataset`
+hands it on. A dataset puts `MarkedIndex.marks` into the sample.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.core.order.permutation import SEEDS, word_of_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from typing_extensions import Self
+
+    from wids.core.order.permutation import Indices
+
+
+class MarkedIndex(int):
+    """An int with marks.
+
+    Attributes:
+        is_valid: False: this rank, or another one, has had the sample already in this epoch; None: not requested.
+        seed: see `seeds_of`; None: the same.
+    """
+
+    __slots__ = ()
+    is_valid: bool | None = None
+    seed: int | None = None
+
+    def marks(self) -> dict[str, Any]:
+        """What the sample gets: its names begin and end with two underscores."""
+        return {"__valid__": self.is_valid}
+
+    def _at(self, index: int) -> MarkedIndex:
+        """The same marks at another index."""
+        return type(self)(index)
+
+    def __sub__(self, other: Any) -> Any:
+        found = int(self) - other
+        return self._at(found) if isinstance(other, int) else found
+
+
+class OwnIndex(MarkedIndex):
+    """A sample that counts."""
+
+    __slots__ = ()
+    is_valid: bool | None = True
+
+
+class RepeatedIndex(MarkedIndex):
+    """A sample that another rank, or this one, has had already in this epoch."""
+
+    __slots__ = ()
+    is_valid: bool | None = False
+
+
+class SeededIndex(MarkedIndex):
+    """A sample with a seed, and ``is_valid`` or not."""
+
+    def __new__(cls, index: int, seed: int, is_valid: bool | None = None) -> Self:  # noqa: FBT001 - `map` calls it
+        """See `MarkedIndex`."""
+        self = super().__new__(cls, index)
+        self.seed, self.is_valid = seed, is_valid
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # half as long as the default, for each sample that workers are asked for
+        arguments = (int(self), self.seed) if self.is_valid is None else (int(self), self.seed, self.is_valid)
+        return SeededIndex, arguments
+
+    def marks(self) -> dict[str, Any]:
+        """See `MarkedIndex.marks`."""
+        return {"__seed__": self.seed} if self.is_valid is None else {"__valid__": self.is_valid, "__seed__": self.seed}
+
+    def _at(self, index: int) -> SeededIndex:
+        return SeededIndex(index, self.seed, self.is_valid)  # type: ignore[arg-type]  # which it has
+
+
+def mark(
+    indices: Iterable[int], *, seeds: Iterable[int] | None = None, is_valid: bool | Iterable[bool] | None = None
+) -> Iterator[int]:
+    """Indices with these marks, each made when it is drawn; plain ones if none exist.
+
+    Args:
+        indices: plain ones.
+        seeds: one for each index; those of an iterator that are not used stay in it. None: no ``__seed__``.
+        is_valid: of all of them, or one for each; None: no ``__valid__``.
+    """
+    if seeds is not None:
+        each = repeat(is_valid) if is_valid is None or isinstance(is_valid, bool) else is_valid
+        return map(SeededIndex, indices, seeds, each)
+    if is_valid is None:
+        return iter(indices)
+    if isinstance(is_valid, bool):
+        return map(OwnIndex if is_valid else RepeatedIndex, indices)
+    return ((OwnIndex if own else RepeatedIndex)(index) for index, own in zip(indices, is_valid, strict=True))
+
+
+def seeds_of(samples: Indices, *, seed: int, number: int | Indices, copy: int | Indices = 0) -> Indices:
+    """What the randomness of samples begins with, 0 .. 2**63 - 1 (so that tensors hold it): (n,) -> (n,) int64.
+
+    These never change: a program that is run again in some years makes the same samples.
+
+    Args:
+        samples: indices in the dataset, or in a mixture's source.
+        seed: the sampler's, or a mixture's for the source; any integer.
+        number: of the pass, one or each sample's.
+        copy: which one of a sample that comes several times in a pass, the same; from 0 on.
+    """
+    words = word_of_each(samples, seed=seed, epoch=number, stream=SEEDS, block=copy)
+    return (words >> np.uint64(1)).view(np.int64)

@@ -1,0 +1,1 @@
+"""Which shards come next, and when."""

@@ -1,0 +1,234 @@
+"""Figures and formulas of prefetching and of waiting for space: how far ahead, over how many connections, how patient.
+
+`wids.core.prefetch.window` and `wids.core.cache.reservation` decide by them, and `wids.core.transport.filesystems` cuts
+byte ranges by them; so do simulations, which therefore cannot drift from the real cache. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PrefetchLimits(NamedTuple):
+    """The constants of prefetching; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        connections: byte ranges that a process downloads at a time.
+        min_under_way: shards at a time: while one is verified and written out, the others keep the connections busy.
+        first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
+        min_requests, max_requests: requests for samples that a process has under way.
+        request_seconds: one request for each of these in a store's delay: about the processor time of a request.
+            More requests would only wait in this process.
+        memory_share: of the free memory, filled with files on network file systems ahead of their use.
+        min_shards, ahead_seconds: how far ahead is always good, and how far in time.
+        ahead_bytes: the most bytes ahead on a node without a cache_size.
+        max_visits, block: visits to shards that are examined, and indices of one visit.
+        unknown_bytes: a shard of unknown size counts as so many.
+        first_rate: positions per second, until the reader's rate is known.
+        min_burst, max_burst: bounds of the estimate of how many samples a loader reads ahead.
+        burst_seconds, rate_seconds: for how long that is estimated; the least time between two looks at the rate.
+        soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
+            the second, at most; meanwhile other processes release theirs. Nor for longer than a part of the time that
+            it takes to download one again.
+        first_bytes_per_second: by which that is guessed until one was downloaded.
+        now_seconds: a use within so many counts as now: hints are guesses, and are renewed all the time.
+    """
+
+    connections: int = 8
+    min_under_way: int = 3
+    first_range_bytes: int = 8 << 20
+    min_range_bytes: int = 1 << 20
+    max_range_bytes: int = 64 << 20
+    min_requests: int = 8
+    max_requests: int = 64
+    request_seconds: float = 0.001
+    memory_share: float = 0.25
+    min_shards: int = 12
+    ahead_seconds: float = 60.0
+    ahead_bytes: int = 4 << 30
+    max_visits: int = 1024
+    block: int = 4096
+    unknown_bytes: int = 64 << 20
+    first_rate: float = 1000.0
+    min_burst: int = 64
+    max_burst: int = 1 << 14
+    burst_seconds: float = 0.1
+    rate_seconds: float = 1.0
+    soon_seconds: float = 0.5
+    grace_seconds: float = 0.5
+    first_bytes_per_second: float = 100e6
+    now_seconds: float = 0.05
+
+
+LIMITS = PrefetchLimits()
+# The least share of a file's part that must be needed if the part is read into memory ahead.
+_MIN_NEEDED = 0.5
+_RATE_WEIGHT, _MARGIN, _GRACE_SHARE = 0.3, 0.1, 0.5
+# The least share of the samples of a shard read by ranges that must be unread when its download ends.
+_MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
+
+
+class RateEstimator:
+    """How fast a reader draws, and how far its loader reads ahead, from looks at its position.
+
+    Args:
+        now: seconds of any clock that does not go back.
+
+    Attributes:
+        rate: positions per second; 0: not known yet.
+        burst: the most drawn samples that may not have been read yet: those that a loader draws in its first moments.
+        moved: when the reader was last seen to draw.
+    """
+
+    rate: float
+    burst: int
+    moved: float
+
+    def __init__(self, now: float) -> None:
+        self.rate, self.burst = 0.0, LIMITS.max_burst
+        self.moved = self._began = now
+        self._last, self._seen, self._has_looked = 0, (0, now), False
+
+    def note(self, position: int, now: float) -> None:
+        """The reader is at ``position``."""
+        if position != self._last:
+            self._last, self.moved = position, now
+        before, then = self._seen
+        if now - then > LIMITS.rate_seconds:
+            rate = (position - before) / (now - then)
+            self.rate = rate if self.rate == 0.0 else (1 - _RATE_WEIGHT) * self.rate + _RATE_WEIGHT * rate
+            self._seen = position, now
+        # On a busy machine the first look may come late; then it is all that will be known of the first moments.
+        if now - self._began < LIMITS.burst_seconds or not self._has_looked:
+            self._has_looked = True
+            self.burst = min(max(position, LIMITS.min_burst), LIMITS.max_burst)
+
+
+def grace(download_seconds: float) -> float:
+    """Seconds that a reader waits before it evicts shards needed soon, from the seconds to download them again."""
+    return min(LIMITS.grace_seconds, _GRACE_SHARE * download_seconds)
+
+
+def own_burst(burst: int, unread: int) -> int:
+    """The burst of a reader whose samples are read in its own process, of which ``unread`` are drawn but not read."""
+    return min(burst, max(unread, LIMITS.min_burst))
+
+
+def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
+    """How long the ranges of a shard should be: as ``wanted``, or shorter so that all connections share a small shard.
+
+    Args:
+        size: the shard's bytes; None: not known.
+        wanted: bytes of a range in which waiting for the first byte takes a small part of the time.
+        connections: how many there are.
+    """
+    if size is not None:
+        wanted = min(wanted, max(size / connections, 0.4 * wanted))
+    return int(min(max(wanted, LIMITS.min_range_bytes), LIMITS.max_range_bytes))
+
+
+def requests_at_a_time(first_seconds: float) -> int:
+    """The number of concurrent requests for samples to a store with this time to the first byte."""
+    return int(min(max(first_seconds / LIMITS.request_seconds, LIMITS.min_requests), LIMITS.max_requests))
+
+
+def slots(size: int, length: int, connections: int) -> int:
+    """How many connections a shard of ``size`` bytes keeps busy, in ranges of ``length`` bytes."""
+    return min(-(-size // length), connections)
+
+
+def min_reach(mixed: int) -> int:
+    """The least number of shards within reach, if ``mixed`` of them are read at a time."""
+    return max(LIMITS.min_shards, mixed + LIMITS.min_shards // 2)
+
+
+def max_ahead(
+    given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = LIMITS.min_shards
+) -> int:
+    """The maximum number of bytes that one rank downloads ahead: those of one shard, at least, if the cache holds one.
+
+    Args:
+        given: by the user; None: nothing.
+        limit: bytes of the cache; None: no limit.
+        ranks: how many share the cache.
+        typical: bytes of a shard, about.
+        shards: that are to be within reach at least; see `min_reach`.
+    """
+    if given is not None:
+        found = given
+    elif limit is not None:
+        found = max(limit // ranks, typical)
+    else:  # however large the shards are: the next window must be cached when this one ends
+        found = max(LIMITS.ahead_bytes // ranks, shards * typical)
+    return found if limit is None else min(found, limit)
+
+
+def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float, int]:
+    """The part of a shard on a network file system that is read into memory ahead of visits to it.
+
+    That is all between the first and the last sample of the visits, of as many of them as make half of that needed: a
+    visit may be a few samples here and there of a shard of which later ones read the rest.
+
+    Args:
+        parts: of the next visits, in order; see `wids.core.order.layout.Visit`.
+
+    Returns:
+        From where and to where, from 0 to 1, and how many of the visits that serves; (0, 0, 1): none of them.
+    """
+    found = (0.0, 0.0, 1)
+    low, high, total = 1.0, 0.0, 0.0
+    for number, (begin, end, share) in enumerate(parts, 1):
+        low, high, total = min(low, begin), max(high, end), total + share
+        if total >= _MIN_NEEDED * (high - low):
+            found = (low, high, number)
+    return found
+
+
+def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
+    """How many shards a node's cache needs, that each is downloaded once and the next one before it is needed.
+
+    Args:
+        mixed: shards that one rank reads at a time.
+        ranks: of the node.
+        total: how many shards there are; with space for one more, which their member tables take.
+    """
+    return min((mixed + 1) * ranks, total + 1)
+
+
+def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.min_shards) -> int:
+    """How many bytes ahead are worth while: more the faster shards are used.
+
+    Args:
+        rate: samples a second.
+        typical: bytes of a shard, about.
+        each: samples from one new shard to the next.
+        shards: that are to be within reach at least; see `min_reach`.
+    """
+    return max(shards * typical, int(rate * LIMITS.ahead_seconds * typical / each))
+
+
+def is_in_time(first: float, last: float, *, arrival: float) -> bool:
+    """Whether to download a shard whose samples are read by byte ranges until it is cached.
+
+    Where the link has less to spare than is read, each shard would arrive when its samples have been read, and all be
+    transferred twice. Those that are left out leave the link to later ones, which arrive in time.
+
+    Args:
+        first: the position at which it is read first.
+        last: the position at which it is read last.
+        arrival: the position at which it would be cached, about.
+    """
+    return last + 1 - arrival >= _MIN_UNREAD * (last + 1 - first)
+
+
+def new_lag(lag: float, drawn: int) -> float:
+    """How many positions are drawn during a download, after one during which it were ``drawn``."""
+    return drawn if not lag else (1 - _LAG_WEIGHT) * lag + _LAG_WEIGHT * drawn
+
+
+def with_margin(use: float, now: float) -> float:
+    """Only shards used later than this are evicted for one used at ``use``: the next guess at either may differ."""
+    return use + _MARGIN * (use - now)

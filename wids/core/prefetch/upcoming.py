@@ -1,0 +1,188 @@
+"""Shards that will be read: where the bytes of each will be on this machine, and how they get there before.
+
+Those of a server are downloaded; local ones on a network file system are read into memory, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from typing import TYPE_CHECKING
+
+from wids.core.cache.space import shard_bytes
+from wids.core.files import page_cache
+from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch.window import PlannedDownload
+from wids.core.transport import filesystems
+from wids.core.transport.place import Place
+from wids.errors import CacheFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.core.cache.store import ShardCache
+    from wids.core.index.shardlist import Shard
+    from wids.core.order.layout import Visit
+    from wids.core.order.permutation import Indices
+
+
+# Workers of a loader, where only one of them is seen.
+_WORKERS = 8
+
+
+class UpcomingShard(PlannedDownload):
+    """The cache file of an upcoming shard, and its download.
+
+    Args:
+        store: downloads it.
+        shard: which.
+        is_left: whether it is left to its readers, who take little of it.
+        reads_early: see `PlannedDownload.reads_early`.
+
+    Attributes:
+        shard, store: as given.
+        path: of its bytes. is_in_place: whether they are read where they are, and not copied.
+        look_cost: what `is_here` costs: calls of the operating system.
+    """
+
+    is_in_place: bool
+    path: str
+    shard: Shard
+    store: ShardCache
+    __slots__ = ("_is_left", "_reads_early", "_size", "is_in_place", "path", "shard", "store")
+
+    look_cost = 1
+
+    def __init__(
+        self,
+        store: ShardCache,
+        shard: Shard,
+        *,
+        is_left: bool = False,
+        reads_early: Callable[[Shard], bool] = lambda _: False,
+    ) -> None:
+        super().__init__()
+        self.store, self.shard, self._is_left, self._reads_early = store, shard, is_left, reads_early
+        self.path, self.is_in_place = store.place(shard.url)
+        self._size = shard.filesize
+
+    @property
+    def size(self) -> int | None:
+        """In bytes; None: not known yet."""
+        return self._size
+
+    @property
+    def slots(self) -> int:
+        """How many connections its download keeps busy."""
+        size = prefetching.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
+        length = filesystems.connections().range_bytes(Place(self.shard.url).host, size)
+        return prefetching.slots(size, length, prefetching.LIMITS.connections)
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether its samples are read by byte ranges until it is cached."""
+        return self._reads_early(self.shard)
+
+    def is_cached(self) -> bool:
+        """Whether a file exists that looks like the shard; its readers look closer."""
+        try:
+            found = os.stat(self.path).st_size
+        except OSError:
+            return False
+        if self.shard.filesize is None:
+            self._size = found
+        return self.shard.filesize in (None, found)
+
+    def needs_download(self) -> bool:
+        """Whether something has to be done for its next visit."""
+        return self.can_go() and not self.is_here()
+
+    def can_go(self) -> bool:
+        """Whether it may have been here, and be gone: other processes evict shards."""
+        return not (self.is_in_place or self._is_left)
+
+    def is_here(self) -> bool:
+        """Whether nothing has to be done for its next visit."""
+        return self.is_cached()
+
+    def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download it ahead of its next visits; whether this did. See `ShardCache.download_ahead`."""
+        size = self.weight if self._size is None and self.store.cache_size is not None else self._size
+        try:
+            return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled, size=size)
+        except CacheFull as error:
+            if self.shard.filesize is None and error.expected is not None:  # what the server says
+                self._size = max(self._size or 0, shard_bytes(int(error.expected), self.shard.nsamples))
+            raise
+
+
+class FarFile(UpcomingShard):
+    """A local shard on a network file system, of which the part that comes next is read into memory, once.
+
+    Args:
+        store: says where it is.
+        shard: which.
+        rows: what finds the rows of a view in it, ascending, and how many rows it has. None: all are read.
+    """
+
+    __slots__ = ("_read_until", "_rows")
+
+    look_cost = 0
+
+    def __init__(
+        self, store: ShardCache, shard: Shard, *, rows: Callable[[], tuple[range | Indices, int]] | None = None
+    ) -> None:
+        super().__init__(store, shard)
+        self._rows = rows
+        if self._size is None:
+            with contextlib.suppress(OSError):
+                self._size = os.stat(self.path).st_size
+        self._read_until = -1  # the position of the last visit whose part was read
+
+    def is_cached(self) -> bool:
+        """Whether a part of it was read."""
+        return self._read_until >= 0
+
+    def can_go(self) -> bool:
+        """A visit may need another part than those before it."""
+        return True
+
+    def is_here(self) -> bool:
+        """Whether the part of its next visit was read."""
+        return self._read_until >= self.upcoming[0].first
+
+    def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:  # noqa: ARG002
+        """Read the part that its next visits need; False: no other read or download takes as long as this."""
+        begin, end, count = prefetching.part_to_read(map(self._part, visits))
+        self._read_until = visits[count - 1].first
+        with contextlib.suppress(OSError):  # its reader says so
+            page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
+        return False
+
+    def _part(self, visit: Visit) -> tuple[float, float, float]:
+        """The part of the file that a visit reads; the visit's own is that of the view's samples in it."""
+        if self._rows is None:
+            return visit.part
+        (rows, count), (begin, end, share) = self._rows(), visit.part
+        first, last = round(begin * len(rows)), round(end * len(rows)) - 1
+        return rows[first] / count, (rows[last] + 1) / count, share * len(rows) / count
+
+
+def ranks_of_node() -> int:
+    """How many ranks of a distributed job this node has."""
+    return max(environ_int("LOCAL_WORLD_SIZE"), 1)
+
+
+def processes_of_job() -> int:
+    """How many processes of a distributed job read samples, about; a worker of a loader is taken for one of some."""
+    is_worker = multiprocessing.parent_process() is not None
+    return max(environ_int("WORLD_SIZE"), 1) * (_WORKERS if is_worker else 1)
+
+
+def environ_int(name: str) -> int:
+    """The value of an environment variable; 0 for none, or one that is no number."""
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        return 0

@@ -1,0 +1,199 @@
+"""A pack of member tables (``.tables``): those of many shards in one file, behind a directory that says which is whose.
+
+Pure: bytes in, offsets out. The directory is a `wids.core.files.container` and is mapped; the tables are its tail: what
+``.widx`` files hold, each at a multiple of 8, read by its byte range::
+
+    hashes   u8 x shards   of the shards' names (`name_in`), ascending
+    offsets  u8 x shards   where each one's table begins, in bytes from the end of the directory
+    lengths  u8 x shards   of the tables, in bytes
+
+Whenever a directory is opened, its offsets are compared with the length of the pack, so none leads outside of it.
+That a table is its shard's own, the table itself says (`wids.core.tables.member_tables.accept_published`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wids.core.files.container import START_BYTES, Format, Invariant, NoFacts, ascending, hash_of, lengths
+from wids.core.transport.place import Place, plain_name
+from wids.core.transport.urls import MAX_SHARDS
+from wids.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.core.files.container import Sections
+
+SUFFIX = ".tables"
+# Sections are checked so many rows at a time: what that takes is freed, and is little.
+_CHECKED_ROWS = 1 << 16
+
+
+class Directory:
+    """Where the tables of a pack are.
+
+    Args:
+        columns: hashes, offsets, lengths; see above.
+        start: where the tables begin in the pack.
+        place: the pack's URL or path.
+        size: of the pack, in bytes.
+
+    Attributes:
+        place, size: as given.
+    """
+
+    place: str
+    size: int
+
+    def __init__(self, columns: Sections, *, start: int, place: str, size: int) -> None:
+        self.place, self.size, self._start = place, size, start
+        self._hashes, self._offsets, self._lengths = (np.asarray(columns[name]) for name in _COLUMNS)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def find(self, url: str) -> tuple[int, int] | None:
+        """(offset, length in bytes) of the table of a shard; None: it is not in the pack."""
+        for name in dict.fromkeys((name_in(self.place, url), url)):
+            wanted = np.uint64(hash_of(name))
+            at = int(self._hashes.searchsorted(wanted))
+            if at < len(self._hashes) and self._hashes[at] == wanted:
+                return self._start + int(self._offsets[at]), int(self._lengths[at])
+        return None
+
+
+def name_in(place: str, url: str) -> str:
+    """The name of a shard in the pack at ``place``: relative to the pack's directory if the shard is below it."""
+    own = Place(url)
+    name = own.below(str(Place(place).directory))
+    return plain_name(name) if name and own.is_web else name or url
+
+
+def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:
+    """Header and directory; the tables follow in the same order, each with zeros up to a multiple of 8.
+
+    Args:
+        names: of the shards (`name_in`), each once.
+        lengths: of their tables, in bytes.
+        place: what errors call the pack.
+
+    Raises:
+        TableError: two names have the same hash, or there are more than a dataset can have.
+    """
+    n = len(names)
+    if n > MAX_SHARDS:
+        raise _damaged(place, f"would have {n:,} tables, and has room for {MAX_SHARDS:,}")
+    hashes = np.fromiter(map(hash_of, names), "<u8", n)
+    sizes = np.asarray(lengths, "<i8")
+    padded = (sizes + 7) // 8 * 8
+    ends = np.cumsum(padded, dtype="<i8")
+    order = np.argsort(hashes, kind="stable")
+    same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    if len(same):
+        one, other = (names[order[same[0] + k]] for k in (0, 1))
+        raise TableError(
+            f"{place}: {one} and {other} have the same hash, and one would get the table of the other; rename one of "
+            "these shards",
+            url=place,
+        )
+    columns = dict(zip(_COLUMNS, (hashes[order], (ends - padded)[order], sizes[order]), strict=True))
+    return b"".join(_DIRECTORY.pack(NoFacts(), columns, tail=int(ends[-1]) if n else 0))
+
+
+def head_end(data: bytes | memoryview, *, place: str) -> int:
+    """Where the header of a pack ends, by its first `START_BYTES`.
+
+    Raises:
+        TableError: not a pack, or of another version.
+    """
+    return _DIRECTORY.head_end(data, _broken(place))
+
+
+def directory_end(data: bytes | memoryview, *, place: str, size: int | None = None) -> int:
+    """Where the directory of a pack ends, and its tables begin; no more than the pack has.
+
+    Args:
+        data: the beginning of the pack: its header or more (`head_end`).
+        place: what errors call the pack.
+        size: bytes of the pack, if that is known.
+
+    Raises:
+        TableError: not a pack, another version, damaged, or of another size.
+    """
+    return _DIRECTORY.body_end(data, _broken(place), size=size)
+
+
+def read_head(
+    read: Callable[[int, int], bytes], *, place: str, size: int | None = None, data: bytes = b""
+) -> tuple[bytes, int]:
+    """(the beginning of a pack to the end of its directory or further, where the directory ends).
+
+    Args:
+        read: (offset, length in bytes) -> bytes.
+        place: what errors call the pack.
+        size: bytes of the pack, if that is known.
+        data: the beginning of the pack, if some of it was read before.
+
+    Raises:
+        TableError: not a pack, another version, damaged, or of another size.
+    """
+    data, end = data or read(0, START_BYTES), 0
+    for find in (head_end, partial(directory_end, size=size)):
+        end = find(data, place=place)
+        if end > len(data):
+            data += read(len(data), end - len(data))
+    return data, end
+
+
+def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> Directory:
+    """The directory of a pack; its columns are views of ``data``.
+
+    Args:
+        data: the pack, or its beginning up to the end of the directory or further.
+        place: the pack's URL or path.
+        size: bytes of the pack; None: it is ``data``.
+
+    Raises:
+        TableError: not a pack, another version, cut short, or damaged.
+    """
+    length = len(data) if size is None else size
+    found = _DIRECTORY.unpack(data, _broken(place), size=length)
+    if not _is_consistent(found.columns, length - found.end):
+        raise _damaged(place, "has a directory that points outside of it")
+    return Directory(found.columns, start=found.end, place=place, size=length)
+
+
+def _is_consistent(columns: Sections, size: int) -> bool:
+    """Whether every table is within the tables, which have ``size`` bytes."""
+    for lo in range(0, len(columns["offsets"]), _CHECKED_ROWS):
+        at, length = (np.asarray(columns[name][lo : lo + _CHECKED_ROWS]) for name in ("offsets", "lengths"))
+        # Compared without a sum, which may not fit in 64 bits.
+        if int(at.max()) > size or (length > np.uint64(size) - at).any():
+            return False
+    return True
+
+
+def _damaged(place: str, what: str) -> TableError:
+    return TableError(f"{place}: this pack of member tables {what}; make it again (wids index tables)", url=place)
+
+
+def _broken(place: str) -> Callable[[str], TableError]:
+    return lambda what: _damaged(place, what)
+
+
+_COLUMNS = ("hashes", "offsets", "lengths")
+_DIRECTORY = Format(
+    "tables",
+    1,
+    NoFacts,
+    dict.fromkeys(_COLUMNS, "u8"),
+    (
+        lengths(dict.fromkeys(("offsets", "lengths"), lambda _, found: len(found["hashes"]))),
+        Invariant("has more tables than a dataset has shards", lambda _, found: len(found["hashes"]) <= MAX_SHARDS),
+        ascending("hashes"),
+    ),
+)

@@ -1,0 +1,896 @@
+"""Files of the Hugging Face Hub, over the HTTP source of wids: repositories at one commit each, and buckets.
+
+The revision of a repository is resolved to a commit once. A run passes the commit to the processes that it starts;
+other processes of the machine find it in the cache directory for a minute. A commit's files are listed once (paged).
+The listing is kept in the cache directory, and has sizes, versions and sha256 without a request for a file. The URL of
+a file redirects to another server, with a signature that expires. All processes of a user on a machine use the redirect
+until it expires or is refused. Only the Hub gets the token. After a 429, no thread of the process sends requests to
+that part of the Hub for the stated time. With ``HF_HUB_OFFLINE``, no request is sent, and kept data are used at any
+age.
+
+    .wids/indexes/KEY.pin, KEY.hub      a revision's commit and the time of its request; the files of a commit
+    .wids/indexes/KEY.file              an index, or another small file that is read completely
+    .wids/indexes/KEY.redirect          the signed URL of a file of a commit, readable only by its user
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+import weakref
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
+
+import msgspec
+
+from wids.core.files import forks, system
+from wids.core.files.json_text import TOLERANT, JsonParser
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.files.shared_files import SharedFile, SharedFiles
+from wids.core.transport import filesystems, retrying
+from wids.core.transport.failures import PausedError, find_retry_after, is_transient
+from wids.core.transport.http import HttpSource
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN, Session
+from wids.core.transport.source import HEAD, Stat, parse_tag
+from wids.errors import (
+    FetchDeniedError,
+    FetchError,
+    InputError,
+    JsonError,
+    ShardNotFoundError,
+    TooLongError,
+    UnreachableError,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+    from wids.core.transport.filesystems import Precedence
+    from wids.core.transport.http import Answer
+    from wids.core.transport.source import ByteSource
+    from wids.core.transport.spans import Span
+
+_HUB = "https://huggingface.co"
+_WORDS = {"datasets": "data set", "models": "model", "spaces": "space", "kernels": "kernel", "buckets": "bucket"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# Revisions whose slashes need no quoting.
+_SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
+_WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolve/(.+)")
+_NEXT = re.compile(r"<([^<>]*)>\s*;[^,<]*\brel=\"?next\"?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_HOPS = 5
+_MAX_PAUSE_SECONDS = 3600.0  # longer than any retry budget
+_MAX_FILE_BYTES = 1 << 62
+_MAX_PAGE_BYTES = 64 << 20
+# Of a listing: all files, all bytes of its pages, and pages in a row without a new file (folders have such).
+_MAX_FILES, _MAX_LISTING_BYTES, _MAX_EMPTY_PAGES = 1 << 22, 1 << 30, 1000
+# Storage options with credentials, only for the Hub. The others also hold for the servers that it redirects to.
+_OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
+_EXPIRED = frozenset({401, 403, 410})
+
+
+class HubLimits(NamedTuple):
+    """How long answers of the Hub are used. Tests replace the default.
+
+    Attributes:
+        pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
+        target_seconds: a redirect is used without a new request, unless its signature expires earlier.
+        early_seconds: margin before the expiry, because this machine's clock may be slow.
+        asking_seconds: the longest wait for another process that requests the same redirect, and may be stopped.
+        poll_seconds: the interval of checks during this wait.
+    """
+
+    pin_seconds: float = 60.0
+    target_seconds: float = 3600.0
+    early_seconds: float = 30.0
+    asking_seconds: float = 5.0
+    poll_seconds: float = 0.02
+
+
+LIMITS = HubLimits()
+
+
+class HubPlace(NamedTuple):
+    """The place of a file of the Hub.
+
+    Attributes:
+        endpoint: the Hub's URL, without a slash at its end.
+        kind: "datasets", "models", "spaces", "kernels" or "buckets".
+        repository: ORG/NAME.
+        revision: a branch, tag or commit; "" for the default, and of buckets.
+        path: of the file in the repository.
+    """
+
+    endpoint: str
+    kind: str
+    repository: str
+    revision: str
+    path: str
+
+    @property
+    def page(self) -> str:
+        """The web page of the repository."""
+        return f"{self.endpoint}/{'' if self.kind == 'models' else self.kind + '/'}{quote(self.repository)}"
+
+    @property
+    def api(self) -> str:
+        """The repository's URL in the Hub's API."""
+        return f"{self.endpoint}/api/{self.kind}/{quote(self.repository)}"
+
+
+class File(NamedTuple):
+    """The entry of a file in a listing.
+
+    Attributes:
+        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: unknown, as for small files and in buckets.
+        tag: files with equal tags have equal bytes.
+    """
+
+    size: int
+    sha256: str | None
+    tag: str
+
+
+class HubListing(NamedTuple):
+    """All files of a repository at one commit, or of a bucket.
+
+    Attributes:
+        commit: "" of a bucket. files: path -> its entry.
+    """
+
+    commit: str
+    files: dict[str, File]
+
+
+def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
+    """Parse a place on the Hub: ``hf://`` URLs, and the Hub's ``.../resolve/REVISION/PATH``; None: it is elsewhere.
+
+    Raises:
+        ShardNotFoundError: an ``hf://`` URL names no repository.
+    """
+    if place.scheme == "hf":
+        return _parse(place, str(session.options_for(place).get("endpoint") or _endpoint()).rstrip("/"))
+    if place.scheme in ("http", "https") and "/resolve/" in str(place):
+        for endpoint in {_endpoint(), _HUB}:
+            text = place.without_query
+            if text.startswith(endpoint + "/") and (found := _WEB.fullmatch(text[len(endpoint) :])):
+                kind, repository, rest = found[1] or "models", unquote(found[2]), found[3]
+                if kind == "buckets":
+                    return HubPlace(endpoint, kind, repository, "", unquote(rest))
+                revision, path = _split_revision(rest)
+                return HubPlace(endpoint, kind, repository, revision, unquote(path)) if path else None
+    return None
+
+
+def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
+    """All files of the repository or bucket of a place; of a repository, at the commit that this process reads.
+
+    Args:
+        place: a file, a directory or the repository itself.
+        session: opens URLs; its ``cache_dir`` keeps the listing of a repository.
+
+    Raises:
+        ValueError: it is not on the Hub.
+        ShardNotFoundError: no such repository or revision exists. FetchDeniedError: it is gated. FetchError: it cannot
+            be read.
+    """
+    url = str(place)
+    where = locate(Place(url), session)
+    if where is None:
+        raise ValueError(f"{url}: is not a place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
+    return retrying.try_repeatedly(
+        lambda: _Hub(url, where, session, lambda: None).listing(), url=url, path=None, hooks=session.hooks
+    )
+
+
+def known_file(url: str, session: Session = PLAIN) -> File | None:
+    """The known entry of a file at the commit that this process reads, or None; sends no request."""
+    try:
+        where = locate(Place(url), session)
+    except ValueError:
+        return None
+    commit = None if where is None or where.kind == "buckets" else _known_commit(where)
+    if where is None or commit is None:
+        return None
+    key = (*where[:3], commit)
+    listing = _listings.get(key)
+    if listing is None:
+        files = _kept_listings(session).find(_digest(*key), _take_files)
+        if files is None:
+            return None
+        listing = _listings[key] = HubListing(commit, files)
+    return listing.files.get(where.path)
+
+
+def is_offline() -> bool:
+    """Whether the variables of the Hub's client forbid requests."""
+    return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES
+
+
+def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
+    """The bytes of a small file; those of a commit are kept in the cache directory, and read once on a machine.
+
+    Args:
+        url: of the file, anywhere.
+        session: opens URLs.
+        read: returns its bytes.
+
+    Raises:
+        FetchError: of the Hub, see `list_files`, or of ``read``.
+    """
+    try:
+        where = locate(Place(url), session)
+    except ValueError:
+        where = None
+    known = None
+    if where is not None and where.kind != "buckets":
+        list_files(url, session)
+        known = known_file(url, session)
+    if where is None or known is None:
+        return read()
+    size, made = known.size, list[bytes]()
+
+    def make(_: str, fd: int) -> None:
+        made[:] = [read()]
+        system.write_all(fd, made[0], 0)
+
+    kept, key = SharedFiles(_directory(session), ".file"), _digest(*where[:3], where.path, known.tag)
+    found = kept.get(key, make, lambda file: bytes(file.data) if len(file.data) == size else None)
+    return found if found is not None else made[0] if made else read()
+
+
+def open_hub(
+    url: str, where: HubPlace, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
+) -> ByteSource:
+    """The source of a file of the Hub; see `wids.core.transport.stores.open_source`.
+
+    Raises:
+        ShardNotFoundError: it does not exist. FetchDeniedError: it is gated.
+        OSError, aiohttp.ClientError: the request for the listing failed.
+    """
+    return HubSource(_Hub(url, where, session, go_on), precedence=precedence)
+
+
+def pins() -> dict[tuple[str, ...], str]:
+    """The commits that this process reads, to be passed to a new process."""
+    return dict(_pins)
+
+
+def find_token(place: str, session: Session = PLAIN) -> str | None:
+    """The Hub token for a place: from the session's options, else that of huggingface_hub, else None."""
+    where, options = locate(Place(place), session), session.options_for(Place(place))
+    return None if where is None else _find_token(options.get("token"), where.endpoint, options)
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision is the name of a commit, which never changes."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
+    """Use a commit that was just made, in this process and in new processes of this machine."""
+    where = locate(Place(place), session)
+    if where is None:
+        return
+    _pins[_pin_of(where)] = commit
+    kept, key = SharedFiles(_directory(session), ".pin"), _digest(*where[:3], where.revision or "main")
+    pin = {"commit": commit, "at": time.time(), "read": kept.find(key, _take_last)}
+    kept.put(key, json.dumps(pin).encode())
+
+
+def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
+    """Use these commits, except where this process already reads another one."""
+    for key, commit in found.items():
+        _pins.setdefault(key, commit)
+
+
+def forget() -> None:
+    """Forget all answers of the Hub, as in a new process."""
+    for memory in (_pins, _listings, _pages, _targets, _pauses):
+        memory.clear()
+
+
+class HubSource(HttpSource):
+    """One file of the Hub.
+
+    Args:
+        hub: the Hub as the file's reader knows it.
+        precedence: see `wids.core.transport.stores.open_source`.
+    """
+
+    def __init__(self, hub: _Hub, *, precedence: Precedence | None) -> None:
+        self._hub, (self._file, commit) = hub, hub.file()
+        where = hub.where
+        revision = f"/{commit}" if commit else ""
+        super().__init__(
+            hub.url,
+            hub.filesystem,
+            f"{where.page}/resolve{revision}/{quote(where.path)}",
+            go_on=hub.go_on,
+            precedence=precedence,
+        )
+        self._elsewhere = hub.open_elsewhere()
+        self._there: tuple[str, HttpSource] | None = None
+        self._failure: Exception | None = None
+        # A bucket has no commits, so each new process requests the redirects of its files.
+        self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
+        self._key = _digest(self._name, hub.access, str(system.user_id()))
+        if self._known() is None:
+            hub.check_pause("resolvers")
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """See `ByteSource`. The stat of a commit's file is known without a request."""
+        if self._file is None or first is None or self._opened is not None:
+            return super().stat(first, is_fresh=is_fresh)
+        return Stat(self._file.size, self._file.tag, has_ranges=True, is_strong=True)
+
+    async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
+        """See `HttpSource`: sends the request to the redirect's target, and asks the Hub only for an unknown target."""
+        self._hub.check_online(self._hub.where.path)
+        refused = None
+        while True:
+            target, is_new = self._known(refused), False
+            if target is None:
+                async with _lock_of(self._key), self._asking():
+                    target = self._known(refused)  # another read or process may have got it meanwhile
+                    if target is None:
+                        found = await self._resolve(span, is_raw=is_raw)
+                        if not isinstance(found, _Redirect):
+                            return found
+                        target, is_new = self._remember(found), True
+            if self._there is None or self._there[0] != target.url:
+                there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
+                self._there = target.url, there
+            try:
+                answer = await self._there[1].ask(span, is_raw=is_raw)
+            except Exception as error:
+                if is_new or getattr(error, "status", None) not in _EXPIRED:
+                    raise
+                refused = target
+            else:
+                return self._marked(answer, target.tag)
+
+    def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
+        now = time.time()
+        target = _targets.get(self._key)
+        if self._shared is not None and (target is None or target == refused or target.ends < now):
+            target = self._shared.find(self._key, self._take)
+        if target is None or target == refused or not now <= target.ends <= now + LIMITS.target_seconds:
+            return None
+        return target if target is _targets.get(self._key) else _remember(self._key, target)
+
+    def _take(self, file: SharedFile) -> _Redirect | None:
+        """The redirect that a process with the same rights got for this file; others may rename shared files."""
+        name, access, url, tag, ends = _KEPT_TARGETS.parse(file.data)
+        target = _Redirect(url, tag, ends)
+        is_own = (name, access) == (self._name, self._hub.access) and Place(target.url).scheme in ("http", "https")
+        return target if is_own else None
+
+    def _remember(self, target: _Redirect) -> _Redirect:
+        if self._shared is not None:
+            words = [self._name, self._hub.access, *target]
+            self._shared.put(self._key, json.dumps(words).encode(), is_brief=True)
+        return _remember(self._key, target)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Let one process at a time into the block for this file; after `asking_seconds`, another one as well."""
+        ends = time.monotonic() + LIMITS.asking_seconds
+        with contextlib.ExitStack() as stack:
+            while self._shared is not None and not stack.enter_context(self._shared.trying(self._key)):
+                if time.monotonic() > ends:
+                    break
+                await asyncio.sleep(LIMITS.poll_seconds)
+            yield
+
+    async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
+        """Request a file from the Hub, which sends small files itself, and redirects for others.
+
+        All reads of one attempt share one request, and a refusal of it.
+        """
+        if self._failure is not None:
+            raise self._failure
+        url, tag = self._name, ""
+        for _ in range(_MAX_HOPS):
+            # Without precedence of downloads: reads of samples and other processes may wait for this answer.
+            here = HttpSource(self.url, self._filesystem, url, go_on=self.go_on, precedence=None)
+            try:
+                answer = await here.ask(span, is_raw=is_raw)
+            except Exception as error:
+                headers = getattr(error, "headers", None) or {}
+                leads_to = headers.get("Location") if 300 <= (getattr(error, "status", None) or 0) < 400 else None
+                if not leads_to:
+                    self._failure = self._hub.explained(error, "resolvers")
+                    raise self._failure from error
+                tag = tag or headers.get("X-Linked-Etag") or ""
+                url = urljoin(url, leads_to)
+                place = Place(url)
+                if place.scheme not in ("http", "https"):
+                    raise FetchError(
+                        f"{self.url}: the Hub redirects to {place.public}, and only http(s) URLs are followed",
+                        url=self.url,
+                    ) from None
+                if place.origin != Place(self._name).origin:
+                    return _Redirect(url, tag, _end_of(url, headers.get("Date")))
+            else:
+                return self._marked(answer, tag)
+        raise FetchError(f"{self.url}: the Hub redirects more than {_MAX_HOPS} times", url=self.url)
+
+    def _marked(self, answer: Answer, tag: str) -> Answer:
+        """An answer with the file's version, instead of that of a copy in a store of the Hub."""
+        if self._file is not None:
+            answer.stat = answer.stat._replace(version=self._file.tag, is_strong=True)
+        elif tag:
+            version, is_strong = parse_tag(tag)
+            answer.stat = answer.stat._replace(version=version, is_strong=is_strong)
+        return answer
+
+
+class _Hub:
+    """Requests to the Hub for the reader of one file.
+
+    Args:
+        url: of the file, for messages.
+        where: its place.
+        session: opens URLs.
+        go_on: called regularly during waits for the Hub.
+    """
+
+    go_on: Callable[[], None]
+    url: str
+    where: HubPlace
+    access: str
+    filesystem: Any
+
+    def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
+        self.url, self.where, self.go_on = url, where, go_on
+        options = session.options_for(Place(url))
+        self.session = session
+        is_web = Place(url).scheme != "hf"
+        # The options of an hf:// URL are those of huggingface_hub's file system; only client_kwargs is for HTTP.
+        own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
+        client = dict(own.get("client_kwargs") or {})
+        self._other = {name: value for name, value in own.items() if name not in _OWN_OPTIONS}
+        if client:
+            self._other["client_kwargs"] = {name: client[name] for name in client if name not in _OWN_OPTIONS}
+        headers = dict(own.pop("headers", None) or {})
+        is_known = "authorization" in {name.lower() for name in (*headers, *(client.get("headers") or {}))}
+        is_known = is_known or "auth" in client
+        token = None if is_known else _find_token(own.pop("token", options.get("token")), where.endpoint, options)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._has_token = bool(token) or is_known
+        own = {name: value for name, value in own.items() if name not in ("endpoint", "token")} | {"headers": headers}
+        self.access = _digest(repr(own))
+        self.filesystem = self._open_http({**own, "allow_redirects": False})
+
+    def open_elsewhere(self) -> Any:
+        """The file system of the servers that the Hub redirects to, without credentials of the Hub."""
+        return self._open_http(self._other)
+
+    def _open_http(self, options: dict[str, Any]) -> Any:
+        return filesystems.open_filesystem(self.where.endpoint, Session(options))[0]
+
+    def file(self) -> tuple[File | None, str]:
+        """(The entry of the file, its commit); (None, "") in a bucket.
+
+        Raises:
+            ShardNotFoundError: the file does not exist.
+        """
+        if self.where.kind == "buckets":
+            return None, ""
+        commit, files = self.listing()
+        file = files.get(self.where.path)
+        if file is None:
+            raise ShardNotFoundError(
+                f"{self.url}: does not exist at commit {commit[:12]} of {self.where.page}; check the path and "
+                "the revision (ORG/NAME@REVISION)",
+                url=self.url,
+            )
+        return file, commit
+
+    def listing(self) -> HubListing:
+        """All files of the commit, or of the bucket now.
+
+        Raises:
+            ShardNotFoundError, FetchDeniedError, OSError, aiohttp.ClientError: see `open_hub`.
+        """
+        where = self.where
+        if where.kind == "buckets":
+            with _alone(self.go_on):
+                return HubListing("", self._list(f"{where.api}/tree?recursive=true", where[:3]))
+        commit = _known_commit(where)
+        found = None if commit is None else _listings.get((*where[:3], commit))
+        if found is not None:
+            return found
+        with _alone(self.go_on):
+            commit = _known_commit(where) or self._find_commit()
+            key = (*where[:3], commit)
+            found = _listings.get(key)
+            if found is None:
+                found = _listings[key] = self._find_listing(commit, key)
+        return found
+
+    def _find_commit(self) -> str:
+        """The commit of the revision: another process may have requested it recently."""
+        where, revision = self.where, self.where.revision or "main"
+        kept = SharedFiles(_directory(self.session), ".pin")
+        key = _digest(*where[:3], revision)
+        with kept.alone(key):
+            commit = kept.find(key, _take_pin)
+            if commit is None:
+                self.check_online(f"the commit of {revision}")
+                _, body = self._ask(f"{where.api}/revision/{quote(revision, safe='')}?expand=sha")
+                found = _parse_json(body, self.url)
+                commit = found.get("sha") if isinstance(found, dict) else None
+                if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+                    raise FetchError(f"{self.url}: {where.endpoint} names no commit for {revision}", url=self.url)
+                kept.put(key, json.dumps({"commit": commit, "at": time.time()}).encode())
+        _pins[_pin_of(where)] = commit
+        return commit
+
+    def _find_listing(self, commit: str, key: tuple[str, ...]) -> HubListing:
+        kept, name = _kept_listings(self.session), _digest(*key)
+        with kept.alone(name):
+            files = kept.find(name, _take_files)
+            if files is None:
+                files = self._list(f"{self.where.api}/tree/{commit}?recursive=true&expand=false", key)
+                kept.put(name, json.dumps(files).encode())
+        return HubListing(commit, files)
+
+    def _list(self, url: str, key: tuple[str, ...]) -> dict[str, File]:
+        """All pages of a listing; received pages stay if one fails."""
+        pages = _pages.setdefault(key, _Pages({}, url))
+        while pages.next:
+            try:
+                headers, body = self._ask(pages.next)
+            except Exception as error:
+                if not is_transient(error, None):
+                    _pages.pop(key, None)  # the next attempt starts again, because the page may no longer exist
+                raise
+            entries, before = _parse_json(body, self.url), len(pages.files)
+            try:
+                pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
+            except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+                raise FetchError(
+                    f"{self.url}: a listing of {self.where.endpoint} is malformed", url=self.url
+                ) from error
+            found = _NEXT.search(headers.get("Link", ""))
+            pages.seen.add(pages.next)
+            pages.next = urljoin(pages.next, found[1]) if found else ""
+            pages.size_bytes += len(body)
+            pages.empty = pages.empty + 1 if len(pages.files) == before else 0
+            if what := self._trouble_of(pages):
+                _pages.pop(key, None)
+                raise TooLongError(f"{self.url}: a listing of {self.where.endpoint} {what}", url=self.url)
+        _pages.pop(key, None)
+        return pages.files
+
+    @staticmethod
+    def _trouble_of(pages: _Pages) -> str:
+        """Why a listing is not read further; "": it is."""
+        if pages.next in pages.seen:
+            return "has pages that form a loop"
+        if len(pages.files) > _MAX_FILES or pages.size_bytes > _MAX_LISTING_BYTES:
+            what = f"{len(pages.files):,} files in {pages.size_bytes:,} bytes so far"
+            return f"has {what}; at most {_MAX_FILES:,} files and {_MAX_LISTING_BYTES:,} bytes are read"
+        return f"has {pages.empty:,} pages in a row without a new file" if pages.empty >= _MAX_EMPTY_PAGES else ""
+
+    def _ask(self, url: str) -> tuple[Mapping[str, str], bytes]:
+        """The headers and the body of an answer of the Hub's API."""
+        self.check_online("the list of its files")
+        self.check_pause("api")
+        try:
+            return filesystems.run(self._get(url), go_on=self.go_on)
+        except Exception as error:
+            explained = self.explained(error, "api")
+            if explained is error:
+                raise
+            raise explained from error
+
+    async def _get(self, url: str) -> tuple[Mapping[str, str], bytes]:
+        # The next page of a mirror may be on the Hub.
+        is_own = Place(url).origin == Place(self.where.endpoint).origin
+        filesystem = self.filesystem if is_own else self._open_http(self._other)
+        session = await filesystem.set_session()
+        options = {**filesystem.kwargs, "allow_redirects": True}
+        limit = filesystems.limit_of(_MAX_PAGE_BYTES)
+        async with await asyncio.wait_for(session.get(filesystem.encode_url(url), **options), limit) as response:
+            response.raise_for_status()
+            parts, size = [], 0
+            while data := await response.content.readany():
+                parts.append(data)
+                size += len(data)
+                if size > _MAX_PAGE_BYTES:
+                    raise FetchError(
+                        f"{self.url}: an answer of {self.where.endpoint} is longer than {_MAX_PAGE_BYTES >> 20} MiB",
+                        url=self.url,
+                    )
+            return response.headers, b"".join(parts)
+
+    def check_online(self, what: str) -> None:
+        """Refuse requests to the Hub and its stores if the user forbids them.
+
+        Raises:
+            UnreachableError: ``HF_HUB_OFFLINE`` is set.
+        """
+        if is_offline():
+            raise UnreachableError(
+                f"{self.url}: HF_HUB_OFFLINE is set, and {what} is not kept in {_directory(self.session)}; unset it, "
+                "or give the cache_dir of a run that has read it",
+                url=self.url,
+            )
+
+    def check_pause(self, part: str) -> None:
+        """Refuse requests to a part of the Hub during its pause.
+
+        Raises:
+            PausedError: its ``seconds`` must pass before another try.
+        """
+        left = _pauses.get((self.where.endpoint, part), 0.0) - retrying.now()
+        if left > 0:
+            raise PausedError(f"{self.url}: the Hub limits the rate of requests", seconds=left)
+
+    def explained(self, error: Exception, part: str) -> Exception:
+        """The meaning of an error of the Hub: a typed error if it says more than its status, else the same error."""
+        status = getattr(error, "status", None)
+        headers = getattr(error, "headers", None) or {}
+        if status == 429 and (seconds := find_retry_after(error)) is not None:
+            key = (self.where.endpoint, part)
+            ends = retrying.now() + min(seconds, _MAX_PAUSE_SECONDS)
+            _pauses[key] = max(_pauses.get(key, 0.0), ends)
+        code, where = headers.get("X-Error-Code", ""), self.where
+        log_in = "check that its account may read it" if self._has_token else "log in (hf auth login), or set HF_TOKEN"
+        if code == "GatedRepo":
+            return FetchDeniedError(
+                f"{self.url}: the repository is gated; accept its terms at {where.page}, and "
+                f"{'use a token of that account' if self._has_token else log_in}",
+                url=self.url,
+            )
+        if code == "RepoNotFound" or (status == 401 and not code and part == "api" and not self._has_token):
+            hint = " (that of a data set is hf://datasets/ORG/NAME)" if where.kind == "models" else ""
+            token = "the token given may not read it" if self._has_token else "no token was given"
+            return ShardNotFoundError(
+                f"{self.url}: there is no {_WORDS[where.kind]} {where.repository} at {where.endpoint}, or it is "
+                f"private and {token}; check the name{hint}, or {log_in}",
+                url=self.url,
+            )
+        if status == 401 and not code and self._has_token:
+            return FetchDeniedError(
+                f"{self.url}: {where.endpoint} does not accept the token; log in again (hf auth login), or unset "
+                "HF_TOKEN where none is needed",
+                url=self.url,
+            )
+        if code == "RevisionNotFound":
+            revision = where.revision or "main"
+            return ShardNotFoundError(
+                f"{self.url}: {where.page} has no revision {revision}, or its commit was deleted since this run began; "
+                "check the name, or start again",
+                url=self.url,
+            )
+        return error
+
+
+class _Redirect(NamedTuple):
+    """A redirect of the Hub.
+
+    Attributes:
+        url: signed. tag: of the file, from the Hub. ends: end of its use, in seconds since 1970.
+    """
+
+    url: str
+    tag: str
+    ends: float
+
+
+class _Pages:
+    """An unfinished listing: the received files and pages, and the URL of the next page; "" at the end."""
+
+    def __init__(self, files: dict[str, File], url: str) -> None:
+        self.files, self.next, self.seen = files, url, set[str]()
+        self.size_bytes = self.empty = 0
+
+
+# Answers of the Hub in this process; a forked child inherits them.
+_pins: dict[tuple[str, ...], str] = {}
+_listings: dict[tuple[str, ...], HubListing] = {}
+_pages: dict[tuple[str, ...], _Pages] = {}
+_targets: dict[str, _Redirect] = {}
+_pauses: dict[tuple[str, str], float] = {}
+_MAX_TARGETS = 100_000
+_lock = threading.Lock()
+_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Lock]]
+_locks = weakref.WeakKeyDictionary()
+
+
+def _start_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread that the child does not have may hold the parent's
+    _lock = threading.Lock()
+
+
+forks.call_in_child(_start_child)
+
+
+@contextlib.contextmanager
+def _alone(go_on: Callable[[], None]) -> Iterator[None]:
+    """Let one thread of the process at a time into the block."""
+    held = _lock
+    while not held.acquire(timeout=filesystems.LIMITS.poll_seconds):
+        go_on()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _lock_of(key: str) -> asyncio.Lock:
+    """The lock of requests for the redirect of a URL; on the event loop."""
+    locks = _locks.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+    return locks.setdefault(key, asyncio.Lock())
+
+
+def _remember(key: str, target: _Redirect) -> _Redirect:
+    _targets.pop(key, None)
+    while len(_targets) >= _MAX_TARGETS:
+        _targets.pop(next(iter(_targets)))
+    _targets[key] = target
+    return target
+
+
+def _end_of(url: str, date: str | None = None) -> float:
+    """The expiry of a signed URL by this machine's clock, at most in an hour; ``date``: the server's."""
+    now, ahead = time.time(), 0.0
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        ahead = now - parsedate_to_datetime(date or "").timestamp()
+    query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+    ends = now + LIMITS.target_seconds
+    with contextlib.suppress(ValueError, OverflowError):
+        if "expires" in query:
+            ends = min(ends, int(query["expires"]) + ahead - LIMITS.early_seconds)
+        for name in ("x-amz-expires", "x-goog-expires"):  # counted from the signature, which is new
+            if name in query:
+                ends = min(ends, now + int(query[name]) - LIMITS.early_seconds)
+    return ends
+
+
+def _directory(session: Session) -> str:
+    return session.cache_dir or default_cache_dir()
+
+
+def _kept_listings(session: Session) -> SharedFiles:
+    return SharedFiles(_directory(session), ".hub")
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+
+
+def _parse(place: Place, endpoint: str) -> HubPlace:
+    parts = str(place)[len("hf://") :].strip("/").split("/")
+    kind = parts.pop(0) if parts[0] in _WORDS else "models"
+    if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
+        what = f"{place}: an hf:// URL names a repository: hf://datasets/ORG/NAME[@REVISION]/PATH"
+        raise ShardNotFoundError(what, url=str(place))
+    name, at, rest = "/".join(parts[1:]).partition("@")
+    revision = ""
+    if at and "/" not in name:
+        revision, path = _split_revision(rest)
+    else:
+        name, path = parts[1], "/".join(parts[2:])
+    if not endpoint.startswith(("http://", "https://")):
+        raise InputError(f"the endpoint of the Hub is {shown(endpoint)}; HF_ENDPOINT must be an http(s) URL")
+    return HubPlace(endpoint, kind, f"{parts[0]}/{name}", revision, path)
+
+
+def _split_revision(text: str) -> tuple[str, str]:
+    """(revision, path) of ``REVISION/PATH``."""
+    found = _SPECIAL.match(text)
+    if found:
+        return found[0], text[found.end() :].lstrip("/")
+    revision, _, path = text.partition("/")
+    return unquote(revision), path
+
+
+def _known_commit(where: HubPlace) -> str | None:
+    return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get(_pin_of(where))
+
+
+def _pin_of(where: HubPlace) -> tuple[str, ...]:
+    """The name of a revision: the default is main, so both share one commit."""
+    return (*where[:3], where.revision or "main")
+
+
+def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
+    """The token of the Hub: as given, or that of huggingface_hub, by its rules.
+
+    The latter is used only for the configured endpoint, or the one that the caller names.
+    """
+    if given not in (None, True, False) and not isinstance(given, str):
+        raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
+    if given is False or (isinstance(given, str) and given):
+        return given or None
+    is_implicit = given is not True and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _YES
+    if is_implicit or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
+        return None
+    text = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not text:
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
+        path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+        path = os.path.expandvars(os.path.expanduser(path))
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            text = file.read()
+    return (text or "").replace("\r", "").replace("\n", "").strip() or None
+
+
+_YES = frozenset({"1", "ON", "YES", "TRUE"})
+
+
+def _file_of(entry: dict[str, Any]) -> File:
+    """The file of an entry of a listing."""
+    lfs = entry.get("lfs") or {}
+    sha256 = lfs.get("oid") or lfs.get("sha256")
+    sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
+    tag = sha256 or entry.get("xetHash") or entry.get("oid")
+    size = int(lfs.get("size", entry["size"]))
+    entry["path"].encode()  # raises for a lone surrogate
+    if not 0 <= size <= _MAX_FILE_BYTES:
+        raise ValueError(f"{size} is not a number of bytes")
+    return File(size, sha256, str(tag))
+
+
+def _take_last(file: SharedFile) -> str | None:
+    """The last commit that was read, and so has a kept listing."""
+    pin = _KEPT_PINS.parse(file.data)
+    commit = pin.read or pin.commit
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def _take_pin(file: SharedFile) -> str | None:
+    if is_offline():
+        return _take_last(file)
+    pin = _KEPT_PINS.parse(file.data)
+    is_new = 0 <= time.time() - pin.at < LIMITS.pin_seconds
+    return pin.commit if is_new and _COMMIT.fullmatch(pin.commit) else None
+
+
+def _take_files(file: SharedFile) -> dict[str, File]:
+    return _KEPT_LISTINGS.parse(file.data)
+
+
+class _Pin(msgspec.Struct):
+    """The commit of a revision, as other processes of the machine read it.
+
+    Attributes:
+        commit: as looked up. at: when, in seconds since 1970. read: the last commit whose listing is kept; "": none.
+    """
+
+    commit: str
+    at: float
+    read: str | None = None
+
+
+_KEPT_PINS = JsonParser(_Pin)
+_KEPT_LISTINGS = JsonParser(dict[str, File])
+# The names of the file and of the rights, and a `_Redirect`.
+_KEPT_TARGETS = JsonParser(tuple[str, str, str, str, float])
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _parse_json(body: bytes, url: str) -> Any:
+    try:
+        return TOLERANT.parse(body)
+    except JsonError as error:
+        raise FetchError(f"{url}: the Hub's answer is not JSON ({error})", url=url) from error

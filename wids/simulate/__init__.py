@@ -1,5 +1,0 @@
-"""How a job would go, without a byte of data: who reads what, what nodes download and evict, and where steps wait.
-
-Pure: no I/O, no clock, no randomness of its own. The order is that of `wids.order`; downloads ahead,
-evictions and waits are decided by `wids.policy`; modelled here are nodes, links, loaders and time.
-"""

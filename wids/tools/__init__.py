@@ -1,0 +1,1 @@
+"""For people: the commands, pages in a browser, jobs predicted without data."""

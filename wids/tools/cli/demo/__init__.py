@@ -1,0 +1,285 @@
+"""``wids demo``: distributed training from end to end on one machine, on images of shapes that it draws.
+
+Heavy modules are imported when the command runs. torchrun starts the ranks and watches them. All files are in one
+temporary directory, which is removed at the end, after an error or a signal too. Shards to be kept are copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from wids.errors import JobError, OutputError, OutputExistsError
+from wids.tools.cli.plain_help import App
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from wids.tools.cli.signals import Signals
+
+_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py")
+# An odd number, so that equal shares for two ranks take some care.
+TRAIN, TRAIN_SHARDS = 3001, 9
+TEST, TEST_SHARDS = 601, 2
+# A network that learns is well above this accuracy.
+MIN_ACCURACY = 0.95
+# A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
+_MAX_TEMPORARY_LENGTH = 50
+# A rank in torchrun's report of a failure: its number, its exit code, and what it said.
+_FAILURE = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback +: ((?s:.*?))\n(?=\[|-{9}|={9})")
+
+
+app: App = App()
+
+
+@app.command("demo")
+def run_demo(
+    ranks: Annotated[int, typer.Option(help="Training processes.", min=1)] = 2,
+    workers: Annotated[int, typer.Option(help="DataLoader workers of each rank.", min=0)] = 2,
+    epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 6,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch of one rank.", min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="Of the drawings, the sample order and the initial weights.", min=0)] = 0,
+    kept: Annotated[
+        str | None,
+        typer.Option("--keep", metavar="DIR", help="Keep the shards and their indexes there.", show_default=False),
+    ] = None,
+) -> None:
+    """Show distributed training on this machine: shards over HTTP, a cache, DDP ranks with equal shares.
+
+    Draws a small labelled image set, packs it in shards of unequal sizes, serves them on loopback, and trains a small
+    network in 2 processes with 2 DataLoader workers each. The closing table has the samples and batches of each rank,
+    and the accuracy.
+    """
+    from rich.console import Console
+
+    from wids.testing import Server
+    from wids.tools.cli.demo import shapes
+    from wids.tools.cli.signals import Signals
+
+    if kept is not None:
+        kept = os.path.expanduser(kept)
+        _make_empty(kept)
+    console = Console(highlight=False)
+    with Signals() as signals, ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory(signals))
+        shards = os.path.join(directory, "shards")
+        os.mkdir(shards)
+        begin = time.monotonic()
+        with console.status("drawing shapes"):
+            sizes = shapes.pack(shards, split="train", count=TRAIN, nshards=TRAIN_SHARDS, seed=seed)
+            sizes += shapes.pack(shards, split="test", count=TEST, nshards=TEST_SHARDS, seed=seed)
+        drawn = f"{TRAIN:,} shapes of {len(shapes.SHAPES)} kinds to train on, and {TEST:,} to test on"
+        _say(console, f"drew {drawn}, in {time.monotonic() - begin:.1f} s")
+        if kept is not None:
+            shutil.copytree(shards, kept, dirs_exist_ok=True)
+        with signals.held():
+            server = stack.enter_context(Server(shards))
+        _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
+        job = {"url": server.url, "workers": workers, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+        with torchrun(_PROGRAM, job, ranks=ranks, directory=directory, signals=signals) as reports:
+            facts = show_progress(reports, epochs, console)
+        fetches = Counter(path for path in server.requests if path.endswith(".tar"))
+        console.print(make_table(facts, fetches))
+        check(facts, epochs)
+        times = "once" if set(fetches.values()) == {1} else f"{fetches.total()} times in all"
+        _say(console, f"{len(fetches)} shards went over HTTP {times} ({server.sent_bytes.total() / 1e6:.1f} MB)")
+    print("\nWhere next:")
+    for words, command in _steps(kept):
+        print(f"  {words}:\n    {command}")
+
+
+def _steps(kept: str | None) -> list[tuple[str, str]]:
+    """What to do after the demo: (words, a command or a file)."""
+    import wids
+
+    index = None if kept is None else shlex.quote(os.path.join(kept, "shapes-train.json"))
+    look = ("run it again and keep its shards, to look into them", "wids demo --keep shapes")
+    guides = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(wids.__file__))), "notebooks")
+    return [
+        look if index is None else ("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}"),
+        ("make shards of your own images", "wids pack photos -o 'out/train-%06d.tar'"),
+        ("or take shards that you have, as they are", "wids index create 's3://bucket/train-*.tar' -o train.json"),
+        ("read the training loop that ran here", _PROGRAM),
+        *([("read the guides", guides)] if os.path.isdir(guides) else []),
+    ]
+
+
+def _make_empty(directory: str) -> None:
+    """Make a directory for the files to keep.
+
+    Raises:
+        OutputExistsError: it has files. OutputError: it cannot be made.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        names = os.listdir(directory)
+    except OSError as error:
+        raise OutputError(f"{directory}: cannot be made ({error})", url=directory) from error
+    if names:
+        raise OutputExistsError(f"{directory}: is not empty; name another directory", url=directory)
+
+
+@contextmanager
+def torchrun(
+    program: str, job: dict[str, Any], *, ranks: int, directory: str, signals: Signals
+) -> Iterator[Iterator[str]]:
+    """Start the ranks; at the end of the block they are ended, with their workers.
+
+    Args:
+        program: what each rank runs.
+        job: its argument, as JSON, which the directory of a cache is added to.
+        ranks: how many.
+        directory: for the files of all of them.
+        signals: held back while they start and end.
+
+    Yields:
+        The lines that they print, until all have ended.
+
+    Raises:
+        JobError: a rank failed or was killed.
+    """
+    # With this process's sys.path: python -m would put the current directory first.
+    start = f"import sys; sys.path[:] = {sys.path!r}; from torch.distributed.run import main; main()"
+    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    argument = json.dumps({**job, "cache_dir": os.path.join(directory, "cache")})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": directory, "OMP_NUM_THREADS": "1"}
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "2"
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # else gloo looks up the host's name, which fails on a machine without network
+            environment |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    with open(os.path.join(directory, "log"), "w+", encoding="utf-8", errors="replace") as log, ExitStack() as stack:
+        with signals.held():
+            process = subprocess.Popen(  # noqa: S603 - a fixed program, without a shell
+                [sys.executable, "-c", start, *flags, program, argument],
+                stdin=subprocess.PIPE,  # the ranks end when it is closed
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
+            )
+            stack.callback(_end, process, signals)
+        yield cast("IO[str]", process.stdout)
+        if process.wait():
+            log.seek(0)
+            raise JobError(explain(log.read()))
+
+
+def _end(process: subprocess.Popen[str], signals: Signals) -> None:
+    signals.hold()  # the rest must not be interrupted, and takes a few seconds at most
+    process.terminate()
+    process.communicate()  # closes stdin, and reads until every process has ended
+
+
+def explain(log: str) -> str:
+    """Say which rank failed first and why, by torchrun's report; the loss of a partner is not the cause."""
+    found = [(int(rank), int(code), text.rstrip().rpartition("\n")[2]) for rank, code, text in _FAILURE.findall(log)]
+    if not found:
+        return f"the ranks could not be started: {log.rstrip().rpartition(chr(10))[2]}"
+    # The last in the report is the first that torchrun saw; it ends the other ranks by SIGTERM, then SIGKILL.
+    rank, code, text = min(
+        reversed(found), key=lambda one: (one[1] >= 0 or one[1] == -signal.SIGTERM, "by peer" in one[2])
+    )
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name} in mid-run; the others were ended"
+    return f"rank {rank} failed: {text.strip()}"
+
+
+def show_progress(reports: Iterable[str], epochs: int, console: Console) -> dict[str, Any]:
+    """Show the progress of the ranks to their end; returns their last report, see `wids.tools.cli.demo.train.train`."""
+    from rich.progress import Progress
+
+    facts: dict[str, Any] = {}
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("starting the ranks", total=None)
+        for line in reports:
+            if not line.startswith("{"):  # gloo's
+                continue
+            report = json.loads(line)
+            facts |= report
+            epoch, loss = -(-facts["steps"] // facts["batches"]), facts["loss"]
+            text, total = f"epoch {epoch}/{epochs}: loss {loss:.3f}", epochs * facts["batches"]
+            bar.update(task, description=text, total=total, completed=facts["steps"])
+            if "ranks" in report:
+                speed = sum(share["samples"] / share["seconds"] for share in facts["ranks"])
+                _say(console, f"{text}, {speed:,.0f} samples/s")
+    return facts
+
+
+def make_table(facts: dict[str, Any], fetches: Counter[str]) -> Table:
+    """Make the closing table: a row for each rank, and one for all.
+
+    Args:
+        facts: the last report.
+        fetches: path of a shard -> number of requests for it.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("", "samples", "batches", "samples\nper s", "shards\nfetched", "accuracy"):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    shares = [(share["samples"], share["steps"], share["seconds"]) for share in facts["ranks"]]
+    for rank, (samples, steps, seconds) in enumerate(shares):
+        table.add_row(f"rank {rank}", f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}")
+    samples, steps = (sum(share[name] for share in facts["ranks"]) for name in ("samples", "steps"))
+    seconds = max(share["seconds"] for share in facts["ranks"])
+    whole = f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}", f"{fetches.total():,}"
+    table.add_row("all", *whole, f"{facts['correct'] / facts['tested']:.1%}", style="bold")
+    return table
+
+
+def check(facts: dict[str, Any], epochs: int) -> None:
+    """Check the ranks' last report.
+
+    Raises:
+        JobError: the ranks' counts differ, samples were left out, or the accuracy is too low.
+    """
+    shares, tested = [(share["samples"], share["steps"]) for share in facts["ranks"]], facts["tested"]
+    if len(set(shares)) > 1:
+        raise JobError(f"the ranks' shares differ: (samples, batches) are {shares}")
+    trained = sum(samples for samples, _ in shares)
+    if trained < TRAIN * epochs or tested != TEST:
+        counts = f"{trained} of {TRAIN} x {epochs} epochs to train on, {tested} of {TEST} to test on"
+        raise JobError(f"samples were left out: {counts}")
+    accuracy = facts["correct"] / tested
+    if accuracy < MIN_ACCURACY:
+        raise JobError(
+            f"too little was learned: the accuracy on held-out shapes is {accuracy:.1%}, and {MIN_ACCURACY:.0%} is "
+            f"expected; take more --epochs than {epochs}"
+        )
+
+
+def _say(console: Console, text: str) -> None:
+    """Print a line of text without markup; only a terminal wraps it."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def temporary_directory(signals: Signals) -> Iterator[str]:
+    """A directory for the block, in /tmp if the path of $TMPDIR is too long for the sockets in it."""
+    usual = tempfile.gettempdir()
+    parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _MAX_TEMPORARY_LENGTH), usual)  # noqa: S108
+    with ExitStack() as stack:
+        with signals.held():
+            made = tempfile.TemporaryDirectory(prefix="wids-demo-", dir=parent, ignore_cleanup_errors=True)
+            directory = stack.enter_context(made)
+            stack.callback(signals.hold)
+        yield directory

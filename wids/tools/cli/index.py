@@ -1,0 +1,542 @@
+"""``wids index``: make the index of a dataset, keep it up to date, merge, split, move and compile it, pack its tables.
+
+This module is light; heavy ones are imported when a command runs, and torch never. The work is done by
+`wids.jobs.index_create`, `wids.jobs.index_edit` and `wids.jobs.index_tables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from wids.core.transport.place import Place
+from wids.core.transport.session import PLAIN
+from wids.errors import OutputExistsError
+from wids.events import ONE_FORM
+from wids.tools.cli.format import (
+    count_of,
+    format_size,
+    print_errors,
+    print_json,
+    print_outcome,
+    printable,
+    shown_path,
+    shown_url,
+)
+from wids.tools.cli.options import GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
+from wids.tools.cli.plain_help import App
+from wids.tools.cli.progress import job_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wids.jobs.index_create import IndexOutcome, IndexSettings
+    from wids.jobs.index_edit import Merged
+    from wids.jobs.index_upload import IndexUpload, Published
+
+app: App = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
+
+_Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
+_Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name", "-n", help="Name of the dataset; default: that of the index at -o, else from -o.", show_default=False
+    ),
+]
+_SkipErrors = Annotated[
+    bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
+]
+
+
+@dataclass(frozen=True)
+class ScanFlags:
+    """How shards are read."""
+
+    has_md5: Annotated[
+        bool,
+        typer.Option("--md5", help="With checksums: md5 and CRC-32. All bytes are read then, of remote ones too."),
+    ] = False
+    checksums: Annotated[
+        bool | None,
+        typer.Option(
+            "--checksums/--no-checksums",
+            help="A CRC-32 of each shard, or of none. Default: of local shards, which are read whole for it, and of "
+            "remote ones that are read whole anyway.",
+            show_default=False,
+        ),
+    ] = None
+    has_tables: Annotated[
+        bool,
+        typer.Option(
+            "--members",
+            help="Publish each shard's member table beside it (SHARD.widx), or beside the index where that cannot be "
+            "written. With it, a remote sample can be read without fetching its shard.",
+        ),
+    ] = False
+    is_skipping: _SkipErrors = False
+    rule: RuleFlag = None
+    group: GroupFlag = None
+    counts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--counts",
+            metavar="FILE",
+            help="sizes.json, *_stats.json (img2dataset), or a directory of them: shards that have a count there are "
+            "not read. A wrong one is an error when the shard is opened. Repeatable.",
+        ),
+    ] = None
+    session: SessionFlag = PLAIN
+
+    def settings(self, *, is_dropping_missing: bool = False) -> IndexSettings:
+        """What the library takes."""
+        from wids.jobs.index_create import IndexSettings
+
+        return IndexSettings(
+            has_md5=self.has_md5,
+            checksums=self.checksums,
+            has_tables=self.has_tables,
+            is_skipping=self.is_skipping,
+            is_dropping_missing=is_dropping_missing,
+            rule=self.rule,
+            group=self.group,
+            counts=tuple(self.counts or ()),
+            session=self.session,
+        )
+
+
+@dataclass(frozen=True)
+class TablesFlags:
+    """How member tables are packed."""
+
+    is_skipping: _SkipErrors = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file of this name that is not the index's own pack.")
+    ] = False
+    session: SessionFlag = PLAIN
+
+
+_Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]
+
+
+@app.command("create")
+def create_index(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE", help="Tars, directories, globs, brace patterns, URLs, prefixes; - reads a list."
+        ),
+    ],
+    flags: ScanFlags,
+    run: RunFlags,
+    output: _Output = "shardindex.json",
+    name: _Name = None,
+    info: Annotated[
+        str | None, typer.Option("--info", "-i", help="What it is: a text, or a file with it.", show_default=False)
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", "-b", metavar="URL", help="Where the shards will be read from; '': none.", show_default=False
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    should_upload: Annotated[
+        bool,
+        typer.Option(
+            "--upload",
+            help="Commit it to the repository, too, as SPLIT.json: SOURCE is a data set of the Hugging Face Hub by its "
+            "name, and opening that by name reads no shard then.",
+        ),
+    ] = False,
+    is_json: Json = False,
+) -> None:
+    """Write the index of a dataset's shards.
+
+    Local shards are read where they are, whole for their CRC-32 (--no-checksums: headers alone); of remote ones byte
+    ranges over their headers. A second run reads only what changed since (INDEX.state remembers sizes and versions);
+    one that was killed goes on where it was. Keys that you wrote into the index or its shards stay.
+
+    In a directory, links are followed, each file comes once. A file that is named like an archive and cannot be read
+    (compressed, a link to nothing) is an error, or with --skip-errors left out and listed.
+
+    `wids index create data/ -o data/train.json`
+
+    `wids index create 's3://bucket/train-{000000..000999}.tar' gs://bucket/more/ -o train.json --members`
+
+    `wids index create 's3://bucket/{00000..00999}.tar' -o train.json --counts s3://bucket/`
+
+    `find /nas -name '*.tar' | wids index create - -o train.json --base https://host/data`
+
+    `wids index create 'hf://datasets/ORG/NAME?split=train' -o train.json --upload`
+    """
+    if should_upload and base:
+        raise typer.BadParameter("--upload writes URLs relative to the repository; leave --base out")
+    if should_upload and {flags.rule, flags.group} - {None, "first-dot", "adjacent"}:
+        raise typer.BadParameter(
+            "--upload is for opening a data set by its name, which groups members in the standard way; publish this "
+            "index yourself, and open its URL"
+        )
+    from wids.core.index.writing import stem_of
+    from wids.jobs import index_create
+
+    engine, found, upload = run.options(), list(_with_stdin(sources)), None
+    if should_upload:
+        from wids.jobs.index_upload import IndexUpload
+
+        upload = IndexUpload(found, session=flags.session)
+        name = upload.name if name is None else name
+    with job_signals():
+        outcome = index_create.create_index(
+            found,
+            output,
+            name=name,
+            info=_text_of(info, output),
+            base=base,
+            default_name=stem_of(output),
+            overwrite=overwrite,
+            settings=flags.settings(),
+            engine=engine,
+            progress=None if is_json else "bar",
+        )
+    _report(outcome, is_json=is_json, upload=upload)
+
+
+@app.command("update")
+def update_index(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local file.")],
+    flags: ScanFlags,
+    run: RunFlags,
+    add: Annotated[
+        list[str] | None, typer.Option("--add", metavar="SOURCE", help="More shards, as for create; repeatable.")
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="PATTERN", help="Shards that go, by name or pattern; repeatable."),
+    ] = None,
+    is_dropping_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Shards that are not there any more go, too.")
+    ] = False,
+    is_json: Json = False,
+) -> None:
+    """Bring an index up to date: read again what changed, drop and add shards.
+
+    Its own keys and those of its shards stay. If it has checksums, new shards get them too; if it has none, none.
+
+    `wids index update train.json --add data/new/ --drop 'bad-*.tar'`
+    """
+    from wids.jobs import index_edit
+
+    engine = run.options()
+    with job_signals():
+        outcome = index_edit.update_index(
+            index,
+            add=list(_with_stdin(add or [])),
+            drop=drop or [],
+            settings=flags.settings(is_dropping_missing=is_dropping_missing),
+            engine=engine,
+            progress=None if is_json else "bar",
+        )
+    _report(outcome, is_json=is_json)
+
+
+@app.command("merge")
+def merge_indexes(
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help="Indexes: paths or URLs.")],
+    output: _Output,
+    name: _Name = None,
+    overwrite: Overwrite = False,
+    is_json: Json = False,
+) -> None:
+    """Write one index of the shards of several.
+
+    A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`. Other keys
+    stay if all have them with one value; a warning names those that are left out. Where one of
+    them is a view, a view is written, of the samples of all, each once.
+
+    `wids index merge cats.json gs://bucket/dogs.json -o pets.json`
+    """
+    from wids.jobs import index_edit
+
+    _report_written([index_edit.merge_indexes(indexes, output, name=name, overwrite=overwrite)], is_json=is_json)
+
+
+@app.command("split")
+def split_index(
+    index: _Index,
+    every: Annotated[
+        int | None, typer.Option("--by", min=1, metavar="N", help="N shards in each part.", show_default=False)
+    ] = None,
+    fractions: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Fractions of the samples.", show_default=False)
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o", "--output", metavar="INDEX", help="One like part-{}.json, or one for each part; repeatable."
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    is_json: Json = False,
+) -> None:
+    """Split an index into several, by whole shards in their order; a view into views.
+
+    Of a view, the shards of which it has samples are counted.
+
+    `wids index split all.json --fractions 0.9,0.1 -o train.json -o val.json`
+
+    `wids index split all.json --by 100 -o 'part-{}.json'`
+    """
+    if (every is None) == (fractions is None):
+        raise typer.BadParameter("say how: --by 100 (shards in each part), or --fractions 0.9,0.1 (of the samples)")
+    from wids.core.index.writing import split_by_fractions, split_every, stem_of
+    from wids.jobs import index_edit
+
+    numbers = None if fractions is None else _parse_fractions(fractions)
+
+    def parts(nsamples: list[int]) -> list[range]:
+        return split_every(len(nsamples), every or 1) if numbers is None else split_by_fractions(nsamples, numbers)
+
+    names = outputs or [f"{stem_of(index)}-{{}}.json"]
+    _report_written(index_edit.split_index(index, names, parts=parts, overwrite=overwrite), is_json=is_json)
+
+
+@app.command("rebase")
+def rebase_index(
+    index: _Index,
+    base: Annotated[str, typer.Option("--base", "-b", metavar="URL", help="Where the shards are now; '': beside it.")],
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="INDEX", help="Default: INDEX itself.", show_default=False)
+    ] = None,
+    overwrite: Overwrite = False,
+    is_json: Json = False,
+) -> None:
+    """Say that the shards lie elsewhere now; no shard is read.
+
+    Of a view: that the index lies elsewhere of which it is one.
+
+    `wids index rebase train.json --base https://host/data`
+    """
+    from wids.jobs import index_edit
+
+    _report_written([index_edit.rebase_index(index, base, output=output, overwrite=overwrite)], is_json=is_json)
+
+
+@app.command("convert")
+def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, is_json: Json = False) -> None:
+    """Compile an index: it then opens at once, however many shards it has, and takes no memory.
+
+    OUTPUT ends in .widsx. Datasets and commands take it in place of the index; that is needed to change it, and to
+    convert it again.
+
+    `wids index convert train.json -o train.widsx`
+    """
+    from wids.jobs import index_edit
+
+    _report_written([index_edit.convert_index(index, output, overwrite=overwrite)], is_json=is_json)
+
+
+@app.command("tables")
+def pack_tables(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local JSON file.")],
+    flags: TablesFlags,
+    run: RunFlags,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="PACK", help="The pack to write; default: INDEX.tables.", show_default=False
+        ),
+    ] = None,
+    is_json: Json = False,
+) -> None:
+    """Pack the member tables of all shards into one file, and name it in the index.
+
+    A table beside its shard is taken from there, any other one is made from the shard's headers. Published with the
+    index, a machine that has no shard yet needs one request for the pack's directory, and one for each table. A run
+    that was killed goes on where it was.
+
+    `wids index tables train.json`
+    """
+    from wids.jobs.index_tables import TablesSettings, create_tables
+
+    engine = run.options()
+    settings = TablesSettings(is_skipping=flags.is_skipping, overwrite=flags.overwrite, session=flags.session)
+    with job_signals():
+        outcome = create_tables(index, output, settings=settings, engine=engine, progress=None if is_json else "bar")
+    print_errors([f"left out: {why}" for why in outcome.failed.values()])
+    tables = f"{count_of(outcome.tables, 'member table')} of {count_of(outcome.shards, 'shard')}"
+    print_outcome(
+        outcome,
+        f"{shown_path(outcome.output)}: {tables}, {format_size(outcome.bytes)}; {shown_path(outcome.index)} names it",
+        is_json=is_json,
+        counts={
+            "beside": "from beside the shards",
+            "scanned": "from the shards",
+            "known": "from a run that was ended",
+            "failed": "left out",
+        },
+    )
+
+
+def _parse_fractions(text: str) -> list[float]:
+    """``0.9,0.1``.
+
+    Raises:
+        typer.BadParameter: it is no list of numbers.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--fractions {text!r} are no numbers; write them like 0.9,0.1") from None
+
+
+def _with_stdin(sources: Sequence[str]) -> Iterator[str]:
+    """The sources, the lines of stdin in the place of ``-``."""
+    for source in sources:
+        if source != "-":
+            yield source
+            continue
+        if sys.stdin is None or sys.stdin.isatty():
+            raise typer.BadParameter("- reads the list of shards from stdin, and that is a terminal")
+        with contextlib.suppress(AttributeError):
+            sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        yield from (line.strip("\r\n") for line in sys.stdin if line.strip())
+
+
+def _text_of(info: str | None, output: str) -> str | None:
+    """A text as it is; a file's name stands for the text in it.
+
+    Raises:
+        OutputExistsError: it is the file that is to be written.
+    """
+    info = info and os.path.expanduser(info)
+    if info and os.path.isfile(info):
+        path = Place(output).path
+        if os.path.exists(path) and os.path.samefile(info, path):
+            raise OutputExistsError(
+                f"{output}: is the text of the dataset (--info); give the output another name", path=output
+            )
+        with open(info, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    return info
+
+
+def _warnings(outcome: IndexOutcome) -> Iterator[str]:
+    """Files that were left out, or look wrong, though nothing failed."""
+    for url, at in outcome.behind.items():
+        yield (
+            f"{shown_url(url)}: goes on behind its end marker, at byte {at:,}; nothing reads that (two archives in one "
+            "file? `tar -i` extracts both: pack them again)"
+        )
+    for url, count in outcome.zeros.items():
+        yield (
+            f"{shown_url(url)}: ends with {count:,} zeros, more than any writer appends; the samples there were lost "
+            "(copy or upload it again)"
+        )
+    for url, count in outcome.empty.items():
+        files = f"; its {count_of(count, 'file')}: names without an extension, or with a dot first" if count else ""
+        yield f"{shown_url(url)}: has no sample{files}"
+    if outcome.merged:
+        url, (key, one, other) = next(iter(outcome.merged.items()))
+        more = f" (and of {len(outcome.merged) - 1:,} more shards)" if len(outcome.merged) > 1 else ""
+        yield (
+            f"{shown_url(url)}{more}: sample {printable(repr(key))} has the fields {printable(one)} and "
+            f"{printable(other)}, because a key ends at the first dot of a name; if these are two samples, "
+            "--key-rule last-dot takes them apart, and if they are one, --key-rule first-dot says so"
+        )
+    if outcome.apart:
+        url, (key, longer, _) = next(iter(outcome.apart.items()))
+        more = f" (and {count_of(len(outcome.apart) - 1, 'more shard')})" if len(outcome.apart) > 1 else ""
+        count = sum(number for _, _, number in outcome.apart.values())
+        yield (
+            f"{shown_url(url)}{more}: {printable(repr(key))} and {printable(repr(longer))} are two samples, because "
+            f"a key ends at the last dot of a name ({count_of(count, 'such sample')}); if they are one, --key-rule "
+            "first-dot puts their files together (rename other dots in names to _ first)"
+        )
+    if outcome.gone:
+        yield f"{count_of(len(outcome.gone), 'shard')} of the index before {_gone(outcome.gone)}"
+    if "base" in outcome.dropped_keys:
+        yield "the index before has a base, and this one has none (--base keeps it, --base '' says that it goes)"
+    for url, first in outcome.repeated.items():
+        yield f"{shown_url(url)}: is the same file as {shown_url(first)}, and comes once"
+    if outcome.unused_counts:
+        names = ", ".join(map(printable, outcome.unused_counts[:3])) + ", ..." * (len(outcome.unused_counts) > 3)
+        yield f"{count_of(len(outcome.unused_counts), 'count')} of shards that are not in the index: {names}"
+
+
+def _gone(places: Sequence[str]) -> str:
+    """The words about shards that are not in an index any more."""
+    names = ", ".join(map(shown_url, places[:3])) + ", ..." * (len(places) > 3)
+    return f"{'is' if len(places) == 1 else 'are'} not in it any more: {names}"
+
+
+def _report(outcome: IndexOutcome, *, is_json: bool, upload: IndexUpload | None = None) -> None:
+    print_errors([f"left out: {why}" for why in outcome.failed.values()])
+    print_errors([f"warning: {what}" for what in _warnings(outcome)])
+    uploaded = {"upload": upload.publish(outcome.output)} if is_json and upload is not None else {}
+    place = shown_path(os.path.dirname(outcome.output))
+    sums = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
+    print_outcome(
+        {**msgspec.to_builtins(outcome), **uploaded},
+        f"{shown_path(outcome.output)}: {', '.join(sums)}",
+        is_json=is_json,
+        counts={
+            "surveyed": "read",
+            "unchanged": "unchanged",
+            "counted": "not read, by their counts",
+            "added": "added",
+            "dropped": "dropped",
+            "failed": "left out",
+        },
+        lines={
+            "counts": [f"{count_of(n, 'count')} from {shown_url(source)}" for source, n in outcome.counts.items()],
+            "repeated_keys": f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same "
+            "shard; where the files of a sample are not adjacent, --group key makes one sample of them",
+            "kept": [f"kept of the index before: {', '.join(map(printable, outcome.kept))}"] * bool(outcome.kept),
+            "kept_of_shards": [f"kept of its shards: {', '.join(map(printable, outcome.kept_of_shards))}"]
+            * bool(outcome.kept_of_shards),
+            "rule": [f"key rule {outcome.rule}, which the index keeps"] * (outcome.rule != "first-dot"),
+            "group": [f"members grouped by {outcome.group}, which the index keeps"] * (outcome.group != "adjacent"),
+            "alike_keys": f"{count_of(outcome.alike_keys, 'sample')} with the name of another one in a second Unicode "
+            f"form (NFC, NFD), so that their files are apart; {ONE_FORM}",
+            "left_files": f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an "
+            "extension, or with a dot first",
+            "tables": f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be "
+            "written",
+        },
+    )
+    if upload is not None and not is_json:
+        _report_upload(upload.publish(outcome.output))
+
+
+def _report_upload(published: Published) -> None:
+    root, split = published.root, published.split
+    if published.change == "unchanged":
+        print(f"{root}: {published.path} is there already, as it is (commit {published.commit[:12]})")
+    else:
+        print(f"{root}: {published.path} {published.change} by commit {published.commit[:12]}: {published.page}")
+    config = "" if published.config is None else f', config="{published.config}"'
+    print(printable(f'wids.ShardListDataset("{root}"{config}, split="{split}") opens it without reading a shard'))
+
+
+def _report_written(written: Sequence[Merged], *, is_json: bool) -> None:
+    gone = [each for each in written if each.gone]
+    print_errors([
+        f"warning: {count_of(len(each.gone), 'shard')} of the index before {_gone(each.gone)}" for each in gone
+    ])  # fmt: skip
+    if is_json:
+        print_json(list(written))
+        return
+    for each in written:
+        words = f"{count_of(each.shards, 'shard')}, {count_of(each.samples, 'sample')}"
+        if each.repeated or each.repeated_samples:
+            again = each.repeated or count_of(each.repeated_samples, "sample")
+            words += f" ({again} that came twice left out)"
+        print(f"{shown_path(each.output)}: {words}")
+        if each.kept:
+            print(f"kept of the index before: {', '.join(map(printable, each.kept))}")

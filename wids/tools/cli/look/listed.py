@@ -1,0 +1,281 @@
+"""An index that is looked into: its shards, where each sample lies, and the shards' member tables.
+
+Rules: nothing is fetched that need not be. A table comes from the shard in place or in the cache, else from the
+``.widx`` file beside a remote shard, whose members are then read by byte ranges. Only a shard without one is read as a
+whole, headers or all, and a second one only with leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from wids.core.collection.shard_collection import ShardCollection, load_shards
+from wids.core.files.own_folder import default_cache_dir
+from wids.core.files.terminal import progress
+from wids.core.readers.provider import AutoProvider
+from wids.core.tables.published_tables import PublishedTables
+from wids.core.transport.place import Place, cache_directory
+from wids.errors import CountMismatchError, InputError, SelectionError
+from wids.jobs.cache_warm import part_bytes
+from wids.tools.cli.format import count_of, format_size, printable
+from wids.tools.cli.look.keys import Search
+from wids.tools.cli.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from wids.core.index.shardlist import Shard, ShardList
+    from wids.core.order.mixture import SourceSpan
+    from wids.core.readers.base import Reader
+    from wids.core.tables.table import MemberTable
+    from wids.tools.cli.options import BatchOptions, ReadFlags
+
+_UPDATE_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def download_bar(shard: Shard, directory: str, *, is_shown: bool) -> Iterator[None]:
+    """Show how much of a shard is downloaded while the block runs, where stderr is a terminal.
+
+    Args:
+        shard: the shard that the block may download.
+        directory: the cache directory.
+        is_shown: False for no bar, because another one is shown already.
+    """
+    with progress("bytes", is_shown=is_shown) as bar:
+        if not bar.is_shown:
+            yield
+            return
+        is_over = threading.Event()
+        words = f"fetching {printable(Place(shard.url).name)}"
+
+        def watch() -> None:
+            while not is_over.wait(_UPDATE_SECONDS):
+                bar.update(part_bytes(directory), total=shard.filesize, words=words)
+
+        watcher = threading.Thread(target=watch, daemon=True, name="wids-bar")
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
+
+# Otherwise a key: 000123 is one that many datasets have.
+_INDEX = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+class Listed:
+    """The shards of an index.
+
+    Args:
+        index: as the dataset takes it, as text.
+        flags: where remote shards are kept, and whether more than one may be fetched.
+
+    Attributes:
+        name: the index, as given. collection: the shards, opened one at a time.
+        has_bar: a bar is shown already.
+    """
+
+    collection: ShardCollection
+
+    def __init__(self, index: str, flags: ReadFlags) -> None:
+        self.name = index
+        self._directory = directory = os.path.abspath(cache_directory(flags.cache_dir or default_cache_dir()))
+        _, shards, session = load_shards(index, session=flags.session, cache_dir=directory)
+        self._provider = AutoProvider(cache_dir=directory, access="auto", session=session, **shards.grouping)
+        self._tables = PublishedTables(cache_dir=directory, session=session)
+        self.collection = ShardCollection(shards, self._provider, capacity=1)
+        self._fetches_left = len(shards) if flags.may_fetch else 1
+        self._begun: set[int] = set()
+        self.has_bar = self._is_given_up = self._has_counted = False
+        self._last: tuple[int, MemberTable] | None = None
+
+    @property
+    def shards(self) -> ShardList:
+        """The shard list; -1 samples: not counted yet."""
+        return self.collection.shards
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Where each shard's samples end; shards without a count in the index are counted first.
+
+        Raises:
+            SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read.
+        """
+        if not self._has_counted:
+            self.count()
+        return self.collection.ends
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def count(self, *, may_fetch: bool = True) -> None:
+        """Count the samples of shards of which no index says; see `ends`.
+
+        Args:
+            may_fetch: also the one that is remote, if it is alone.
+        """
+        is_alone = len(self.shards.unknown_counts()) == 1
+        open_remote = self.open if may_fetch and is_alone else None
+        self.collection.count_unknown(open_remote=open_remote, has_sizes=True)
+        self._has_counted = True
+
+    def mixed_parts(self) -> list[SourceSpan] | None:
+        """The sub-datasets as the sources of a mixture; None: the index has no weights for them.
+
+        Raises:
+            SpecError: the weights are bad.
+        """
+        self.ends  # noqa: B018 - counts
+        return self.collection.mixed_parts()
+
+    def reader_of(self, batches: BatchOptions) -> Callable[[str], Any]:
+        """What reads a column."""
+        return batches.reader_of(self.name, self.collection, self._directory)
+
+    def start_of(self, k: int) -> int:
+        """The index of the first sample of shard ``k``."""
+        ends = self.ends
+        return ends[k - 1] if k else 0
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(number of the shard, row in it) of a sample, 0 <= index < len."""
+        self.ends  # noqa: B018 - counts
+        return self.collection.locate(index)
+
+    def place(self, index: int) -> dict[str, Any]:
+        """Where a sample is, for a program."""
+        k, row = self.locate(index)
+        return {"index": index, "shard": k, "row": row, "url": self.shards.urls[k]}
+
+    def check_shard(self, k: int) -> int:
+        """The number of a shard, -1 being the last one.
+
+        Raises:
+            SelectionError: there is no such shard.
+        """
+        count = len(self.shards)
+        if not -count <= k < count:
+            raise SelectionError(
+                f"{self.name}: there is no shard {k}; shards are 0 to {count - 1} (-1 is the last one)"
+            )
+        return k % count
+
+    def check_index(self, index: int, *, is_written: bool = False) -> int:
+        """An index, -1 being the last one, counted from 0.
+
+        Args:
+            index: which.
+            is_written: it was written where a key may stand, too.
+
+        Raises:
+            SelectionError: there is no such sample.
+        """
+        n = len(self)
+        if not -n <= index < n:
+            right = f"indices are 0 to {n - 1} (-1 is the last one)" if n else "the dataset has none"
+            hint = f"; for the key {str(index)!r} add --key" if is_written else ""
+            raise SelectionError(f"{self.name}: there is no sample {index}; {right}{hint}")
+        return index % n
+
+    def resolve(self, samples: Sequence[str], *, is_key: bool, is_first: bool) -> list[list[int]]:
+        """The indices of each sample that is named by its index or its key.
+
+        Args:
+            samples: as they were written.
+            is_key: they are keys, even if they look like numbers.
+            is_first: the first sample with a key will do.
+
+        Raises:
+            SelectionError: there is no such index or key; says what there is.
+        """
+        numbers = {text: int(text) for text in samples if not is_key and _INDEX.fullmatch(text)}
+        found = {text: [self.check_index(index, is_written=True)] for text, index in numbers.items()}
+        keys = [text for text in samples if text not in numbers]
+        if keys:
+            search = Search(self, keys, is_first=is_first)
+            search.run()
+            search.check()
+            found |= search.found
+        return [found[text] for text in samples]
+
+    # --- the members of a shard
+
+    def table(self, k: int) -> MemberTable:
+        """The member table of shard ``k``.
+
+        Raises:
+            CountMismatchError: it does not hold as many samples as the index says.
+            WidsError: the shard cannot be had or read, or may not be fetched.
+        """
+        if self._last is None or self._last[0] != k:
+            table = self._published(k)
+            if table is None:
+                with contextlib.closing(self.open(k)) as reader:
+                    table = reader.table
+            self._last = k, table
+        return self._last[1]
+
+    def open(self, k: int) -> Reader:
+        """Shard ``k``, open: where it is, or fetched first if that is cheaper; the caller closes.
+
+        Raises:
+            WidsError: as `table`.
+        """
+        with contextlib.ExitStack() as stack:
+            if self.is_absent(k):
+                if k not in self._begun and self._published(k) is None:
+                    if not self._fetches_left:
+                        self._refuse(k)
+                    self._fetches_left -= 1
+                    self._begun.add(k)
+                stack.enter_context(Signals())  # a signal: its part file goes
+                stack.enter_context(self._arriving(k))
+            reader = self._provider.open(self.shards[k])
+        try:
+            self.collection.check_count(k, reader.table)
+        except CountMismatchError:
+            reader.close()
+            raise
+        return reader
+
+    def is_absent(self, k: int) -> bool:
+        """Whether a shard is remote and not in the cache."""
+        url = self.shards.urls[k]
+        return not Place(url).is_local and not self._provider.cache.has(url)
+
+    def has_table(self, k: int) -> bool:
+        """Whether a shard's table can be had without fetching the shard."""
+        table = self._published(k)
+        if table is not None:
+            self._last = k, table
+        return table is not None or not self.is_absent(k)
+
+    def _arriving(self, k: int) -> AbstractContextManager[None]:
+        return download_bar(self.shards[k], self._provider.cache.placement.cache_dir or "", is_shown=not self.has_bar)
+
+    def _published(self, k: int) -> MemberTable | None:
+        """The table that lies beside a remote shard; None where there is none that is certain to be its own."""
+        shard = self.shards[k]
+        if self._is_given_up or shard.filesize is None or not self.is_absent(k):  # nothing to hold it against
+            return None
+        table = self._tables.load(shard, shard_bytes=shard.filesize)
+        # Where one is published all are: that is not asked for each shard.
+        self._is_given_up = table is None
+        return table
+
+    def _refuse(self, k: int) -> None:
+        absent = [j for j in range(len(self.shards)) if self.is_absent(j)]
+        size = sum(max(self.shards.filesizes[j], 0) for j in absent)
+        raise InputError(
+            f"{self.shards.urls[k]}: to look into it, it must be fetched, and {count_of(len(absent), 'shard')}"
+            f" of the index {'is' if len(absent) == 1 else 'are'} not here{f' ({format_size(size)})' if size else ''}",
+            hint="fetch",
+        )

@@ -1,0 +1,413 @@
+"""The options and arguments that several commands share.
+
+Nothing heavy is imported here. A parser reports a wrong value as `typer.BadParameter` (exit code 2), and never repeats
+a value that may be secret. A command may take the dataclasses here, each field of which is an option.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from wids.core.files import json_text
+from wids.core.transport.session import PLAIN, Session
+from wids.errors import JsonError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from wids.core.collection.shard_collection import ShardCollection
+    from wids.core.order.batching import BatchRule
+    from wids.core.order.config import SamplerSettings
+    from wids.jobs.runner import RunOptions
+
+    ReadColumn: TypeAlias = Callable[[str], Any]
+
+ORDER_PANEL = "The order (defaults: DistributedChunkedSampler)"
+_BATCH_PANEL = "Batches of like length or bucket (BucketBatchSampler)"
+# Beyond, numbers would overflow somewhere; lanes are visited one by one.
+_MAX, _MAX_LANES = 10**12, 1_000_000
+
+INDEX_HELP = (
+    "An index (URL or path), or tar files: a path, a directory, a brace pattern or glob in quotes, or a data set of "
+    "the Hugging Face Hub (hf://datasets/ORG/NAME?split=SPLIT)."
+)
+Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="FILE",
+        help="The table of columns, a path or URL. Default: beside INDEX.",
+        show_default=False,
+    ),
+]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object on each line.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace a file that is there, also one that no such command wrote."),
+]
+RuleFlag = Annotated[
+    Literal["first-dot", "last-dot"] | None,
+    typer.Option(
+        "--key-rule",
+        help="The dot of a member's name where its key ends: with last-dot, v1.5.jpg is field .jpg of sample v1.5. "
+        "Default: as the index says, else first-dot.",
+        show_default=False,
+    ),
+]
+GroupFlag = Annotated[
+    Literal["adjacent", "key"] | None,
+    typer.Option(
+        "--group",
+        help="key: members with one key are one sample, wherever they are in the shard. Default: as the index says, "
+        "else adjacent.",
+        show_default=False,
+    ),
+]
+CacheDir = Annotated[
+    str,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="The cache directory for remote shards. Default: $WIDS_CACHE, else your own in the temporary directory.",
+    ),
+]
+Shards = Annotated[
+    str,
+    typer.Option(
+        "--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.", show_default=False
+    ),
+]
+
+
+def parse_session(text: str | Session) -> Session:
+    """Parse ``{"anon": true}``, or read ``@FILE`` with such an object in it; the default, a session, is as it is.
+
+    Raises:
+        typer.BadParameter: the text is not a JSON object, or the file cannot be read. The message has the position in
+            the text and not the text, which may hold access keys.
+    """
+    if isinstance(text, Session):
+        return text
+    where = ""
+    if text.startswith("@"):
+        path = os.path.expanduser(text[1:])
+        where = f"{path}: "
+        try:
+            with open(path, encoding="utf-8-sig") as file:
+                text = file.read()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise typer.BadParameter(f"{where}cannot be read ({why}); @FILE names a file with a JSON object") from None
+    try:
+        found = json_text.parse(text)
+    except JsonError as error:
+        raise typer.BadParameter(f"{where}not JSON ({error}); {_ADVICE}") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{where}a JSON {type(found).__name__}, not an object; {_ADVICE}")
+    return Session(found)
+
+
+_ADVICE = """write it like '{"anon": true}', or as @FILE with such an object in the file"""
+SessionFlag = Annotated[
+    Session,
+    typer.Option(
+        "--storage-options",
+        parser=parse_session,
+        metavar="JSON",
+        envvar="WIDS_STORAGE_OPTIONS",
+        show_default=False,
+        help="""Options for fsspec, which opens URLs: '{"anon": true}', or @FILE with such an object in the file. """
+        "A key that is a URL holds the options for that server.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ReadFlags:
+    """How remote shards are looked into."""
+
+    may_fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download as many remote shards as needed. Default: one at most.")
+    ] = False
+    cache_dir: CacheDir = ""
+    session: SessionFlag = PLAIN
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """What runs a command that works on many shards."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, max=1024, metavar="N", show_default=False, help="Shards at a time."),
+    ] = None
+    engine: Annotated[
+        Literal["auto", "local", "threads", "processes", "ray"],
+        typer.Option("--engine", help="What does the work: this machine, or a Ray cluster whose nodes have wids."),
+    ] = "auto"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="ADDRESS",
+            help="auto, HOST:PORT or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine.",
+        ),
+    ] = None
+
+    def options(self) -> RunOptions:
+        """What the library takes.
+
+        Raises:
+            typer.BadParameter: these do not go together.
+        """
+        if self.ray_address is not None and self.engine != "ray":
+            raise typer.BadParameter("--ray-address goes with --engine ray")
+        from wids.jobs.runner import RunOptions
+
+        return RunOptions(jobs=self.jobs or None, engine=self.engine, ray_address=self.ray_address)
+
+
+def values_option(words: str, *, panel: str) -> Any:
+    """An option that has a value for each sample; `read_values` reads them."""
+    return typer.Option(metavar="COLUMN|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """The sampler whose order is asked for."""
+
+    chunksize: Annotated[
+        int, typer.Option(min=1, max=_MAX, metavar="N", help="Samples in a chunk.", rich_help_panel=ORDER_PANEL)
+    ] = 10_000
+    window: Annotated[
+        int, typer.Option(min=1, max=_MAX, metavar="N", help="Chunks mixed at a time.", rich_help_panel=ORDER_PANEL)
+    ] = 4
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX_LANES,
+            metavar="L",
+            help="Lanes. Default: as many as ranks; after a resume, as many as there were ranks before.",
+            show_default=False,
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = None
+    tail: Annotated[
+        Literal["pad", "drop", "mask"],
+        typer.Option(help="What becomes of the rest; drop is drop_last=True.", rich_help_panel=ORDER_PANEL),
+    ] = "pad"
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the order.", rich_help_panel=ORDER_PANEL)] = 0
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Mix the order at all.", rich_help_panel=ORDER_PANEL)
+    ] = True
+    reshuffle: Annotated[
+        Literal["fixed", "epoch"],
+        typer.Option(help="A lane keeps its part, or chunks are dealt anew each epoch.", rich_help_panel=ORDER_PANEL),
+    ] = "fixed"
+    source_batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Of a mixture: samples in turn that a rank reads of one sub-dataset.",
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = 1
+    weights: Annotated[
+        str | None,
+        values_option("How often samples come: a column of the index, or an array (n,).", panel=ORDER_PANEL),
+    ] = None
+
+    def read_weights(self, read: ReadColumn) -> Any:
+        """The weights of all samples, (n,); None: none are given.
+
+        Raises:
+            InputError: the file holds no such array. WidsError: the column cannot be read.
+        """
+        return None if self.weights is None else read_values("--weights", self.weights, read)
+
+    def settings(self, *, world_size: int, epoch_size: int | None) -> SamplerSettings:
+        """The settings of the sampler of a rank.
+
+        Raises:
+            ValueError: see `SamplerSettings`.
+        """
+        from wids.core.order.config import SamplerSettings
+
+        return SamplerSettings(
+            num_replicas=world_size,
+            epoch_size=epoch_size,
+            chunksize=self.chunksize,
+            window=self.window,
+            lanes=self.lanes or world_size,
+            tail=self.tail,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            reshuffle=self.reshuffle,
+            source_batch=self.source_batch,
+        )
+
+
+def parse_batch_size(text: str) -> int | dict[str, int]:
+    """Parse ``32``, or ``BUCKET=32,BUCKET=16``.
+
+    Raises:
+        typer.BadParameter: it is neither, or a number below 1 or too large.
+    """
+    from wids.core.order.batching import parse_sizes
+    from wids.errors import InputError
+
+    try:
+        return parse_sizes(text, most=_MAX)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def batch_size_option(default: int, *, panel: str | None = None) -> Any:
+    """``--batch-size``, whose parser is `parse_batch_size`."""
+    return typer.Option(
+        "--batch-size",
+        parser=parse_batch_size,
+        metavar="N|BUCKET=N,...",
+        show_default=False,
+        help=f"Samples in a rank's batch. Default: {default}; with --max-tokens or --buckets: the most, or the most in "
+        "each bucket, and by default any number.",
+        rich_help_panel=panel,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """The batches of a `wids.BucketBatchSampler`, whose parameters these are; none of them: a loader's own batches."""
+
+    lengths: Annotated[
+        str | None,
+        values_option("A number for each sample: a column of the index, or an array (n,).", panel=_BATCH_PANEL),
+    ] = None
+    max_tokens: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="What a batch costs at most, in units of --lengths.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    cost: Annotated[
+        Literal["padded", "sum"],
+        typer.Option(help="A batch costs its longest x its count, or the sum.", rich_help_panel=_BATCH_PANEL),
+    ] = "padded"
+    buckets: Annotated[
+        str | None, values_option("A word or number for each sample; a batch is of one.", panel=_BATCH_PANEL)
+    ] = None
+    too_long: Annotated[
+        Literal["error", "skip"],
+        typer.Option(help="A sample longer than --max-tokens: an error, or left out.", rich_help_panel=_BATCH_PANEL),
+    ] = "error"
+    block: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Samples of a lane that are cut into batches together. Default: some 64 batches, within a chunk.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The table of columns, a path or URL. Default: beside INDEX.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+
+    def make_rule(
+        self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn, *, has_weights: bool = False
+    ) -> BatchRule | None:
+        """What a batch may hold; None: a loader makes its own batches of ``batch_size``.
+
+        Args:
+            batch_size: as given.
+            samples: of the dataset.
+            read: a column, by its name.
+            has_weights: another option reads a column, too.
+
+        Raises:
+            typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
+        """
+        from wids.core.order.batching import make_rule, name_sizes
+
+        if self.lengths is None and self.max_tokens is None and self.buckets is None:
+            given = [
+                name
+                for name, is_given in (
+                    ("--batch-size BUCKET=N", isinstance(batch_size, dict)),
+                    ("--cost", self.cost != "padded"),
+                    ("--too-long", self.too_long != "error"),
+                    ("--block", self.block is not None),
+                    ("--columns", self.columns is not None and not has_weights),
+                )
+                if is_given
+            ]
+            if given:
+                raise typer.BadParameter(f"{given[0]} is for batches of like length: give --lengths or --buckets too")
+            return None
+        if self.lengths is None and self.max_tokens is not None:
+            raise typer.BadParameter("--max-tokens counts units of --lengths, which is missing: a column or FILE.npy")
+        if self.max_tokens is None and batch_size is None:
+            raise typer.BadParameter("how large may a batch be? Give --max-tokens or --batch-size, or both")
+        if self.buckets is None and isinstance(batch_size, dict):
+            raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
+        lengths = None if self.lengths is None else read_values("--lengths", self.lengths, read)
+        buckets = None if self.buckets is None else read_values("--buckets", self.buckets, read)
+        return make_rule(
+            samples,
+            lengths=lengths,
+            max_tokens=self.max_tokens,
+            cost=self.cost,
+            buckets=buckets,
+            batch_size=name_sizes(batch_size, buckets),
+            too_long=self.too_long,
+        )
+
+    def reader_of(self, index: str, collection: ShardCollection, cache_dir: str) -> ReadColumn:
+        """What reads a column of an index."""
+
+        def read(name: str) -> Any:
+            from wids.columns.samples import beside
+
+            return beside(index, collection, cache_dir=cache_dir).at(self.columns, collection).read(collection, name)
+
+        return read
+
+
+def read_values(option: str, given: str, read: ReadColumn) -> Any:
+    """A value for each sample: of an array in a file, or of a column.
+
+    Raises:
+        InputError: the file holds no such array. WidsError: the column cannot be read.
+    """
+    if not given.endswith(".npy"):
+        return read(given)
+    import numpy as np
+
+    from wids.errors import InputError
+
+    try:
+        return np.load(os.path.expanduser(given), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{given}: {option} cannot be read from it ({why}); numpy.save writes such a file") from error

@@ -1,0 +1,113 @@
+"""The pages as one ASGI application: a module for each part of the site makes its routes, this one puts them together.
+
+Rules: a page is a template with what it says at once; what takes time it asks for by ``/api/...``, whose answers are
+JSON. An error is an answer where it belongs: ``{"error": "..."}`` to a script, a page to a person.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.templating import Jinja2Templates
+
+from wids import __version__
+from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
+from wids.events import logger
+from wids.tools.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample
+from wids.tools.serve.answers import answer
+from wids.tools.serve.guard import LOOPBACK, Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+    from wids.tools.serve.served import Served
+
+_HERE = Path(__file__).parent
+# (path, title) of what the head of each page leads to.
+PAGES: Sequence[tuple[str, str]] = (
+    ("/", "Overview"),
+    ("/samples", "Samples"),
+    ("/epoch", "Epoch"),
+    ("/cache", "Cache"),
+)
+
+
+def make_app(served: Served, *, token: str | None = None, has_frames: bool = False) -> ASGIApp:
+    """The pages of a dataset.
+
+    Args:
+        served: the dataset.
+        token: see `wids.tools.serve.guard.Guard`; with one, any host name will do.
+        has_frames: see there.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_writable,
+    )
+    environment.globals |= {"pages": PAGES, "version": __version__, "name": served.name}
+    templates = Jinja2Templates(env=environment)
+
+    def show_samples(request: Request) -> Response:
+        facts = {"samples": len(served.dataset), "shards": len(served.collection.ends)}
+        return templates.TemplateResponse(request, "samples.html", facts)
+
+    routes: list[Route | Mount] = [
+        *overview.routes(served, templates),
+        *fields.routes(served),
+        Route("/samples", show_samples),
+        *rows.routes(served),
+        *facets.routes(served),
+        *places.routes(served),
+        *marks.routes(served),
+        *epoch.routes(served, templates),
+        *sample.routes(served, templates),
+        *cache.routes(served, templates),
+        Mount("/static", StaticFiles(directory=_HERE / "static")),
+    ]
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status, words = _status_of(error), _words_of(error)
+        if request.url.path.startswith("/api/"):
+            return answer({"error": words}, status)
+        return templates.TemplateResponse(request, "error.html", {"words": words, "status": status}, status)
+
+    async def fail(request: Request, error: Exception) -> Response:
+        logger.error("%s: %s", request.url.path, without_secrets(repr(error)), exc_info=error)
+        return await refuse(request, error)
+
+    pages = Starlette(routes=routes, exception_handlers={HTTPException: refuse, WidsError: refuse, Exception: fail})
+    return Guard(pages, hosts=None if token else LOOPBACK, token=token, has_frames=has_frames)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, HTTPException):
+        return error.status_code
+    if isinstance(error, SelectionError):
+        return 404
+    if isinstance(error, NotAllowedError):
+        return 403
+    return 400 if isinstance(error, (WidsError, ValueError)) else 500
+
+
+def _writable(value: Any) -> Any:
+    """A value for a page, which is UTF-8: names of files may have letters that it lacks."""
+    return value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
+
+
+def _words_of(error: Exception) -> Any:
+    if isinstance(error, HTTPException):
+        return "there is no such page" if error.status_code == 404 and error.detail == "Not Found" else error.detail
+    return without_secrets(str(error)) or type(error).__name__

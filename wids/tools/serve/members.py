@@ -1,0 +1,102 @@
+"""One field of one sample as it is in its shard: where, how long, and its bytes or a part of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.convertors import IntegerConvertor, register_url_convertor
+
+from wids.core.codecs.decoders import inflate
+from wids.errors import SelectionError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wids.core.readers.base import Reader
+    from wids.dataset import ShardListDataset
+
+# The field of a number, for names that no URL can have: "." and "..", or names that are not UTF-8.
+_NUMBER = re.compile(r"@([0-9]{1,9})")
+
+
+class _IndexConvertor(IntegerConvertor):
+    """An index in a path: ``{index:index}``. Python refuses to read the numbers of some thousand digits."""
+
+    regex = "[0-9]{1,400}"
+
+
+register_url_convertor("index", _IndexConvertor())
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A field, while its shard is open.
+
+    Attributes:
+        name: the extension. key: of the sample. url: of its shard. offset, size: of its data in the shard, in bytes.
+        row: of the sample in the shard.
+    """
+
+    name: str
+    key: str
+    url: str
+    row: int
+    offset: int
+    size: int
+    _reader: Reader
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """What tells it from what may be there later: shard, name, offset and size."""
+        return self.url, self.name, self.offset, self.size
+
+    def read_part(self, lo: int, hi: int) -> bytes:
+        """Its bytes from ``lo`` to ``hi``, fewer at its end."""
+        return self._reader.read_part(self.row, self.name, lo, hi)
+
+    def read(self) -> bytes:
+        """All of its bytes."""
+        data: bytes = self._reader.read(self.row, (self.name,))[self.name].getvalue()
+        return data
+
+    def read_unpacked(self, most: int) -> bytes:
+        """All of its bytes; of a packed one (``.gz``), what they unpack to.
+
+        Args:
+            most: bytes that a packed one may unpack to.
+
+        Raises:
+            DecodeError: there are more. EOFError, zlib.error: it is damaged.
+        """
+        data = self.read()
+        return b"".join(inflate(data, most)) if self.name.casefold().endswith(".gz") else data
+
+
+@contextlib.contextmanager
+def open_member(dataset: ShardListDataset[Any], index: int, field: str) -> Iterator[Member]:
+    """A field of a sample; its shard is open while the block lasts.
+
+    Args:
+        dataset: of the sample.
+        index: 0 <= index < len(dataset).
+        field: its name, or ``@3`` for the fourth of the sample.
+
+    Raises:
+        SelectionError: no such sample or field exists.
+        WidsError: the shard cannot be had or read.
+    """
+    if not 0 <= index < len(dataset):
+        raise SelectionError(f"there is no sample {shown(index)}; the dataset has {len(dataset):,}")
+    shard, row, _ = dataset.get_shard(index)
+    with shard.pinned() as reader:
+        members = reader.table.members(row)
+        number = _NUMBER.fullmatch(field)
+        found = members[int(number[1]) :][:1] if number else [each for each in members if each[0] == field]
+        if not found:
+            names = ", ".join(shown(name) for name, _, _ in members[:20])
+            raise SelectionError(f"sample {index} has no field {shown(field)}; it has {names or 'none'}")
+        name, offset, size = found[0]
+        yield Member(name, reader.table.key(row), reader.url, row, offset, size, reader)

@@ -1,0 +1,107 @@
+"""What the pages are about: a dataset and the directory of its cache, opened once and read by many threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.core.index.repository import parse_name
+from wids.core.transport.place import Place
+from wids.dataset import ShardListDataset
+from wids.errors import InputError
+from wids.tools.serve.marks import Marks
+from wids.tools.serve.previews import Previews
+from wids.tools.serve.rows import ServedRows
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from wids.core.collection.shard_collection import ShardCollection
+    from wids.core.index.selection import Integers
+
+
+class Served:
+    """A dataset that is looked at.
+
+    Samples are read by byte ranges where their shard is not on this machine; nothing downloads a shard.
+
+    Args:
+        index: as `wids.ShardListDataset` takes it, as a text; or such a dataset, whose samples, columns, cache
+            directory and credentials are taken as they are.
+        cache_dir, storage_options: as there; of an index only.
+        marks: path of the file that marked samples are kept in; see `wids.tools.serve.marks.Marks`.
+
+    Attributes:
+        index: as given, or that of the dataset; None: it is of none. name: it as people may see it, without passwords.
+        dataset: its samples, undecoded. opening: Python that makes the dataset; "": it was made by a program.
+        cache_dir: the directory of its cache. collection: its samples and shards.
+        previews: small pictures of its fields. rows: facts of its samples. marks: the marked ones.
+        closing: called by `close`, for what a page has begun.
+    """
+
+    collection: ShardCollection
+    cache_dir: str | None
+    name: str
+    opening: str
+    previews: Previews
+    rows: ServedRows
+    marks: Marks
+
+    def __init__(
+        self,
+        index: str | ShardListDataset[Any],
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        marks: str = "",
+    ) -> None:
+        if isinstance(index, str):
+            self.index: str | None = index
+            self.dataset: ShardListDataset[dict[str, Any]] = ShardListDataset(
+                index, cache_dir=cache_dir, storage_options=storage_options, transformations=[], access="range"
+            )
+        else:
+            if cache_dir is not None or storage_options is not None:
+                raise InputError("cache_dir and storage_options are the dataset's own; give them with an index only")
+            self.dataset = index._undecoded()  # noqa: SLF001 - as below
+            self.index = self.dataset._collection.place  # noqa: SLF001
+        self.cache_dir = self.dataset.cache_dir
+        self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
+        known = self.index or self.dataset.dataset_name
+        if self.index is not None and (named := parse_name(self.index)) is not None:
+            known = named.text
+        self.name = Place(known).public
+        is_whole = self.index is not None and self.collection.shards.selection is None
+        self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
+        self.previews = Previews(self.dataset)
+        self.rows = ServedRows(self)
+        self.marks = Marks(self, marks)
+        self.closing: list[Callable[[], None]] = [self.previews.close, self.rows.close]
+
+    def columns(self) -> dict[str, str]:
+        """The columns of the file beside the index: name -> type, as Arrow calls it; none where there is no file.
+
+        Raises:
+            ColumnsError: it cannot be used. DependencyError: pyarrow is not installed.
+        """
+        return self.dataset._columns.types(self.collection)  # noqa: SLF001 - likewise
+
+    def choose(self, where: str, *, is_marked: bool) -> Integers | None:
+        """The indices of the samples for which SQL is true, of the marked ones alone if asked; None: all there are.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `wids.ShardListDataset.find_rows`.
+        """
+        found = self.rows.find(where)
+        if not is_marked:
+            return found
+        marked = self.marks.indices()
+        return marked if found is None else np.intersect1d(found, marked, assume_unique=True)
+
+    def close(self) -> None:
+        """Close the shards."""
+        for end in self.closing:
+            end()
+        self.dataset.close()

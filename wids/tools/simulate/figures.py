@@ -1,0 +1,360 @@
+"""Figures that the order alone decides: counts, splits, shards open at a time, the cache that is needed, mixing.
+
+No time and no cache here; see `wids.tools.simulate.run`, of whose result there are curves: cache use, bandwidth and
+stalls over steps, in few enough points to be drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wids.core.order.epoch import Plan
+from wids.tools.simulate.run import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from wids.core.order.batching import BatchRule
+    from wids.core.order.permutation import Indices
+    from wids.tools.simulate.job import Epoch, RankBatches, TrainingJob
+    from wids.tools.simulate.run import SimulationResult
+    from wids.tools.simulate.trace import Course, Visits
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Over steps, counted over all epochs.
+
+    Attributes:
+        steps: where each stretch ends; (n,).
+        used_bytes: of each node, in its cache at the end of each stretch, shards on their way included.
+        bandwidth: of each node, bytes a second in the stretch.
+        stall_seconds: of each node, how long steps waited for it in the stretch.
+        costs: of each rank, of a batch of like length, the mean of the stretch; None: batches are not of like length.
+    """
+
+    steps: list[int]
+    used_bytes: list[list[int]]
+    bandwidth: list[list[float]]
+    stall_seconds: list[list[float]]
+    costs: list[list[float]] | None = None
+
+
+def draw(found: SimulationResult, *, points: int = 200, costs: list[Floats] | None = None) -> Curves:
+    """The curves of a simulation, in ``points`` stretches or fewer."""
+    marks = np.array(found.marks or [(0.0, 0)])
+    last = int(marks[-1, 1])
+    edges = np.unique(np.linspace(0, max(last, 1), points + 1).astype(np.int64))
+    # A step that waited has two times; the later one is when it began.
+    steps, first = np.unique(marks[::-1, 1], return_index=True)
+    times = np.interp(edges, steps, marks[::-1, 0][first])
+    used, bandwidth, stalls = [], [], []
+    for number, log in enumerate(found.log):
+        table = np.array(log)
+        at = np.searchsorted(table[:, 0], times, side="right") - 1
+        used.append(table[at, 1][1:].astype(np.int64).tolist())
+        fetched = np.interp(times, table[:, 0], table[:, 2])  # a shard comes evenly while it has the link
+        fetched[0] = 0.0  # shards that came before the first step count to it
+        spans = np.diff(np.append(0.0, times[1:]))
+        bandwidth.append((np.diff(fetched) / np.maximum(spans, 1e-9)).tolist())
+        stalls.append(_sum_within(edges, [(s.step, s.seconds) for s in found.stalls if s.node == number]).tolist())
+    means = None
+    if costs is not None:
+        sums = [np.concatenate([[0.0], np.cumsum(own)]) for own in costs]
+        means = [(np.diff(of_rank[np.minimum(edges, len(of_rank) - 1)]) / np.diff(edges)).tolist() for of_rank in sums]
+    return Curves(edges[1:].tolist(), used, bandwidth, stalls, means)
+
+
+def _sum_within(edges: Indices, values: list[tuple[int, float]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    sums = np.zeros(len(edges) - 1)
+    for step, seconds in values:
+        sums[min(max(int(np.searchsorted(edges, step, side="right")) - 1, 0), len(sums) - 1)] += seconds
+    return sums
+
+
+# Batches of which the shards are counted, spread over an epoch; each costs a window of every lane.
+_LOOKS = 8
+_MAX_SEARCHED = 20_000
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Samples of a job.
+
+    Attributes:
+        samples: of the dataset. read: by all ranks, in all epochs.
+        left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture,
+            of its sources, and with weights or in batches of like length of its samples.
+    """
+
+    samples: int
+    read: int
+    left_out: int
+    repeated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Shards that several read, in all epochs together.
+
+    Attributes:
+        by_ranks, by_nodes: how many shards more than one of them reads. most_ranks: that read one shard.
+        shards: the shards that several ranks read, and which ranks those are.
+    """
+
+    by_ranks: int
+    by_nodes: int
+    most_ranks: int
+    shards: dict[int, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """How well the order mixes, over some batches of the first epoch; see benchmarks/shuffle.py.
+
+    Attributes:
+        in_global_batch, in_batch: distinct shards in the batches of all ranks together, and of one rank.
+        neighbours: probability that a rank's next sample is of the same shard.
+    """
+
+    in_global_batch: float
+    in_batch: float
+    neighbours: float
+
+
+def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Counts:
+    """Samples that are read, left out and repeated."""
+    n = int(job.lengths.sum())
+    first = courses[0]
+    if epochs[0].batches is not None or job.weights is not None:
+        drawn = [_samples_of(courses, epoch, number) for number, epoch in enumerate(epochs)]
+        some = np.concatenate(drawn) if first.config.is_stream else drawn[0]
+        distinct = int(np.count_nonzero(np.bincount(some, minlength=n)))
+        return Counts(samples=n, read=sum(map(len, drawn)), left_out=n - distinct, repeated=len(some) - distinct)
+    if job.is_by_shards:
+        return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
+    if not isinstance(first.plan, Plan):
+        read = first.span(job.epochs - 1)[1]
+        counts = first.plan.counts(read)
+        beyond = [counts.get(source.name, 0) - len(source.plan) for source in first.plan.sources]
+        return Counts(
+            samples=n,
+            read=read,
+            left_out=-sum(count for count in beyond if count < 0),
+            repeated=sum(count for count in beyond if count > 0),
+        )
+    if first.config.is_stream:
+        read = first.span(job.epochs - 1)[1]
+        return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))
+    stop = first.span(0)[1]
+    return Counts(samples=n, read=stop * job.epochs, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
+
+
+def _samples_of(courses: Sequence[Course], epoch: Epoch, number: int) -> Indices:
+    """The samples that all ranks read in an epoch."""
+    blocks = (block for course in courses for block in course.blocks(number))
+    if epoch.batches is not None:
+        blocks = (of_rank.samples for of_rank in epoch.batches)
+    return np.concatenate([np.zeros(0, np.int64), *blocks])
+
+
+def find_splits(job: TrainingJob, epochs: Sequence[Epoch]) -> Splits:
+    """Which shards several ranks read."""
+    total = len(job.lengths)
+    pairs = [np.unique(visits.shard) + rank * total for epoch in epochs for rank, visits in enumerate(epoch.visits)]
+    ranks, shards = np.divmod(np.unique(np.concatenate(pairs)), total)
+    counts = np.bincount(shards, minlength=total)
+    nodes = np.bincount(np.unique(ranks // job.ranks_per_node * total + shards) % total, minlength=total)
+    split = np.isin(shards, np.flatnonzero(counts > 1))
+    found: dict[int, list[int]] = {}
+    for shard, rank in sorted(zip(shards[split].tolist(), ranks[split].tolist(), strict=True)):
+        found.setdefault(shard, []).append(rank)
+    return Splits(
+        by_ranks=len(found), by_nodes=int((nodes > 1).sum()), most_ranks=int(counts.max(initial=0)), shards=found
+    )
+
+
+def open_at_a_time(job: TrainingJob, epochs: Sequence[Epoch], rank: int) -> Indices:
+    """How many shards a rank reads from at each step, over all epochs: (nsteps,)."""
+    return np.concatenate([_overlap(epoch.visits[rank], epoch.steps[rank], job.batch_size) for epoch in epochs])
+
+
+def _overlap(visits: Visits, steps: int, batch_size: int) -> Indices:
+    begins = np.bincount(visits.first // batch_size, minlength=steps + 1)
+    ends = np.bincount(visits.last // batch_size + 1, minlength=steps + 1)
+    return np.cumsum(begins[:steps] - ends[:steps])
+
+
+def needed_bytes(job: TrainingJob, epochs: Sequence[Epoch]) -> int:
+    """The largest set of shards that a node has used and will use again: no smaller cache does without re-downloads.
+
+    To the sample, not the batch: when a batch goes on with the next window, that of the last one has been read.
+
+    Args:
+        job: whose.
+        epochs: taken together: a shard that is used in two of them is needed in between.
+    """
+    offsets = np.cumsum([0, *(max(epoch.counts) for epoch in epochs)])
+    most = 0
+    for node in range(job.nodes):
+        ranks = range(node * job.ranks_per_node, min((node + 1) * job.ranks_per_node, job.world))
+        first = np.full(len(job.lengths), int(offsets[-1]) + 1, np.int64)
+        last = np.full(len(job.lengths), -1, np.int64)
+        for epoch, offset in zip(epochs, offsets[:-1].tolist(), strict=True):
+            for visits in (epoch.visits[rank] for rank in ranks):
+                np.minimum.at(first, visits.shard, offset + visits.first)
+                np.maximum.at(last, visits.shard, offset + visits.last)
+        used = last >= 0
+        times = np.concatenate([first[used], last[used] + 1])
+        changes = np.concatenate([job.footprints[used], -job.footprints[used]])
+        order = np.lexsort((changes, times))  # of one position, shards that are done leave before new ones come
+        most = max(most, int(np.cumsum(changes[order]).max(initial=0)))
+    return most
+
+
+def smallest_cache(job: TrainingJob, epochs: list[Epoch]) -> int | None:
+    """The smallest cache, to a few hundredths, with which no shard is downloaded again; None: too long a search.
+
+    By simulating with one size after another; so what prefetching and eviction do at their own pace is in it. Shards
+    are waited for: read early, they might come once because they never come in time.
+    """
+    if sum(len(visits.first) for epoch in epochs for visits in epoch.coming) > _MAX_SEARCHED:
+        return None
+    lo, hi = needed_bytes(job, epochs), int(job.footprints.sum())
+
+    def is_enough(size: int) -> bool:
+        found = Simulation(replace(job, cache_size=size, early_reads=False), epochs, is_strict=True).run()
+        return found.stopped_at is None and not found.total("again")
+
+    if lo >= hi or is_enough(lo):
+        return lo
+    size = lo
+    while size * 2 < hi:
+        size *= 2
+        if is_enough(size):
+            hi = size
+            break
+        lo = size
+    for _ in range(_ROUNDS):
+        middle = (lo + hi) // 2
+        if is_enough(middle):
+            hi = middle
+        else:
+            lo = middle
+    return hi
+
+
+def measure_mixing(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Mixing:
+    """Look at some batches, spread evenly over the first epoch."""
+    steps = min(epochs[0].steps)
+    if not steps:
+        return Mixing(in_global_batch=0.0, in_batch=0.0, neighbours=0.0)
+    chosen = sorted(set(np.linspace(0, steps - 1, _LOOKS).astype(int).tolist()))
+    everywhere, own, same = [], [], []
+    for step in chosen:
+        batches = [_shards_of(job, course, epochs[0], rank, step) for rank, course in enumerate(courses)]
+        batches = [batch for batch in batches if len(batch)]
+        everywhere.append(len(np.unique(np.concatenate([np.zeros(0, np.int64), *batches]))))
+        own += [len(np.unique(batch)) for batch in batches]
+        same += [float((np.diff(batch) == 0).mean()) for batch in batches if len(batch) > 1]
+    return Mixing(in_global_batch=_mean(everywhere), in_batch=_mean(own), neighbours=_mean(same))
+
+
+def _shards_of(job: TrainingJob, course: Course, epoch: Epoch, rank: int, step: int) -> Indices:
+    """The shard of each sample of a batch."""
+    if epoch.batches is not None and epoch.shards is not None:
+        edges = epoch.batches[rank].edges
+        return epoch.shards[rank][edges[step] : edges[step + 1]]
+    return course.shards(0, step * job.batch_size, min((step + 1) * job.batch_size, epoch.counts[rank]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """Batches of like length, of all ranks and epochs. None: there are no lengths, or is no budget.
+
+    Attributes:
+        batches: how many. smallest, median, largest: samples in one.
+        padding: tokens with the padding of each batch to its longest sample, as a multiple of those without.
+        imbalance_mean, imbalance_worst: of the steps: the cost of the costliest rank's batch, as a multiple of the mean
+            of all ranks; without lengths a sample costs 1.
+        used_mean, used_least: what a batch costs, as a share of the budget.
+        max_tokens: the budget.
+        too_long: samples of the dataset that are longer than it, and are left out.
+        repeated_in_tail: samples that were read again, in an epoch, so that all ranks have as many batches.
+        costs: of each rank, of its batch at each step over all epochs: (steps,).
+    """
+
+    batches: int
+    smallest: int
+    median: float
+    largest: int
+    padding: float | None
+    imbalance_mean: float
+    imbalance_worst: float
+    used_mean: float | None
+    used_least: float | None
+    max_tokens: float | None
+    too_long: int
+    repeated_in_tail: int
+    costs: list[Floats]
+
+
+def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | None:
+    """What batches of like length consist of; None: batches are of as many samples each."""
+    rule = job.rule
+    if rule is None:
+        return None
+    costs, sizes, padded, real = [], [], 0.0, 0.0
+    for rank in range(job.world):
+        own = [epoch.batches[rank] for epoch in epochs if epoch.batches is not None]
+        longest, sums, counts = (
+            np.concatenate(columns) for columns in zip(*(add_up(rule, o) for o in own), strict=True)
+        )
+        padded, real = padded + float((longest * counts).sum()), real + float(sums.sum())
+        costs.append(rule.cost_of(longest, sums, counts))
+        sizes.append(counts)
+    table, flat = np.stack(costs), np.concatenate(sizes)
+    means = table.mean(axis=0)
+    ratios = table.max(axis=0, initial=0)[means > 0] / means[means > 0]
+    used = None if rule.max_cost is None else table.ravel() / rule.max_cost
+    has_batches = bool(len(flat))
+    return Batching(
+        batches=len(flat),
+        smallest=int(flat.min()) if has_batches else 0,
+        median=float(np.median(flat)) if has_batches else 0.0,
+        largest=int(flat.max(initial=0)),
+        padding=padded / real if rule.lengths is not None and real else None,
+        imbalance_mean=_mean(ratios.tolist()),
+        imbalance_worst=float(ratios.max(initial=0)),
+        used_mean=None if used is None or not has_batches else float(used.mean()),
+        used_least=None if used is None or not has_batches else float(used.min()),
+        max_tokens=rule.max_cost,
+        too_long=rule.skipped,
+        repeated_in_tail=sum(int(own.fills.sum()) for own in epochs[0].batches or ()),
+        costs=list(table),
+    )
+
+
+def add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
+    """The longest sample of each batch, the sum of its lengths, and its count: (steps,) each."""
+    counts = np.diff(own.edges)
+    longest, sums = np.zeros(len(counts)), np.zeros(len(counts))
+    some = counts > 0
+    if some.any():
+        lengths = rule.lengths_of(own.samples)
+        begins = own.edges[:-1][some]
+        longest[some], sums[some] = np.maximum.reduceat(lengths, begins), np.add.reduceat(lengths, begins)
+    return longest, sums, counts
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(sum(found) / len(found)) if found else 0.0

@@ -1,0 +1,317 @@
+"""Which samples a rank reads at a step of an epoch, and which rank reads a sample at which step.
+
+The order is computed by `wids.core.order.epoch` and `wids.core.order.mixture` alone. A batch and a sample are found by
+seeking: no more than the windows that mix their chunks is read. Steps are those of a DataLoader with a ``batch_size``.
+
+Batches of like length are those of `wids.core.order.batch_epochs`. How many there are before a step only cutting them
+tells: each block of the epoch is cut once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wids.core.order.batch_epochs import BatchConfig, BatchPlace
+from wids.core.order.epoch import Plan
+from wids.core.order.lane import matches
+from wids.core.order.mixture import MixturePlan, sampler_config
+from wids.core.order.search import find_in_pass, find_in_stream, lanes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wids.core.order.batching import Batch, BatchRule, Block
+    from wids.core.order.config import EpochConfig, SamplerSettings
+    from wids.core.order.epoch import EpochOrder
+    from wids.core.order.layout import ShardCounts
+    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.permutation import Indices
+
+
+def make_timetable(
+    counts: ShardCounts,
+    parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
+    *,
+    epoch: int,
+    batch_size: int = 1,
+    rule: BatchRule | None = None,
+    block: int | None = None,
+    on_block: Callable[[int, int], object] = lambda *_: None,
+    span: tuple[int, int] | None = None,
+    weights: Any = None,
+) -> Timetable | BatchTimetable:
+    """Who reads what and when, in an epoch of a job.
+
+    Args:
+        counts: the shards of the index.
+        parts: its sources, if it is a mixture.
+        settings: of the sampler.
+        epoch: see `Timetable`.
+        batch_size: the same.
+        rule: of batches of like length; None: they are of ``batch_size``.
+        block: of those, see `BatchConfig.of`.
+        on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
+        span: see `wids.core.order.mixture.sampler_config`.
+        weights: the same.
+
+    Raises:
+        ValueError: settings that exclude each other.
+    """
+    config = sampler_config(counts, parts, settings, span=span, weights=weights)
+    if rule is None:
+        return Timetable(config, epoch=epoch, batch_size=batch_size)
+    batches = BatchConfig.of(config, rule, seed=settings.seed, block=block)
+    first = batches.first_place(epoch)
+    total = (batches.end(first) or 0) - first.position
+    return BatchTimetable(batches, epoch=epoch, on_block=lambda at: on_block(at - first.position, total))
+
+
+class Reading(NamedTuple):
+    """A sample being read.
+
+    Attributes:
+        rank: by which rank.
+        step: in which of its batches, from 0.
+        place: at which place in the batch, from 0.
+        is_repeated: some rank has read it before in this epoch, and it fills up the tail; of a nominal one none does.
+    """
+
+    rank: int
+    step: int
+    place: int
+    is_repeated: bool
+
+
+class Timetable:
+    """Who reads what and when, in one epoch.
+
+    Args:
+        config: of the samples, of any rank; that of a mixture has nominal epochs.
+        epoch: any integer; a nominal one from 0 on.
+        batch_size: samples in a rank's batch, at least 1.
+
+    Attributes:
+        config, epoch, batch_size: as given. plan: the order's. world: how many ranks there are.
+        samples: that each rank reads in the epoch. steps: batches of each rank; the last one may be smaller.
+
+    Raises:
+        ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
+    """
+
+    plan: Plan | MixturePlan
+    config: EpochConfig
+    epoch: int
+    batch_size: int
+    world: int
+    samples: int
+    steps: int
+
+    def __init__(self, config: EpochConfig, *, epoch: int, batch_size: int) -> None:
+        self.config, self.epoch, self.batch_size = config, epoch, batch_size
+        self.plan, self.world = config.plan, config.world
+        self._start, self._end = _span(config, epoch)
+        self._is_stream = config.is_stream
+        self._order: EpochOrder | None = None  # made once: of many shards, that takes a while
+        self.samples = (self._end - self._start) // self.world
+        self.steps = -(-self.samples // batch_size)
+
+    def batch(self, rank: int, step: int) -> tuple[Indices, list[bool]]:
+        """A batch of a rank: its samples in order, (n,), and which of them are repeated; 0 <= step < steps."""
+        first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.samples)
+        start = self._start + rank + first * self.world
+        blocks = self._blocks(start, self._start + last * self.world, self.world)
+        found = np.concatenate([np.zeros(0, np.int64), *blocks])
+        return found, [self._is_repeated(start + k * self.world) for k in range(len(found))]
+
+    def counts(self, step: int) -> dict[str, int]:
+        """How many samples of each source of a mixture all ranks read before a step, by name; 0 <= step <= steps."""
+        plan = self.plan
+        assert not isinstance(plan, Plan)  # noqa: S101 - for the type checker: it is a mixture's
+        end = self._start + min(step * self.batch_size, self.samples) * self.world
+        before, found = plan.counts(self._start), plan.counts(end)
+        return {name: count - before.get(name, 0) for name, count in found.items()}
+
+    def read(self, rank: int, first: int, last: int) -> tuple[Indices, Indices, Indices]:
+        """(samples, their positions in the epoch, where each batch begins and the last one ends) of some steps.
+
+        Args:
+            rank: whose.
+            first: step.
+            last: one past the last step; first <= last <= steps.
+
+        Returns:
+            (n,), (n,), (last - first + 1,).
+        """
+        edges = np.minimum(np.arange(first, last + 1) * self.batch_size, self.samples)
+        start = self._start + rank
+        blocks = self._blocks(start + int(edges[0]) * self.world, start + int(edges[-1]) * self.world, self.world)
+        found = np.concatenate([np.zeros(0, np.int64), *blocks])
+        return found, start + (edges[0] + np.arange(len(found))) * self.world, edges - edges[0]
+
+    def find(self, indices: Iterable[int]) -> dict[int, list[Reading]]:
+        """When each sample is read; ``[]``: it is not.
+
+        An epoch reads a sample once, and once more if it fills up the tail; by weights, or a nominal one, any number of
+        times.
+
+        Memory: a window of each of 64 lanes at most.
+        """
+        readings: dict[int, list[Reading]] = {index: [] for index in indices}
+        wanted = np.array(sorted(readings), np.int64)
+        for position, sample in sorted(_find(self.config, self.epoch, wanted)):
+            readings[sample].append(self._reading(position))
+        return readings
+
+    def _blocks(self, start: int, stop: int, step: int = 1) -> Iterator[Indices]:
+        if isinstance(self.plan, Plan) and not self._is_stream:
+            if self._order is None:
+                self._order = self.plan.order(self.epoch)
+            return self._order.blocks(start, stop, step)
+        return self.plan.stream(start, stop, step)
+
+    def _reading(self, position: int) -> Reading:
+        at, rank = divmod(position - self._start, self.world)
+        step, place = divmod(at, self.batch_size)
+        return Reading(rank, step, place, self._is_repeated(position))
+
+    def _is_repeated(self, position: int) -> bool:
+        return not self._is_stream and position >= len(self.plan)
+
+
+def _span(config: EpochConfig, epoch: int) -> tuple[int, int]:
+    """From which position to which all ranks read in an epoch."""
+    start, end = config.span(config.first_place(epoch))
+    assert end is not None  # noqa: S101 - for the type checker: the epoch has a size
+    return start, end
+
+
+def _find(config: EpochConfig, epoch: int, wanted: Indices) -> Iterator[tuple[int, int]]:
+    """(position, sample) of samples in an epoch, in no order: (n,), ascending, each once."""
+    plan, (start, end) = config.plan, _span(config, epoch)
+    if not isinstance(plan, Plan):
+        found = plan.find(wanted, start, end)
+    elif config.is_stream:
+        found = find_in_stream(plan, wanted, start, end)
+    else:
+        found = chain(find_in_pass(plan, epoch, wanted), _find_repeated(plan, epoch, wanted, end))
+    return (one for one in found if one[0] < end)
+
+
+def _find_repeated(plan: Plan, epoch: int, wanted: Indices, end: int) -> Iterator[tuple[int, int]]:
+    """Readings past the end of the order, of which there are fewer than ranks, in some lanes."""
+    n, of, order = len(plan), plan.lanes, plan.order(epoch)
+    # Lanes without samples repeat those of others.
+    lanes = range(of) if n < of else lanes_of(plan, order.places_of(wanted))
+    for position in [t for lane in lanes for t in range(n + (lane - n) % of, end, of)]:
+        for block in order.blocks(position, position + 1):
+            if len(matches(block, wanted)):
+                yield position, int(block[0])
+
+
+class BatchTimetable:
+    """Who reads which batch of like length when, in one epoch.
+
+    Args:
+        config: of the batches.
+        epoch: as of `Timetable`.
+        on_block: called with the position of each block that is cut; if it returns something true, the rest of the
+            epoch is left to `go_on`.
+
+    Attributes:
+        config, epoch: as given. world: how many ranks there are.
+        is_whole: all of the epoch has been cut. done: up to which position it has.
+        too_long: samples of the dataset that are in no batch, for they are longer than the budget.
+
+    Raises:
+        ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
+    """
+
+    config: BatchConfig
+    epoch: int
+    world: int
+    too_long: int
+    done: int
+    is_whole: bool
+
+    def __init__(self, config: BatchConfig, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:
+        self.config, self.epoch, self.world, self.too_long = config, epoch, config.world, config.rule.skipped
+        self._starts, self._before = list[int](), [0]  # of the blocks: positions, and the batches before each and all
+        first = config.first_place(epoch)
+        self._uncut, self.done, self.is_whole = config.cut(first), first.position, False
+        self._last: tuple[int, Block] | None = None  # that was looked at: its number, and itself
+        self.go_on(on_block)
+
+    def go_on(self, on_block: Callable[[int], object] = lambda _: None) -> None:
+        """Cut more of the epoch, to its end or until ``on_block`` returns something true."""
+        for block in self._uncut:
+            self._starts.append(block.position)
+            self._before.append(self._before[-1] + len(block))
+            if self._last is None:  # which is looked at first: of many lanes, to cut it again takes as long
+                self._last = 0, block
+            self.done = block.position + block.size
+            if on_block(block.position):
+                return
+        self.is_whole = True
+
+    @property
+    def steps(self) -> int:
+        """Batches of each rank; of an epoch that is not cut to its end, those that are known."""
+        total = self._before[-1]
+        if self.config.tail == "drop" or not self.is_whole:
+            return total // self.world
+        return -(-total // self.world)
+
+    def batch(self, rank: int, step: int) -> tuple[Indices, list[bool]]:
+        """See `Timetable.batch`."""
+        found = self._batch(rank, step)
+        return found.samples, found.fills.tolist()
+
+    def read(self, rank: int, first: int, last: int) -> tuple[Indices, Indices, Indices]:
+        """See `Timetable.read`; positions are those in the order of the samples."""
+        batches, none = [self._batch(rank, step) for step in range(first, last)], np.zeros(0, np.int64)
+        return (
+            np.concatenate([none, *(batch.samples for batch in batches)]),
+            np.concatenate([none, *(batch.positions for batch in batches)]),
+            np.cumsum([0, *(len(batch.samples) for batch in batches)]),
+        )
+
+    def find(self, indices: Iterable[int]) -> dict[int, list[Reading]]:
+        """See `Timetable.find`; of an epoch that is not cut to its end, as far as it is."""
+        readings: dict[int, list[Reading]] = {index: [] for index in indices}
+        wanted = np.array(sorted(readings), np.int64)
+
+        def look(rank: int, step: int, batch: Batch) -> None:
+            for at in np.flatnonzero(np.isin(batch.samples, wanted)).tolist():
+                readings[int(batch.samples[at])].append(Reading(rank, step, at, bool(batch.fills[at])))
+
+        found = _find(self.config.lanes_config, self.epoch, wanted)
+        for number in sorted({bisect_right(self._starts, at) - 1 for at, _ in found if at < self.done}):
+            block = self._block(number)
+            for at in range(len(block)):
+                step, rank = divmod(self._before[number] + at, self.world)
+                if step < self.steps:
+                    look(rank, step, block.batch(at))
+        late = range(self._before[-1] % self.world or self.world, self.world)  # whose last batch fills up the tail
+        if self.steps * self.world > self._before[-1]:
+            for rank in late:
+                look(rank, self.steps - 1, self._batch(rank, self.steps - 1))
+        return {index: sorted(found, key=lambda one: (one.step, one.rank)) for index, found in readings.items()}
+
+    def _batch(self, rank: int, step: int) -> Batch:
+        number, total = step * self.world + rank, self._before[-1]
+        if number < total:
+            at = bisect_right(self._before, number) - 1
+            return self._block(at).batch(number - self._before[at])
+        at = bisect_right(self._before, step * self.world) - 1
+        place = BatchPlace(self.epoch, self._starts[at], step * self.world - self._before[at])
+        return next(batch for [chunk] in self.config.deal(place, [rank]) for batch in chunk.batches)
+
+    def _block(self, number: int) -> Block:
+        if self._last is None or self._last[0] != number:
+            self._last = number, next(self.config.cut(BatchPlace(self.epoch, self._starts[number])))
+        return self._last[1]
