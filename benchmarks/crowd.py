@@ -27,8 +27,8 @@ from rich.table import Table
 
 import wids
 from wids.core.cache.directory import CacheDirectory
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS, QUICK_COUNTS = (100, 10_000, 100_000), (10, 100, 1000)

@@ -19,8 +19,8 @@ class Ours(WidsBatches, WidsApi):
     def open(self, row: dict):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
         from wids.core.files import atomic
-        from wids.core.index.spec import Shard
         from wids.core.readers.provider import AutoProvider
+        from wids.core.shard import Shard
         from wids.core.transport.session import Session
         from wids.events import Opened
 

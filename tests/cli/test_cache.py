@@ -37,8 +37,8 @@ from wids.core.cache.directory import CacheDirectory
 from wids.core.collection.shard_collection import load_shards
 from wids.core.files import locks, system
 from wids.core.files.holders import Holder
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.jobs.cache_warm import part_bytes
 from wids.tools.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
 

@@ -32,8 +32,8 @@ from tests.support.shards import (
 from wids import ShardListDataset
 from wids.core.codecs.describe import describe
 from wids.core.index import compiled_files
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables.key_search import near_keys, rows_of
 from wids.testing import Server as FileServer
 from wids.tools.cli.look.show import can_draw, draw

@@ -25,7 +25,7 @@ from wids.core.codecs.decode import SampleDecoder
 from wids.core.collection.shard_collection import load_shards
 from wids.core.files import atomic
 from wids.core.files.identity import Identity
-from wids.core.index.spec import Shard
+from wids.core.shard import Shard
 from wids.core.tables import member_tables
 from wids.core.tables.table import build_table
 from wids.errors import CacheError

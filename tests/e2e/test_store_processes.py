@@ -26,8 +26,8 @@ from wids.core.cache import shard_download
 from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.store import ShardCache
 from wids.core.files import atomic
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.transport import download, filesystems
 from wids.core.transport.session import Session
 

@@ -39,8 +39,7 @@ from tests.support.range_faults import (
 from tests.support.servers import cut, cut_chunked, instead, redirect, reset, status, whole, whole_unannounced, zipped
 from wids.core.cache.space import Space, evict_from
 from wids.core.cache.store import ShardCache
-from wids.core.prefetch import limits as prefetching
-from wids.core.transport import filesystems
+from wids.core.transport import concurrency, filesystems
 from wids.errors import WidsError
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -193,7 +192,7 @@ def test_servers_at_random(server, tmp_path, monkeypatch, set_limits, request, s
 
     monkeypatch.setattr(ShardCache, "remembered_table", remembered_table)
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
-    set_limits(prefetching, min_range_bytes=4000, first_range_bytes=4000)
+    set_limits(concurrency, min_range_bytes=4000, first_range_bytes=4000)
     found = Counter()
     start = time.time_ns() % 1_000_000
     for seed in range(start, start + 2000) if seeds is None else seeds:

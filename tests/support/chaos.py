@@ -35,11 +35,10 @@ from wids.core.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.core.files import system
 from wids.core.files.own_folder import LOCK_SUFFIX
 from wids.core.index import spec
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.provider import AutoProvider
 from wids.core.readers.remote import are_same
 from wids.core.tables import member_tables
-from wids.core.transport import filesystems
+from wids.core.transport import concurrency, filesystems
 from wids.errors import WidsError
 
 ROWS = 6
@@ -126,7 +125,7 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     space._REMEMBERED_SHARE = 40
     set_limits(filesystems, read_seconds=read_seconds)
     set_limits(limits, wait_seconds=wait_seconds)
-    set_limits(prefetching, min_range_bytes=SIZE * 2, first_range_bytes=SIZE * 2)
+    set_limits(concurrency, min_range_bytes=SIZE * 2, first_range_bytes=SIZE * 2)
 
 
 def lose_locks(code):

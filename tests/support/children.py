@@ -7,8 +7,8 @@ import signal
 from tests.support.cache_shards import texts
 from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits
 from wids.core.files import locks
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.testing.promises import call_in_child, child
 
 __all__ = [

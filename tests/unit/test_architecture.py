@@ -21,7 +21,7 @@ ROOT = Path(wids.__file__).parent
 # From the bottom up. A room may import those of the rows above it, and what `BESIDE` adds.
 CORE = (
     ("files",),
-    ("order",),
+    ("shard", "order"),
     ("transport",),
     ("tables",),
     ("index", "codecs"),
@@ -50,11 +50,6 @@ BESIDE = {
     "loaders": {"samplers", "loader_threads"},
     "samplers": {"legacy.sampler_attributes"},
     "dataset": {"columns"},
-    "files": {"cache.limits"},
-    "transport": {"prefetch.limits"},
-    "cache": {"prefetch.limits"},
-    "readers": {"prefetch.limits", "prefetch.upcoming"},
-    "collection": {"prefetch.limits"},
 }
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order"}

@@ -22,7 +22,8 @@ from wids.core.files.replaced import ReplacedFile
 from wids.core.index import checks, compiled, writing
 from wids.core.index.discovery import look_local
 from wids.core.index.paths import absolute, check_output
-from wids.core.index.spec import PACKS, Shard, own_packs, parse_json
+from wids.core.index.spec import PACKS, own_packs, parse_json
+from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables import member_tables, pack_format
 from wids.core.tables import table as tables
 from wids.core.tables.member_tables import check_table_replaceable

@@ -12,7 +12,7 @@ import numpy as np
 
 from wids.core.collection.shard_collection import lists_shards
 from wids.core.index.checksums import promised
-from wids.core.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables.table import check_grouping
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wids.core.collection.shard_collection import Shards
     from wids.core.index.selection import Selection
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import GroupOptions
     from wids.core.transport.session import Session
     from wids.jobs.runner import TaskContext, TaskResult

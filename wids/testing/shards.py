@@ -7,7 +7,7 @@ import io
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from wids.core.index.spec import Shard
+from wids.core.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,14 +14,13 @@ from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, receive, stop_here
 from tests.support.range_faults import unsized
 from tests.support.servers import endless, whole, whole_unannounced
-from wids.core.cache import limits, shard_download, space
+from wids.core.cache import limits, reservation, shard_download, space
 from wids.core.cache.space import Space
 from wids.core.files import atomic, locks, system
-from wids.core.index.spec import Shard
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables import member_tables
-from wids.core.transport import download, retrying
+from wids.core.transport import concurrency, download, retrying
 from wids.core.transport.download import Transfer
 from wids.errors import (
     CacheFull,
@@ -78,7 +77,7 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
 def test_nothing_goes_for_what_can_never_fit(tmp_path, set_limits):
     """A server that announces more than the disk has does not cost all that is in the cache."""
     set_limits(limits, wait_seconds=0.0)
-    set_limits(prefetching, grace_seconds=0.0)
+    set_limits(reservation, grace_seconds=0.0)
     for name in "abc":
         put_shard(tmp_path, f"{name}.tar", 1000)
     _, fd = atomic.make_part(str(tmp_path / "new.tar"))
@@ -136,7 +135,7 @@ def test_a_stream_that_cannot_be_a_shard_ends_at_its_first_block(server, tmp_pat
 
 def test_a_compressed_shard_is_not_downloaded_to_its_end(server, tmp_path, set_limits):
     """Its ranges are read at the same time, and the first of them ends them all."""
-    set_limits(prefetching, first_range_bytes=1 << 20, min_range_bytes=1 << 20, max_range_bytes=1 << 20)
+    set_limits(concurrency, first_range_bytes=1 << 20, min_range_bytes=1 << 20, max_range_bytes=1 << 20)
     server.has_ranges = True
     body = b"\x1f\x8b" + bytes(64 << 20)
     url = server.add("/a.tar", body)

@@ -34,9 +34,9 @@ from wids.core.cache.eviction import Entry
 from wids.core.cache.space import Space, evict_from, table_allowance
 from wids.core.cache.usage_hints import PlanFile
 from wids.core.files import atomic, locks, system
-from wids.core.index.spec import Shard
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables import member_tables
 from wids.core.transport.session import Session
 from wids.errors import CacheError, CacheFull

@@ -23,8 +23,8 @@ from wids.core.cache import book, shard_download
 from wids.core.cache.store import ShardCache
 from wids.core.files import atomic, locks, system
 from wids.core.files.own_folder import default_cache_dir
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables import member_tables
 from wids.core.transport.session import Session
 from wids.errors import (

@@ -29,13 +29,12 @@ from tests.support.cache_shards import described, files_open_in
 from tests.support.clocks import set_limits, skip_waits
 from tests.support.examples import examples
 from wids.core.cache import limits as cache_limits
-from wids.core.cache import space
+from wids.core.cache import reservation, space
 from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.space import Space, evict_from, table_allowance
 from wids.core.cache.usage_hints import PlanFile
 from wids.core.files import atomic, system
 from wids.core.files.identity import Identity
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.provider import AutoProvider
 from wids.core.readers.remote import are_same
 from wids.core.tables import member_tables
@@ -161,7 +160,7 @@ class Directory(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         skip_waits(self.patch.setattr)
         set_limits(cache_limits, patch=self.patch.setattr, wait_seconds=-1.0)
-        set_limits(prefetching, patch=self.patch.setattr, grace_seconds=0.0)
+        set_limits(reservation, patch=self.patch.setattr, grace_seconds=0.0)
         self.patch.setattr(os, "fsync", lambda fd: None)
         if not self.has_locks:
             self.patch.setattr(system, "try_lock", lambda fd, *, is_shared: None)

@@ -12,7 +12,6 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.clocks import wait_until
-from wids.core.cache import limits
 from wids.core.files import background
 
 _held = []
@@ -36,7 +35,7 @@ def test_the_end_of_a_process_waits_once_for_all_that_is_stuck(monkeypatch):
     for each in stuck:
         background._live[each] = os.getpid()
     background._end_all()
-    assert waited == [limits.LIMITS.end_seconds, 0.0, 0.0, 0.0]
+    assert waited == [background.END_SECONDS, 0.0, 0.0, 0.0]
 
 
 def serve_shards(server, count, rows=3, size=100):

@@ -37,10 +37,10 @@ from wids.core.cache.leases import Lease
 from wids.core.collection import batches
 from wids.core.files import finalizers, forks, locks, open_file
 from wids.core.files.open_file import OpenFile
-from wids.core.index.spec import Shard
 from wids.core.prefetch import prefetcher as prefetch
 from wids.core.readers import arrivals, remote_counts
 from wids.core.readers.arrivals import Arrivals
+from wids.core.shard import Shard
 from wids.core.transport import download, filesystems, retrying, stores
 from wids.core.transport.session import Session
 from wids.jobs import runner

@@ -16,7 +16,7 @@ from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.clocks import threads_named, wait_until
 from wids.core.order import batch_epochs
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch.ahead import SharedBlocks
 
 
@@ -55,7 +55,7 @@ def test_each_block_is_computed_once(lengths, turns, burst):
     drawn, looked = [], []
     loop, prefetcher = shared.draw(), shared.look()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefetching, "LIMITS", prefetching.PrefetchLimits(max_burst=burst))
+        patch.setattr(distance, "LIMITS", distance.DistanceLimits(max_burst=burst))
         for is_loop in turns:
             if is_loop:
                 drawn += [k for k, _ in itertools.islice(loop, 1)]
@@ -111,8 +111,8 @@ def test_a_prefetcher_that_does_not_look_costs_no_memory():
     order = Order([1000] * 500)
     shared = order.share()
     held = [sum(len(indices) for _, indices in shared._to_look) for _ in shared.draw()]
-    assert max(held) <= prefetching.LIMITS.max_burst + 2000
-    assert next(shared.look())[0] >= 499_000 - prefetching.LIMITS.max_burst - 1000
+    assert max(held) <= distance.LIMITS.max_burst + 2000
+    assert next(shared.look())[0] >= 499_000 - distance.LIMITS.max_burst - 1000
 
 
 @pytest.mark.parametrize("is_loop_first", [True, False])

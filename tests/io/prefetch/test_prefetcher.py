@@ -29,13 +29,13 @@ from tests.support.servers import instead, shard_requests, status, whole
 from wids.core.cache import limits, space, usage_hints
 from wids.core.cache.directory import CacheDirectory
 from wids.core.files import background
-from wids.core.index.spec import Shard
 from wids.core.order import epoch
 from wids.core.order.layout import Shards
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch import prefetcher as prefetch
 from wids.core.readers.provider import AutoProvider
-from wids.core.transport import filesystems
+from wids.core.shard import Shard
+from wids.core.transport import concurrency, filesystems
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
@@ -81,7 +81,7 @@ def describe(server, tags, *, has_sizes=True, rows=ROWS):
 @pytest.fixture
 def one_at_a_time(monkeypatch, set_limits):
     """One fetch at a time, so that the order of requests is that of the fetches."""
-    set_limits(prefetching, connections=1, min_under_way=1)
+    set_limits(concurrency, connections=1, min_under_way=1)
     monkeypatch.setattr(filesystems, "_connections", weakref.WeakKeyDictionary())
 
 
@@ -431,7 +431,7 @@ def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, set_
     set_limits(filesystems, read_seconds=10 * PATIENCE_SECONDS)
     story = leave(ChunkedSampler(make(), chunksize=ROWS, shuffle=False))
     assert next(story) == 0
-    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
+    wait_until(lambda: len(web.requests) == 2 + concurrency.LIMITS.connections)
     wait_until(lambda: any(name.endswith(".plan") for name in left(tmp_path)))
     assert "wids-prefetch" in threads()
     with monkeypatch.context() as patch:
@@ -439,7 +439,7 @@ def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, set_
         assert list(story) == []
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + prefetching.LIMITS.connections
+    assert len(web.requests) == 2 + concurrency.LIMITS.connections
     assert not held.go.is_set()
 
 
@@ -464,7 +464,7 @@ def test_one_s_own_indices_end(web, make, held, tmp_path, set_limits, way):
     """A sequence of the caller's own ends when it is closed, left or forgotten."""
     set_limits(filesystems, read_seconds=10 * PATIENCE_SECONDS)
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
+    wait_until(lambda: len(web.requests) == 2 + concurrency.LIMITS.connections)
     if way == "close":
         ahead.close()
         ahead.close()
@@ -478,20 +478,20 @@ def test_one_s_own_indices_end(web, make, held, tmp_path, set_limits, way):
         del ahead
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + prefetching.LIMITS.connections
+    assert len(web.requests) == 2 + concurrency.LIMITS.connections
 
 
 def test_what_is_under_way_at_the_end_arrives(web, make, held):
     """When the last index was drawn, what is half there comes whole, and nothing else is begun."""
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
+    wait_until(lambda: len(web.requests) == 2 + concurrency.LIMITS.connections)
     assert list(ahead) == list(range(60))
     held.go.set()
     wait_until(lambda: threads() == [])
-    assert len(web.requests) == 2 + prefetching.LIMITS.connections
-    for row in range(2 + prefetching.LIMITS.connections):
+    assert len(web.requests) == 2 + concurrency.LIMITS.connections
+    for row in range(2 + concurrency.LIMITS.connections):
         assert text_of(make()[row * ROWS]) == expected_text(row * ROWS)
-    assert len(web.requests) == 2 + prefetching.LIMITS.connections
+    assert len(web.requests) == 2 + concurrency.LIMITS.connections
 
 
 SCRIPT = """
@@ -521,7 +521,7 @@ def test_it_ends_with_the_program(web, held, tmp_path, way):
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", SCRIPT, arguments], **pipes) as process:
         try:
-            wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
+            wait_until(lambda: len(web.requests) == 2 + concurrency.LIMITS.connections)
             _, complaints = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
@@ -676,10 +676,10 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
     cache = str(tmp_path / "cache")
     with child(run_job, describe(web, TAGS), cache, range(60)) as (process, connection):
         assert receive(connection) == "begun"
-        wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
+        wait_until(lambda: len(web.requests) == 2 + concurrency.LIMITS.connections)
         wait_until(lambda: planned(cache) != [])
         kill(process)
-    assert len(left(cache)) > 2 * prefetching.LIMITS.connections
+    assert len(left(cache)) > 2 * concurrency.LIMITS.connections
     AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
     AutoProvider(cache_dir=cache).open(Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
@@ -696,9 +696,9 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch, set_limit
     """
     rows, chunk, tags = 600, 200, TAGS[:8]
     monkeypatch.setattr(epoch, "_BLOCK", chunk)  # visits are told apart within so many samples
-    set_limits(prefetching, max_burst=prefetching.LIMITS.min_burst)
+    set_limits(distance, max_burst=distance.LIMITS.min_burst)
     steady = property(lambda self: 1.0, lambda self, rate: None)
-    monkeypatch.setattr(prefetching.RateEstimator, "rate", steady, raising=False)
+    monkeypatch.setattr(distance.RateEstimator, "rate", steady, raising=False)
     for tag in tags:
         server.add(f"/{tag}.tar", shards.pack([(f"{row:04d}.txt", shards.text(tag, row)) for row in range(rows)]))
     size = len(server.files["/a.tar"])
@@ -755,15 +755,15 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch, set_limit
 def test_only_a_loader_that_draws_ahead_is_busy_with_what_was_drawn(server, tmp_path, set_limits, is_read_here):
     """Who reads each sample as it is drawn does not wait for space that only its own passed shards take."""
     rows, tags = 200, TAGS[:4]
-    set_limits(prefetching, burst_seconds=3600.0)  # all that is drawn is drawn in the first moments
-    set_limits(prefetching, first_rate=0.01, rate_seconds=3600.0)
+    set_limits(distance, burst_seconds=3600.0)  # all that is drawn is drawn in the first moments
+    set_limits(distance, first_rate=0.01, rate_seconds=3600.0)
     for tag in tags:
         server.add(f"/{tag}.tar", shards.shard(tag, rows))
     cache = tmp_path / "cache"
     listed = describe(server, tags, rows=rows)
     dataset = ShardListDataset(listed, cache_dir=cache, transformations=[], early_reads=False)
     iteration = iter(ChunkedSampler(dataset, chunksize=rows, shuffle=False))
-    for index in itertools.islice(iteration, 2 * rows + prefetching.LIMITS.min_burst + 1):
+    for index in itertools.islice(iteration, 2 * rows + distance.LIMITS.min_burst + 1):
         if is_read_here:
             assert text_of(dataset[index]) == expected_text(index, tags=tags, rows=rows)
 

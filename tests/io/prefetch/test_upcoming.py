@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, Subset
 
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
-from wids.core.files import page_cache
+from wids.core.files import page_cache, ranks
 from wids.core.order.layout import inside_of
-from wids.core.prefetch import limits as prefetching
-from wids.core.prefetch import upcoming
+from wids.core.prefetch import distance, upcoming
 from wids.core.prefetch.ahead import CollectionSource
+from wids.core.transport import concurrency
 from wids.dataset import ShardListDataset
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
@@ -72,7 +72,7 @@ def test_each_shard_is_read_ahead(paths, read, make_sampler):
 
 def test_in_the_order_of_use(paths, read, set_limits):
     """The shard that is needed first comes first."""
-    set_limits(prefetching, min_under_way=1, connections=1)
+    set_limits(concurrency, min_under_way=1, connections=1)
     dataset = make(paths)
     indices = [row + ROWS * k for k in (5, 3, 9, 0) for row in range(ROWS)]
     with dataset.prefetch(indices) as ahead:
@@ -97,7 +97,7 @@ def test_parts_of_shards(paths, read):
 
 def test_samples_here_and_there_of_a_whole_shard(paths, read, set_limits):
     """Several shards are mixed, a few samples of each in a block of the order: each is read whole, once."""
-    set_limits(prefetching, block=8)
+    set_limits(distance, block=8)
     dataset = make(paths)
     order = [row * 7 % ROWS + ROWS * k for row in range(ROWS) for k in range(4)]
     drawn = dataset.prefetch(order)
@@ -240,4 +240,4 @@ def test_sizes_that_the_index_has_are_not_asked_for(paths, read, monkeypatch):
 def test_an_odd_local_world_size(monkeypatch):
     """A variable that is no number does not end prefetching."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "²")
-    assert upcoming.ranks_of_node() == 1
+    assert ranks.ranks_of_node() == 1

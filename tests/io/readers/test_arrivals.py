@@ -28,10 +28,9 @@ from wids.core.cache import limits
 from wids.core.cache.space import Space
 from wids.core.cache.usage_hints import PlanFile
 from wids.core.collection import batches
-from wids.core.prefetch import limits as prefetching
-from wids.core.prefetch import upcoming
+from wids.core.files import ranks
 from wids.core.readers import provider, range_provider
-from wids.core.transport import download, pace
+from wids.core.transport import concurrency, download, pace
 from wids.core.transport.failures import CancelledTransferError
 from wids.core.transport.range_client import ShardBytes
 from wids.errors import (
@@ -178,11 +177,11 @@ def test_a_process_goes_on_asking_when_its_turn_comes(web, make, set_limits):
 def test_the_share_of_a_process(monkeypatch):
     """Of as many as the job has ranks, and of some in a worker of a loader."""
     monkeypatch.setenv("WORLD_SIZE", "16")
-    assert upcoming.processes_of_job() == 16
+    assert ranks.processes_of_job() == 16
     monkeypatch.setattr(multiprocessing, "parent_process", object)
-    assert upcoming.processes_of_job() == 16 * 8
+    assert ranks.processes_of_job() == 16 * 8
     monkeypatch.delenv("WORLD_SIZE")
-    assert upcoming.processes_of_job() == 8
+    assert ranks.processes_of_job() == 8
 
 
 @pytest.mark.parametrize(("code", "part"), [(503, 0.5), (429, 0.5), (500, 1.0)])
@@ -645,9 +644,9 @@ def test_no_more_downloads_at_a_time_than_pay(web, make):
     """Random access over many shards starts a few downloads, not one for each."""
     dataset = make()
     dataset.__getitems__([0, ROWS, 2 * ROWS, 3 * ROWS])
-    wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == prefetching.LIMITS.min_under_way)
+    wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == concurrency.LIMITS.min_under_way)
     dataset.__getitems__([1, ROWS + 1, 2 * ROWS + 1, 3 * ROWS + 1])
-    assert sum(downloads(web, tag) for tag in TAGS) == prefetching.LIMITS.min_under_way
+    assert sum(downloads(web, tag) for tag in TAGS) == concurrency.LIMITS.min_under_way
 
 
 @pytest.mark.parametrize(("places", "window"), [(3, 2), (1, 0)])
@@ -738,7 +737,7 @@ def test_a_directory_that_cannot_be_used(web, make, held, tmp_path):
 def test_a_batch_over_very_many_shards(web, make, held, monkeypatch, set_limits):
     """It takes a limited number of threads."""
     held.go.set()
-    set_limits(prefetching, max_requests=2)
+    set_limits(concurrency, max_requests=2)
     begun, begin = [], batches._Apart.begin
     monkeypatch.setattr(batches._Apart, "begin", lambda self, groups: begun.append(len(groups)) or begin(self, groups))
     dataset = make()
@@ -813,7 +812,7 @@ def test_samples_of_any_store_do_not_wait_for_downloads(tmp_path):
     thread = threading.Thread(target=fetch)
     thread.start()
     try:
-        wait_until(lambda: Slow.asked >= prefetching.LIMITS.connections)
+        wait_until(lambda: Slow.asked >= concurrency.LIMITS.connections)
         ends = time.monotonic() + PATIENCE_SECONDS / 4
         found = ShardBytes(url, size=64 << 20, is_cancelled=lambda: time.monotonic() > ends)
         assert found.read_many([(0, 100)]) == [bytes(100)]

@@ -22,10 +22,10 @@ from tests.support.cache_shards import texts, texts_of
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.shards import write_shards
 from wids.core.files import system
-from wids.core.index.spec import Shard
 from wids.core.readers import lru as lru_module
 from wids.core.readers.pool import LRUCache, OpenShards, default_capacity
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.transport.session import Session
 from wids.errors import CacheError, FetchDeniedError, ShardNotFoundError
 from wids.events import Closed

@@ -35,12 +35,11 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.range_provider import RangeProvider
 from wids.core.readers.remote import RangeReader
 from wids.core.tables import table as tables
 from wids.core.tables.table import MemberTable
-from wids.core.transport import filesystems, range_client, scheduler
+from wids.core.transport import concurrency, filesystems, range_client, scheduler
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
@@ -539,7 +538,7 @@ def test_a_drip_ends(web, far, monkeypatch, path, fault):
 def test_a_large_batch_survives_a_flaky_server(web, monkeypatch, set_limits):
     """Each try brings some of its requests: it goes on, and nothing is asked for twice."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
-    set_limits(prefetching, connections=1)
+    set_limits(concurrency, connections=1)
     url = web.add("/a.tar", DATA)
     source = ShardBytes(url, size=len(DATA))
     web.faults["/a.tar"] = [*([whole, status(503)] * 12), whole]

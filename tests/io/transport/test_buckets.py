@@ -17,8 +17,7 @@ from tests.support import backends
 from tests.support.cache_shards import write
 from tests.support.range_faults import ignored, replaced, said, short
 from tests.support.servers import Server, cut, instead, redirect, reset, status, whole, write_certificate
-from wids.core.prefetch import limits as prefetching
-from wids.core.transport import buckets, download, filesystems
+from wids.core.transport import buckets, concurrency, download, filesystems
 from wids.core.transport.buckets import GoogleSource, S3Source
 from wids.core.transport.failures import InterruptedTransferError
 from wids.core.transport.range_client import ShardBytes
@@ -41,7 +40,7 @@ GS_URL, MEDIA, ABOUT = "gs://bucket/a.tar", "/download/storage/v1/b/bucket/o/a.t
 @pytest.fixture
 def store(server, set_limits, monkeypatch):
     """A server with one object in S3, which does not look at signatures; ``store.options`` reach it; short ranges."""
-    set_limits(prefetching, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
+    set_limits(concurrency, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
     for name in ("AWS_PROFILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     server.has_ranges = True
@@ -445,7 +444,7 @@ def test_no_time_ends_a_download_from_google(google):
 
 def test_a_broken_range_of_google(google, fetch, set_limits):
     """As of others."""
-    set_limits(prefetching, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
+    set_limits(concurrency, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
     google.faults[MEDIA] = [whole, cut, whole]
     assert fetch(google.options, GS_URL) == BODY
     assert len(BODY) < sum(min(hi, len(BODY)) - lo for path, lo, hi in google.ranges) < len(BODY) + RANGE

@@ -43,7 +43,7 @@ from tests.support.servers import (
 )
 from wids.core.cache import shard_download
 from wids.core.files import system
-from wids.core.index.spec import Shard
+from wids.core.shard import Shard
 from wids.core.transport import download, filesystems, plain_http, retrying
 from wids.core.transport.session import Session
 from wids.core.transport.upload import Target

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.support import cache_shards as shards
 from tests.support.examples import examples
 from tests.support.servers import reset, status, whole
-from wids.core.prefetch import limits as prefetching
-from wids.core.transport import filesystems
+from wids.core.transport import concurrency, filesystems
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
 from wids.errors import ChangedShardError, FetchError, ShardNotFoundError
@@ -84,11 +83,11 @@ def test_no_more_than_half_is_read_beside(web, monkeypatch):
 
 def test_much_comes_over_all_connections(web, set_limits):
     """One long read is several ranges at a time, as long as those of a fetch, which hold each byte once."""
-    set_limits(prefetching, min_range_bytes=1, first_range_bytes=2 * 40_000 // prefetching.LIMITS.connections)
+    set_limits(concurrency, min_range_bytes=1, first_range_bytes=2 * 40_000 // concurrency.LIMITS.connections)
     source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
     assert source.read(10, 40_000) == DATA[10:40_010]
     found = sorted(web.ranges)
-    assert len(found) == prefetching.LIMITS.connections
+    assert len(found) == concurrency.LIMITS.connections
     assert [lo for _, lo, _ in found] == [10, *(hi for _, _, hi in found[:-1])]
 
 

@@ -32,9 +32,8 @@ from tests.support.range_faults import (
     within,
 )
 from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced, write_certificate
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.provider import AutoProvider
-from wids.core.transport import download, filesystems, retrying, stores
+from wids.core.transport import concurrency, download, filesystems, retrying, stores
 from wids.core.transport.failures import CancelledTransferError
 from wids.core.transport.session import Session
 from wids.errors import (
@@ -53,7 +52,7 @@ from wids.events import Retried
 pytestmark = pytest.mark.usefixtures("no_waits", "small_ranges", "nothing_left")
 
 RANGE = 1000
-COUNT = prefetching.LIMITS.connections
+COUNT = concurrency.LIMITS.connections
 PATH = "/a.tar"
 
 
@@ -68,7 +67,7 @@ BODY, OTHER = make(20 * RANGE + 7), make(20 * RANGE + 7, seed=1)
 @pytest.fixture
 def small_ranges(set_limits):
     """All ranges have RANGE bytes, whatever was seen of the server."""
-    set_limits(prefetching, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
+    set_limits(concurrency, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from tests.support.servers import instead
 from tests.support.tars import pack_of, table_of
 from wids.core.files import system
 from wids.core.index.discovery import find_shards
-from wids.core.prefetch import limits as prefetching
-from wids.core.transport import download, filesystems, http, retrying
+from wids.core.transport import concurrency, download, filesystems, http, retrying
 from wids.core.transport.buckets import S3Source
 from wids.core.transport.session import Session
 from wids.errors import (
@@ -154,7 +153,7 @@ def test_names_of_any_letters(server_place, load, name):
 def test_a_large_shard(kind, megabytes, load, request, set_limits):
     """A shard that is fetched in several ranges, each byte once, is put together byte for byte."""
     if megabytes == 5:
-        set_limits(prefetching, first_range_bytes=1 << 20, max_range_bytes=1 << 20)
+        set_limits(concurrency, first_range_bytes=1 << 20, max_range_bytes=1 << 20)
     place, content = place_of(kind, request), random.Random(0).randbytes(megabytes << 20)
     data = pack([("a.txt", b"a"), ("a.bin", content), ("b.txt", b"b"), ("b.bin", b"end")])
     index = place.add_index([entry("a.tar", data, nsamples=2)])
@@ -489,7 +488,7 @@ def test_files_by_url(tmp_path, load):
 @pytest.fixture
 def replaced_after(monkeypatch, set_limits):
     """A function: after so many requests for any object, one of them is put anew; ranges are short."""
-    set_limits(prefetching, first_range_bytes=1000, min_range_bytes=1000, max_range_bytes=1000)
+    set_limits(concurrency, first_range_bytes=1000, min_range_bytes=1000, max_range_bytes=1000)
     real = S3Source.ask
 
     def arm(count, put, *args):

@@ -27,8 +27,8 @@ from tests.support.examples import examples
 from wids.core.codecs.decode import UNASKED, SampleDecoder
 from wids.core.codecs.encoders import encode_field
 from wids.core.files import atomic, finalizers, system
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables import headers
 from wids.core.tables.table import build_table
 from wids.core.tables.tar import scan

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wids.core.cache import reservation
 from wids.core.cache.eviction import Entry, victims
 from wids.core.cache.reservation import Evict, Grant, MustWait, Refuse, Request, reserve, settle
-from wids.core.prefetch import limits as prefetching
 
 NOW = 100.0
 
@@ -90,7 +90,7 @@ def test_rules(cache, request):
     assert not any(entry.is_kept for entry in cache.evicted)
     assert [entry for entry in order if entry.name in names] == cache.evicted
     if request.use is not None:  # a download ahead costs nothing that is needed sooner, or now
-        limit = max(request.use, NOW + prefetching.LIMITS.now_seconds)
+        limit = max(request.use, NOW + reservation.LIMITS.now_seconds)
         assert all(cache.uses.get(entry.name, math.inf) > limit for entry in cache.evicted)
         assert not getattr(decision, "is_over_limit", False)
     if isinstance(decision, Grant) and not decision.is_over_limit:
@@ -140,7 +140,7 @@ def test_patience():
     uses = {"0": NOW + 0.4, "1": NOW + 9}
     soon = Cache([5, 5], limit=10, uses=uses, leased="1")
     assert settle(soon, request, soon.evict) == MustWait(5, is_blocked=True)
-    assert settle(soon, request._replace(waited=prefetching.LIMITS.grace_seconds), soon.evict) == Grant()
+    assert settle(soon, request._replace(waited=reservation.LIMITS.grace_seconds), soon.evict) == Grant()
     assert [entry.name for entry in soon.evicted] == ["0"]
     again = Cache([5, 5], limit=10, uses=uses, leased="1")
     assert settle(again, request._replace(waited=0.1, grace=0.2), again.evict) == MustWait(5, is_blocked=True)
@@ -154,7 +154,7 @@ def test_patience():
 @pytest.mark.parametrize(("download", "grace"), [(0.0, 0.0), (0.01, 0.005), (0.5, 0.25), (1.0, 0.5), (60.0, 0.5)])
 def test_patience_is_no_longer_than_half_a_download(download, grace):
     """Where shards come quickly, to download one again costs less than the wait that might avoid it."""
-    assert prefetching.grace(download) == grace
+    assert reservation.grace(download) == grace
 
 
 def test_a_clock_of_another_kind():

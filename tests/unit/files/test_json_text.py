@@ -17,8 +17,8 @@ from wids.core.files.shared_files import SharedFile
 from wids.core.index import compiled_files, energon, loading, spec, view_file
 from wids.core.index.packed_columns import SparseKeys, Texts
 from wids.core.index.repository import RepositorySplit, find_counts
-from wids.core.index.shardlist import MAX_COUNT
 from wids.core.readers import remote_counts
+from wids.core.shard import MAX_COUNT
 from wids.core.tables import published_tables, table_packs
 from wids.core.transport import hub
 from wids.errors import FetchError, JsonError, SpecError, StateError, WidsError

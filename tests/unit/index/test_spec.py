@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from wids.core.index import spec
-from wids.core.index.spec import Shard, list_shards, parse_index, parse_json
+from wids.core.index.spec import list_shards, parse_index, parse_json
+from wids.core.shard import Shard
 from wids.errors import NotAllowedError, SpecError
 
 

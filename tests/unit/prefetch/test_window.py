@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.core.order.layout import Visit
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch.window import AheadLimits, Life, PlannedDownload, PrefetchWindow
+from wids.core.transport import concurrency
 
 SIZE, SHARDS = 10, 6
-BLOCK = prefetching.LIMITS.block
+BLOCK = distance.LIMITS.block
 # None: as far as is good, which is twelve shards of any size while no rate is known.
 LIMITS = st.sampled_from([None, 0, 15, 20, 45, 200]).map(lambda given: AheadLimits(given, None)) | st.sampled_from(
     [20, 39, 200]
@@ -182,7 +183,7 @@ def test_so_many_are_under_way(connections):
     window = window_of([[Visit(k, k, 0, k) for k in range(12)]], [AheadLimits(None, 1000)], connections=connections)
     window.advance(0, rate=0.0, read_before=0)
     begun = take_all(window)
-    assert begun == list(range(max(connections, prefetching.LIMITS.min_under_way)))
+    assert begun == list(range(max(connections, concurrency.LIMITS.min_under_way)))
     end(window, (0, 0))
     assert window.take().key == (0, len(begun))
     assert window.take() is None
@@ -265,7 +266,7 @@ def test_the_end_of_a_stay_is_looked_for():
 
 def test_a_stay_without_a_known_end_counts_as_far_as_it_is_known(set_limits):
     """More visits are not looked at than pay; then the next of them decide, not those that have passed."""
-    set_limits(prefetching, max_visits=4 * 4)
+    set_limits(distance, max_visits=4 * 4)
     window = large_shards(blocks=40, places=4)
     assert take_all(window) == [0, 1, 2]
     arrive(window, at=BLOCK)
@@ -285,7 +286,7 @@ def test_a_large_shard_is_left_out_near_the_end_of_its_stay():
 
 def test_a_shard_that_is_read_again_keeps_its_place(set_limits):
     """Shards of later visits do not take it while this one is left to byte ranges: they would be evicted for it."""
-    set_limits(prefetching, block=4)
+    set_limits(distance, block=4)
     early = [*(Visit(k, 40 + k, 0, k) for k in range(4)), Visit(50, 500, 0, 3)]
     window = window_of(
         [early, [Visit(600 + k, 900, 0, k) for k in range(4, 8)]],
@@ -374,7 +375,7 @@ def take_all(window):
 
 def test_a_first_look_that_comes_late_tells_the_burst():
     """On a busy machine the first look may come late; what was drawn by then is taken for the burst."""
-    found = prefetching.RateEstimator(100.0)
+    found = distance.RateEstimator(100.0)
     found.note(200, 103.0)
     assert found.burst == 200
     found.note(900, 103.01)
@@ -383,15 +384,15 @@ def test_a_first_look_that_comes_late_tells_the_burst():
 
 def test_the_burst_of_a_reader_that_reads_what_it_draws():
     """Its first moments tell how fast it is; what is not read yet is at most what it drew and did not read."""
-    assert prefetching.own_burst(300, 1) == prefetching.own_burst(300, -5) == prefetching.LIMITS.min_burst
-    assert prefetching.own_burst(300, 200) == 200
-    assert prefetching.own_burst(300, 1000) == 300
+    assert distance.own_burst(300, 1) == distance.own_burst(300, -5) == distance.LIMITS.min_burst
+    assert distance.own_burst(300, 200) == 200
+    assert distance.own_burst(300, 1000) == 300
 
 
 def test_the_rate_and_the_burst_of_a_reader():
     """A rate is an average of looks a second apart; the burst is drawn in the first tenth of a second."""
-    found = prefetching.RateEstimator(100.0)
-    assert (found.rate, found.burst, found.moved) == (0.0, prefetching.LIMITS.max_burst, 100.0)
+    found = distance.RateEstimator(100.0)
+    assert (found.rate, found.burst, found.moved) == (0.0, distance.LIMITS.max_burst, 100.0)
     found.note(500, 100.05)
     assert (found.rate, found.burst, found.moved) == (0.0, 500, 100.05)
     found.note(500, 101.5)
@@ -408,7 +409,7 @@ def test_sizes_are_learned_from_the_first_shards():
     window = window_of([visits], [AheadLimits(None, 100)], sizes=sizes, size=None)
     window.advance(0, rate=0.0, read_before=0)
     begun = take_all(window)
-    assert begun == list(range(prefetching.LIMITS.min_shards))
+    assert begun == list(range(distance.LIMITS.min_shards))
     sizes[0] = 40
     end(window, (0, 0), is_complete=True)
     window.advance(1, rate=0.0, read_before=0)
@@ -460,6 +461,6 @@ def test_files_far_away_are_not_judged_by_downloads():
 
 def test_each_rank_may_have_a_shard_ahead():
     """However many share a cache that holds it; else each would wait for what none of them downloads."""
-    assert prefetching.max_ahead(None, limit=37, ranks=4, typical=10) == 10
-    assert prefetching.max_ahead(None, limit=80, ranks=4, typical=10) == 20
-    assert prefetching.max_ahead(None, limit=7, ranks=4, typical=10) == 7
+    assert distance.max_ahead(None, limit=37, ranks=4, typical=10) == 10
+    assert distance.max_ahead(None, limit=80, ranks=4, typical=10) == 20
+    assert distance.max_ahead(None, limit=7, ranks=4, typical=10) == 7

@@ -16,7 +16,7 @@ from tests.support.examples import examples
 from tests.support.tars import publish
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.core.cache.space import table_allowance
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.transport import pace
 from wids.events import Fetched, RangesRead
 from wids.tools.simulate import job
@@ -238,7 +238,7 @@ def test_downloads_come_in_time_or_not_at_all(monkeypatch):
     assert found.total("size_bytes") + found.total("range_bytes") < 1.25 * 20e9
     assert found.total("range_bytes") < 0.5 * 20e9
     assert list(found.waits) == [0]
-    monkeypatch.setattr(prefetching, "is_in_time", lambda *_, **__: True)
+    monkeypatch.setattr(distance, "is_in_time", lambda *_, **__: True)
     late = simulate(busy(bandwidth=400e6))
     assert late.total("size_bytes") + late.total("range_bytes") > 1.6 * 20e9
 
@@ -340,7 +340,7 @@ def test_as_much_is_read_by_ranges_as_in_a_real_job(server, tmp_path, monkeypatc
     The model says 21 and 10 of 48 samples. A real run has up to 2 more or fewer: of the shards that are downloaded at a
     time, any may have its room first.
     """
-    set_limits(prefetching, min_burst=1)  # nothing draws ahead here
+    set_limits(distance, min_burst=1)  # nothing draws ahead here
     listed = list_with_tables(server, 20_000)
     size = listed[0]["filesize"]
     room = size + table_allowance(size, ROWS)

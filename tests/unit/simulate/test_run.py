@@ -30,7 +30,7 @@ from wids.core.order.batching import make_rule
 from wids.core.order.config import SamplerSettings
 from wids.core.order.layout import ShardCounts
 from wids.core.order.mixture import SourceSpan
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.events import Evicted, Fetched
 from wids.tools.simulate import figures, job
 from wids.tools.simulate.node_cache import NodeCache
@@ -649,7 +649,7 @@ def test_batches_of_like_length_are_read_as_simulated(web, tmp_path, world, orde
 def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, monkeypatch, set_limits, order):
     """A prefetched epoch through a cache of the size that is said to be the smallest one fetches no shard again."""
     # Nothing draws ahead here. On a busy machine shards would be kept for a loader that might, and none would come.
-    set_limits(prefetching, min_burst=1)
+    set_limits(distance, min_burst=1)
     listed, size = web
     room = measure_room(listed, tmp_path / "one")
     described = job.TrainingJob(

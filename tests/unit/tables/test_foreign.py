@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.support import tars
 from tests.support.examples import examples
 from wids.core.files import atomic
-from wids.core.index.spec import Shard
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import Shard
 from wids.core.tables import foreign, member_tables, tar
 from wids.errors import TableError
 

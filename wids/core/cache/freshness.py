@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wids.core.files.identity import Identity
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
 FILE, HUB = "file:", "hub:"

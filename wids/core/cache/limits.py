@@ -27,7 +27,6 @@ class CacheLimits(NamedTuple):
         again_seconds: when a prefetcher looks again for a shard that another process downloads.
         failed_seconds: when a prefetch that failed because of the network is tried again: by then it had been
             retried for minutes.
-        end_seconds: the longest wait for download threads at the end of an epoch or of the process.
         full_seconds, max_full_seconds: how long a shard for which there was no space is read by ranges before it is
             tried again: the first time, and at most.
     """
@@ -45,7 +44,6 @@ class CacheLimits(NamedTuple):
     plan_seconds: float = 2.0
     again_seconds: float = 0.25
     failed_seconds: float = 30.0
-    end_seconds: float = 5.0
     full_seconds: float = 1.0
     max_full_seconds: float = 60.0
 

@@ -19,12 +19,32 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wids.core.cache.eviction import missing_bytes, victims
-from wids.core.prefetch import limits as prefetching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from wids.core.cache.eviction import Entry
+
+
+class ReservationLimits(NamedTuple):
+    """The default is in force; tests put another one in its place.
+
+    Attributes:
+        soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
+            the second, at most; meanwhile other processes release theirs. Nor for longer than a part of the time that
+            it takes to download one again.
+        first_bytes_per_second: by which that is guessed until one was downloaded.
+        now_seconds: a use within so many counts as now: hints are guesses, and are renewed all the time.
+    """
+
+    soon_seconds: float = 0.5
+    grace_seconds: float = 0.5
+    first_bytes_per_second: float = 100e6
+    now_seconds: float = 0.05
+
+
+LIMITS = ReservationLimits()
+_MARGIN, _GRACE_SHARE = 0.1, 0.5
 
 
 class Snapshot(Protocol):
@@ -78,7 +98,7 @@ class Request(NamedTuple):
     total: int
     use: float | None = None
     waited: float = math.inf
-    grace: float = prefetching.LIMITS.grace_seconds
+    grace: float = LIMITS.grace_seconds
     tried: float = math.inf
     is_blocked: bool = False
     is_final: bool = True
@@ -167,9 +187,9 @@ def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], bool]) ->
 def _thresholds(cache: Snapshot, request: Request) -> list[float]:
     """Only shards used later than the first of these may be evicted; if that is not enough, than the next one."""
     if request.use is not None:  # hints are renewed: a shard that is needed now is never one of later
-        return [max(request.use, cache.now + prefetching.LIMITS.now_seconds * cache.second)]
+        return [max(request.use, cache.now + LIMITS.now_seconds * cache.second)]
     if request.waited < request.grace:
-        return [cache.now + prefetching.LIMITS.soon_seconds * cache.second, -math.inf]
+        return [cache.now + LIMITS.soon_seconds * cache.second, -math.inf]
     return [-math.inf]
 
 
@@ -200,3 +220,13 @@ def _may_exceed(cache: Snapshot, request: Request) -> bool:
     """Whether a shard is admitted although nothing more can be evicted; never beyond the end of the disk."""
     is_too_large = cache.limit is None or request.total > cache.limit
     return request.is_final and is_too_large and cache.free >= request.wanted + cache.promised
+
+
+def grace(download_seconds: float) -> float:
+    """Seconds that a reader waits before it evicts shards needed soon, from the seconds to download them again."""
+    return min(LIMITS.grace_seconds, _GRACE_SHARE * download_seconds)
+
+
+def with_margin(use: float, now: float) -> float:
+    """Only shards used later than this are evicted for one used at ``use``: the next guess at either may differ."""
+    return use + _MARGIN * (use - now)

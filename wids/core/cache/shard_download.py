@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from wids.core.cache.space import Space
     from wids.core.files.identity import Identity
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
     from wids.core.transport.session import Session
 

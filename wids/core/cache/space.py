@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.core.cache import limits, usage_hints
+from wids.core.cache import limits, reservation, usage_hints
 from wids.core.cache.contents import Contents, LoggedChange
 from wids.core.cache.directory import CacheDirectory, using, writing
 from wids.core.cache.eviction import missing_bytes, victims
 from wids.core.cache.reservation import Grant, MustWait, Refuse, Request, settle
 from wids.core.files import atomic, locks, system
 from wids.core.files.lazy import Lazy
-from wids.core.prefetch import limits as prefetching
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 
@@ -94,7 +93,7 @@ class Space:
         self._has_warned = self._has_swept = self._is_disk_full = False
         self._denied_bytes = self._kept_bytes = 0
         self._has_told_of: set[str] = set()
-        self._bytes_per_second = prefetching.LIMITS.first_bytes_per_second
+        self._bytes_per_second = reservation.LIMITS.first_bytes_per_second
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[locks.HeldLock]:
@@ -330,7 +329,7 @@ class Space:
                 self._has_swept = True
                 if self.remove_abandoned(found):
                     found = self.directory.transients()
-                request = request._replace(grace=prefetching.grace(request.total / self._bytes_per_second))
+                request = request._replace(grace=reservation.grace(request.total / self._bytes_per_second))
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found, request)) as snapshot:
                     decision = settle(snapshot, request, snapshot.evict)
                     while _is_within(decision) and not snapshot.forget_tables():

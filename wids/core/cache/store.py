@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from wids.core.cache.placement import Placement
     from wids.core.files.identity import Identity
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
 # How often a cache directory may vanish under a download before that is an error.

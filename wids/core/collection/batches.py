@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wids.core.collection.shard_collection import CLOSED
 from wids.core.index.selection import no_sample
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers.pool import OpenShard
 from wids.core.tables.fields import Alternatives
+from wids.core.transport import concurrency
 from wids.errors import ClosedReaderError
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
         return samples
     here, apart_groups = (ready, far) if ready else (far[:1], far[1:])
     with _Apart(read) as apart:
-        for k in range(min(len(apart_groups), prefetching.LIMITS.max_requests)):
-            apart.begin(apart_groups[k :: prefetching.LIMITS.max_requests])
+        for k in range(min(len(apart_groups), concurrency.LIMITS.max_requests)):
+            apart.begin(apart_groups[k :: concurrency.LIMITS.max_requests])
         read(here)
     return samples
 

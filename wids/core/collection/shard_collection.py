@@ -29,11 +29,12 @@ from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of_pa
 from wids.core.index.loading import IndexRequest, load_index, load_named
 from wids.core.index.readonly import LazyShardRows, ShardRow, ShardRows
 from wids.core.index.selection import RepeatedRows, no_sample
-from wids.core.index.shardlist import MANY, MAX_COUNT
+from wids.core.index.shardlist import MANY
 from wids.core.index.spec import list_shards, own_packs
 from wids.core.order.layout import digest
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
+from wids.core.shard import MAX_COUNT
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.table import find_merged
 from wids.core.transport.place import Place
@@ -46,12 +47,12 @@ if TYPE_CHECKING:
 
     from wids.core.index.repository import Named
     from wids.core.index.selection import SampleRows, Selection
-    from wids.core.index.shardlist import Shard
     from wids.core.index.spec import ShardList
     from wids.core.order.mixture import SourceSpan
     from wids.core.readers.base import Reader
     from wids.core.readers.pool import OpenShard
     from wids.core.readers.remote_counts import ShardCount
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
     from wids.events import Hook
 

@@ -11,8 +11,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from wids.core.cache import limits
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -34,6 +32,9 @@ def join_threads(threads: Iterable[threading.Thread], seconds: float | None) -> 
         thread.join(None if end is None else max(end - time.monotonic(), 0.0))
 
 
+# The longest wait for download threads at the end of an epoch or of the process.
+END_SECONDS = 5.0
+
 _live: weakref.WeakKeyDictionary[Downloading, int] = weakref.WeakKeyDictionary()
 
 
@@ -52,6 +53,6 @@ def _end_all() -> None:
     live = [found for found, pid in list(_live.items()) if pid == os.getpid()]
     for found in live:
         found.end(is_finished=False)
-    end = time.monotonic() + limits.LIMITS.end_seconds
+    end = time.monotonic() + END_SECONDS
     for found in live:
         found.join(max(end - time.monotonic(), 0.0))

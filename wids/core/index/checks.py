@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from wids.core.index.shardlist import MAX_COUNT
+from wids.core.shard import MAX_COUNT
 from wids.errors import SpecError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.core.index.shardlist import Shard
+    from wids.core.shard import Shard
 
 # The fastest first.
 KEYS = ("crc32", "md5sum")

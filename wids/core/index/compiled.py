@@ -25,7 +25,8 @@ import numpy as np
 from wids.core.files.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
 from wids.core.index.fingerprint import contents, fingerprint_of
 from wids.core.index.packed_columns import SparseKeys, Texts, damaged, join_texts, sort_hashes
-from wids.core.index.shardlist import CRC32_BYTES, MAX_COUNT, MD5_BYTES, Facts, ShardList
+from wids.core.index.shardlist import CRC32_BYTES, MD5_BYTES, Facts, ShardList
+from wids.core.shard import MAX_COUNT
 from wids.core.transport.place import Place
 from wids.core.transport.urls import MAX_SHARDS
 

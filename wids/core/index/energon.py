@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.core.index import checks, foreign
-from wids.core.index.shardlist import MAX_COUNT
 from wids.core.index.spec import parse_json
+from wids.core.shard import MAX_COUNT
 from wids.core.transport import urls
 from wids.core.transport.place import Place
 from wids.errors import SpecError, shown

@@ -32,7 +32,7 @@ from urllib.parse import quote, unquote
 from wids.core.files.json_text import TOLERANT
 from wids.core.index import energon, foreign
 from wids.core.index.patterns import Matches, find_matches
-from wids.core.index.shardlist import MAX_COUNT
+from wids.core.shard import MAX_COUNT
 from wids.core.tables.keys import first_dot
 from wids.core.transport import urls
 from wids.errors import InputError, JsonError, OutputExistsError, SpecError, WidsError, shorten, shown

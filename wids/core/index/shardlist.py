@@ -11,12 +11,13 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from wids.core.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
+from wids.core.shard import Count, Shard
 from wids.core.tables.keys import NAMED_RULES
 from wids.core.tables.table import GROUPS, GroupOptions
 from wids.core.transport.place import Place
@@ -31,29 +32,6 @@ if TYPE_CHECKING:
     from wids.core.files.container import Sections
     from wids.core.index.selection import Selection
     from wids.core.tables.table import Group, KeyRule
-
-MAX_COUNT = (1 << 63) - 1
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-
-
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard as an index describes it.
-
-    Attributes:
-        url: resolved; what ``sample["__shard__"]`` says.
-        nsamples: samples promised; None where no index says (plain lists of local tars).
-        filesize: bytes promised, or None.
-        md5sum, crc32: hexadecimal digests promised, in lower case, or None.
-        packs: where its member table may be beside others': packs (`wids.core.tables.pack_format`) that the index
-        names.
-    """
-
-    url: str
-    nsamples: Count | None
-    filesize: Count | None = None
-    md5sum: str | None = None
-    crc32: str | None = None
-    packs: tuple[str, ...] = ()
 
 
 class Row(msgspec.Struct):

@@ -31,7 +31,6 @@ from wids.core.index.shardlist import (
     GROUPING_KEYS,
     KNOWN_KEYS,
     Row,
-    Shard,
     ShardList,
     ShardListBuilder,
     parse_grouping,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PACKS",
-    "Shard",
     "ShardList",
     "forbid_local",
     "list_shards",

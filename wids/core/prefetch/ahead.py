@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.core.files import forks, page_cache
+from wids.core.files.ranks import environ_int, ranks_of_node
 from wids.core.order.layout import Shards, inside_of
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch.prefetcher import Prefetcher
-from wids.core.prefetch.upcoming import FarFile, UpcomingShard, environ_int, ranks_of_node
+from wids.core.prefetch.upcoming import FarFile, UpcomingShard
 from wids.core.prefetch.window import AheadLimits
 from wids.events import PrefetchBegun, emit, format_size, logger
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
     from wids.core.cache.store import ShardCache
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.index.spec import Shard
     from wids.core.order.iteration import Run
     from wids.core.order.permutation import Indices
+    from wids.core.shard import Shard
 
 # How deep, and in how many items of a list, a dataset of ours is looked for in another one.
 _DEPTH, _SEARCHED = 3, 16
@@ -130,7 +131,7 @@ class FarSource(CollectionSource):
     @property
     def limits(self) -> AheadLimits:
         """At most a share of the memory that is free."""
-        most, ranks = int(page_cache.free_memory() * prefetching.LIMITS.memory_share), ranks_of_node()
+        most, ranks = int(page_cache.free_memory() * distance.LIMITS.memory_share), ranks_of_node()
         if self.ahead_bytes is None:
             return AheadLimits(None, most, ranks)
         return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks)
@@ -232,7 +233,7 @@ class SharedBlocks:
         self._position += len(indices)
         self._to_draw.append(block)
         self._to_look.append((first, indices))
-        while len(self._to_look) > 1 and self._to_look[1][0] <= first - prefetching.LIMITS.max_burst:
+        while len(self._to_look) > 1 and self._to_look[1][0] <= first - distance.LIMITS.max_burst:
             self._to_look.popleft()  # loaders have read it
         return True
 
@@ -332,7 +333,7 @@ class Ahead:
 
     def __init__(self, dataset: Any, indices: list[int]) -> None:
         self._rest = rest = iter(indices)
-        count, size = len(indices), prefetching.LIMITS.block
+        count, size = len(indices), distance.LIMITS.block
         self._prefetcher = prefetch(
             dataset,
             ((first, np.asarray(indices[first : first + size], np.int64)) for first in range(0, count, size)),
@@ -399,7 +400,7 @@ def _warn_of_limit(limit: int, needs: Sequence[tuple[int, int, int]]) -> bool:
         needs: of one rank, for each range of indices: shards that it reads at a time, of how many, bytes of one, about.
     """
     ranks = ranks_of_node()
-    counts = [prefetching.needed_shards(mixed, ranks, total=total) for mixed, total, _ in needs]
+    counts = [distance.needed_shards(mixed, ranks, total=total) for mixed, total, _ in needs]
     needed = sum(count * size for count, (*_, size) in zip(counts, needs, strict=True))
     if limit >= needed:
         return False

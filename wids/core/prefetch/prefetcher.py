@@ -18,12 +18,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from wids.core.cache import limits, usage_hints
+from wids.core.cache import limits, reservation, usage_hints
 from wids.core.files import finalizers
-from wids.core.files.background import end_at_exit, join_threads
-from wids.core.prefetch import limits as prefetching
-from wids.core.prefetch.limits import RateEstimator
+from wids.core.files.background import END_SECONDS, end_at_exit, join_threads
+from wids.core.prefetch import distance
+from wids.core.prefetch.distance import RateEstimator
 from wids.core.prefetch.window import Life, PlannedSource, PrefetchWindow
+from wids.core.transport import concurrency
 from wids.core.transport.failures import DAMAGE, CancelledTransferError
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
@@ -86,7 +87,7 @@ class Prefetcher:
         self._ended: queue.SimpleQueue[tuple[UpcomingShard, bool, float | None]] = queue.SimpleQueue()
         self._downloading: set[threading.Thread] = set()
         self._pace = RateEstimator(time.monotonic())
-        self._window = PrefetchWindow(visits, sources, connections=prefetching.LIMITS.connections, mixed=mixed)
+        self._window = PrefetchWindow(visits, sources, connections=concurrency.LIMITS.connections, mixed=mixed)
         self._planned, self._planned_at, self._passed = -math.inf, 0, 0
         self._read_before = self._reads()
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
@@ -138,7 +139,7 @@ class Prefetcher:
                 if self._window.is_exhausted and not self._window.visits:
                     break
                 self._wait(limits.LIMITS.tick_seconds)
-            self.join(limits.LIMITS.end_seconds if self._is_cancelled else None)
+            self.join(END_SECONDS if self._is_cancelled else None)
         except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
             logger.exception(_ENDED)
         finally:
@@ -164,7 +165,7 @@ class Prefetcher:
         while not self._ended.empty():
             download, is_complete, retry_at = self._ended.get()
             self._window.end(download, is_complete=is_complete, retry_at=retry_at)
-        looks = prefetching.LIMITS.min_shards
+        looks = distance.LIMITS.min_shards
         for download in self._window.present():
             if download.life is Life.FAILED:
                 if now >= download.retry_at:
@@ -180,7 +181,7 @@ class Prefetcher:
             if download.store.cache_size is not None and not download.is_in_place:
                 # Eviction candidates must be judged by the same clock as this shard.
                 self._write_plans(is_due=self._is_plan_late())
-            use = prefetching.with_margin(self._when(download.upcoming[0], self._position()), time.time())
+            use = reservation.with_margin(self._when(download.upcoming[0], self._position()), time.time())
             thread = threading.Thread(
                 target=self._download,
                 args=(download, list(download.upcoming), use),
@@ -226,7 +227,7 @@ class Prefetcher:
 
     def _seconds(self, positions: int) -> float:
         """In which so many are drawn."""
-        return positions / (self._pace.rate or prefetching.LIMITS.first_rate)
+        return positions / (self._pace.rate or distance.LIMITS.first_rate)
 
     def _reads(self) -> int:
         """How many samples of the shard lists this process has read."""
@@ -238,7 +239,7 @@ class Prefetcher:
         A reader without workers reads what it draws: its first moments tell how fast it is, and not how far ahead.
         """
         read = self._reads() - self._read_before
-        return self._pace.burst if read <= 0 else prefetching.own_burst(self._pace.burst, position - read)
+        return self._pace.burst if read <= 0 else distance.own_burst(self._pace.burst, position - read)
 
     def _is_plan_late(self) -> bool:
         """Whether the plan is old, or its times are off as the reader is farther than expected."""

@@ -6,15 +6,14 @@ Those of a server are downloaded; local ones on a network file system are read i
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
 from wids.core.cache.space import shard_bytes
 from wids.core.files import page_cache
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch.window import PlannedDownload
-from wids.core.transport import filesystems
+from wids.core.transport import concurrency, filesystems
 from wids.core.transport.place import Place
 from wids.errors import CacheFull
 
@@ -22,13 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.core.cache.store import ShardCache
-    from wids.core.index.shardlist import Shard
     from wids.core.order.layout import Visit
     from wids.core.order.permutation import Indices
-
-
-# Workers of a loader, where only one of them is seen.
-_WORKERS = 8
+    from wids.core.shard import Shard
 
 
 class UpcomingShard(PlannedDownload):
@@ -75,9 +70,9 @@ class UpcomingShard(PlannedDownload):
     @property
     def slots(self) -> int:
         """How many connections its download keeps busy."""
-        size = prefetching.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
+        size = distance.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
         length = filesystems.connections().range_bytes(Place(self.shard.url).host, size)
-        return prefetching.slots(size, length, prefetching.LIMITS.connections)
+        return concurrency.slots(size, length, concurrency.LIMITS.connections)
 
     @property
     def reads_early(self) -> bool:
@@ -154,7 +149,7 @@ class FarFile(UpcomingShard):
 
     def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:  # noqa: ARG002
         """Read the part that its next visits need; False: no other read or download takes as long as this."""
-        begin, end, count = prefetching.part_to_read(map(self._part, visits))
+        begin, end, count = distance.part_to_read(map(self._part, visits))
         self._read_until = visits[count - 1].first
         with contextlib.suppress(OSError):  # its reader says so
             page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
@@ -167,22 +162,3 @@ class FarFile(UpcomingShard):
         (rows, count), (begin, end, share) = self._rows(), visit.part
         first, last = round(begin * len(rows)), round(end * len(rows)) - 1
         return rows[first] / count, (rows[last] + 1) / count, share * len(rows) / count
-
-
-def ranks_of_node() -> int:
-    """How many ranks of a distributed job this node has."""
-    return max(environ_int("LOCAL_WORLD_SIZE"), 1)
-
-
-def processes_of_job() -> int:
-    """How many processes of a distributed job read samples, about; a worker of a loader is taken for one of some."""
-    is_worker = multiprocessing.parent_process() is not None
-    return max(environ_int("WORLD_SIZE"), 1) * (_WORKERS if is_worker else 1)
-
-
-def environ_int(name: str) -> int:
-    """The value of an environment variable; 0 for none, or one that is no number."""
-    try:
-        return int(os.environ.get(name, ""))
-    except ValueError:
-        return 0

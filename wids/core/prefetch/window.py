@@ -21,7 +21,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
+from wids.core.transport import concurrency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,13 +48,11 @@ class AheadLimits(NamedTuple):
     ranks: int = 1
     directory: str | None = None
 
-    def max_bytes(self, typical: int, *, shards: int = prefetching.LIMITS.min_shards) -> int:
+    def max_bytes(self, typical: int, *, shards: int = distance.LIMITS.min_shards) -> int:
         """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
-        return prefetching.max_ahead(
-            self.given, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards
-        )
+        return distance.max_ahead(self.given, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards)
 
-    def scope(self, typical: int, *, shards: int = prefetching.LIMITS.min_shards) -> int:
+    def scope(self, typical: int, *, shards: int = distance.LIMITS.min_shards) -> int:
         """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
         return max(self.max_bytes(typical, shards=shards), self.cache_size or 0)
 
@@ -111,7 +110,7 @@ class PlannedDownload:
     def reads_early(self) -> bool:
         """Whether its samples are read by byte ranges until it is cached, as far as known now; costs nothing.
 
-        Where its cache is limited, it is then downloaded in time or not at all: see `prefetching.is_in_time`.
+        Where its cache is limited, it is then downloaded in time or not at all: see `distance.is_in_time`.
         """
         raise NotImplementedError
 
@@ -124,13 +123,13 @@ class PlannedDownload:
     def note_passed(self, visit: Visit) -> None:
         """A visit was passed."""
         first, last = self.passed
-        self.passed = (visit.first if visit.first - last > prefetching.LIMITS.block else first), max(last, visit.last)
+        self.passed = (visit.first if visit.first - last > distance.LIMITS.block else first), max(last, visit.last)
 
     def stay(self) -> tuple[float, float]:
         """The first and the last position of the stay of the next visit, as far as visits were looked at."""
         first, last = self.passed
         for number, visit in enumerate(self.upcoming):
-            if visit.first - last > prefetching.LIMITS.block:
+            if visit.first - last > distance.LIMITS.block:
                 if number:
                     break
                 first = visit.first
@@ -192,7 +191,7 @@ class PrefetchWindow(Generic[D]):
         visits: Iterator[Sequence[Visit]],
         sources: Sequence[PlannedSource[D]],
         *,
-        connections: int = prefetching.LIMITS.connections,
+        connections: int = concurrency.LIMITS.connections,
         mixed: int = 0,
     ) -> None:
         self._blocks, self._sources, self._connections = visits, sources, connections
@@ -203,7 +202,7 @@ class PrefetchWindow(Generic[D]):
             for own in (source.limits for source in sources)
         ]
         self._distinct = list({id(reach): reach for reach in self._reaches}.values())
-        self._min_shards = prefetching.min_reach(mixed)
+        self._min_shards = distance.min_reach(mixed)
         self.visits: deque[tuple[Visit, D]] = deque()
         self._entered: list[Visit] = []  # since the last `advance`
         self._edge = 0  # where the last block begins that was looked at
@@ -303,7 +302,7 @@ class PrefetchWindow(Generic[D]):
         else:
             return None
         running = self._running
-        if len(running) >= prefetching.LIMITS.min_under_way and sum(e.slots for e in running) >= self._connections:
+        if len(running) >= concurrency.LIMITS.min_under_way and sum(e.slots for e in running) >= self._connections:
             return None
         heapq.heappop(self._missing)
         download.life, download.begun = Life.RUNNING, self._position
@@ -320,7 +319,7 @@ class PrefetchWindow(Generic[D]):
         """
         self._running.remove(download)
         if is_complete:
-            self._lag = prefetching.new_lag(self._lag, self._position - download.begun)
+            self._lag = distance.new_lag(self._lag, self._position - download.begun)
         download.life = Life.DONE if retry_at is None else Life.FAILED
         download.retry_at = retry_at or 0.0
         self._learn(download)
@@ -358,7 +357,7 @@ class PrefetchWindow(Generic[D]):
 
     def _look_further(self) -> bool:
         """Look at one more block of visits; False: none exists, or they would be too many."""
-        if self.is_exhausted or self._weight >= prefetching.LIMITS.max_visits:
+        if self.is_exhausted or self._weight >= distance.LIMITS.max_visits:
             return False
         block = next(self._blocks, None)
         if block is None:
@@ -425,7 +424,7 @@ class PrefetchWindow(Generic[D]):
         """See which shards are within reach now."""
         limit = reach.limits.max_bytes(self._typical, shards=self._min_shards)
         if reach.limits.given is None:
-            good = prefetching.good_ahead(
+            good = distance.good_ahead(
                 self._rate, typical=self._typical, each=self._samples_a_shard(), shards=self._min_shards
             )
             limit = min(limit, good)
@@ -461,12 +460,12 @@ class PrefetchWindow(Generic[D]):
         arrival = self._position + max([self._lag, *(self._position - each.begun for each in self._running)])
         while True:
             first, last = download.stay()
-            if prefetching.is_in_time(first, last, arrival=arrival):
+            if distance.is_in_time(first, last, arrival=arrival):
                 return True
             if last < self._edge or self.is_exhausted:  # the stay ends there
                 return False
             if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as known
-                return prefetching.is_in_time(download.upcoming[0].first, last, arrival=arrival)
+                return distance.is_in_time(download.upcoming[0].first, last, arrival=arrival)
 
     def _learn(self, download: D) -> None:
         """The size of a shard may be known now, and so that of others, about."""
@@ -495,9 +494,7 @@ class PrefetchWindow(Generic[D]):
         if self._known:
             return self._known_bytes // self._known
         limits = [reach.limits.cache_size for reach in self._distinct if reach.limits.cache_size is not None]
-        return max(
-            min([prefetching.LIMITS.unknown_bytes, *(limit // prefetching.LIMITS.min_shards for limit in limits)]), 1
-        )
+        return max(min([distance.LIMITS.unknown_bytes, *(limit // distance.LIMITS.min_shards for limit in limits)]), 1)
 
     def _samples_a_shard(self) -> float:
         """Positions from one new shard to the next, about."""
@@ -512,4 +509,4 @@ def _key(visit: Visit) -> ShardKey:
 
 def _weight(visit: Visit) -> int:
     """A visit of many blocks of indices counts as one for each."""
-    return 1 + (visit.last - visit.first) // prefetching.LIMITS.block
+    return 1 + (visit.last - visit.first) // distance.LIMITS.block

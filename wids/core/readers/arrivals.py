@@ -20,8 +20,8 @@ from wids.core.cache import limits, usage_hints
 from wids.core.cache.directory import directory_of
 from wids.core.files import forks
 from wids.core.files.background import end_at_exit, join_threads
-from wids.core.prefetch import limits as prefetching
 from wids.core.readers import access
+from wids.core.transport import concurrency
 from wids.core.transport.failures import CancelledTransferError
 from wids.errors import CacheError, CacheFull
 from wids.events import logger
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from wids.core.cache.book import ShardRecord
     from wids.core.cache.store import ShardCache
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
 
 # How often it is looked at whether a process downloads a shard.
 _LOOK_SECONDS = 0.25
@@ -78,7 +78,7 @@ class _EarlyShard(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        return len(self.downloads.threads) < prefetching.LIMITS.min_under_way
+        return len(self.downloads.threads) < concurrency.LIMITS.min_under_way
 
 
 class Arrivals:

@@ -32,9 +32,9 @@ from wids.events import Closed, emit
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from wids.core.index.spec import Shard
     from wids.core.readers.base import Reader, Sample
     from wids.core.readers.provider import ShardProvider
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
     from wids.events import Hook
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.core.files.identity import Identity
-    from wids.core.index.spec import Shard
     from wids.core.readers.access import AccessMode
     from wids.core.readers.base import Reader
     from wids.core.readers.remote_counts import ShardCount
+    from wids.core.shard import Shard
     from wids.core.tables.table import Group, KeyRule, MemberTable
     from wids.events import Hook
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wids.core.cache.book import ShardBook
 from wids.core.cache.freshness import version_in, version_mark
 from wids.core.files.identity import Identity
-from wids.core.prefetch.upcoming import processes_of_job
+from wids.core.files.ranks import processes_of_job
 from wids.core.readers.access import costs_less
 from wids.core.readers.base import announce
 from wids.core.readers.header_reader import scan_headers
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.core.cache.store import ShardCache
-    from wids.core.index.spec import Shard
     from wids.core.readers.base import Reader
+    from wids.core.shard import Shard
     from wids.core.tables.table import Group, KeyRule, MemberTable
 
 

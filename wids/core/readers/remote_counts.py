@@ -23,8 +23,8 @@ from wids.core.files.identity import Identity
 from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index.discovery import mark_words
-from wids.core.index.shardlist import MAX_COUNT
 from wids.core.readers.header_reader import scan_headers
+from wids.core.shard import MAX_COUNT
 from wids.core.tables import member_tables
 from wids.core.tables import table as tables
 from wids.core.tables.published_tables import PublishedTables
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.core.files.shared_files import SharedFile
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import Group, KeyRule
 
 T = TypeVar("T")

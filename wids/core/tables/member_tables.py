@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wids.core.files.identity import Identity
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.keys import Split
     from wids.core.tables.table import Group, KeyRule, MemberTable
     from wids.events import Hook

@@ -33,7 +33,7 @@ from wids.events import TableRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
 UNTABLED_SUFFIX = ".untabled"

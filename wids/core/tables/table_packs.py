@@ -39,7 +39,7 @@ from wids.events import TableRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.core.index.spec import Shard
+    from wids.core.shard import Shard
     from wids.core.tables.pack_format import Directory
     from wids.core.tables.table import MemberTable
 

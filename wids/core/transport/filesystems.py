@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from wids.core.files import forks
-from wids.core.prefetch import limits as prefetching
+from wids.core.transport import concurrency
 from wids.core.transport.failures import StalledTransferError
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
@@ -237,9 +237,9 @@ class Connections:
     slots: _Slots
 
     def __init__(self) -> None:
-        self.count = prefetching.LIMITS.connections
+        self.count = concurrency.LIMITS.connections
         self.slots = _Slots(self.count)
-        self._request_slots = asyncio.Semaphore(prefetching.LIMITS.max_requests)
+        self._request_slots = asyncio.Semaphore(concurrency.LIMITS.max_requests)
         self._delays: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self.weak_hosts: set[str] = set()
@@ -279,7 +279,7 @@ class Connections:
     def requests_at_a_time(self, host: str) -> int:
         """The number of concurrent requests for samples to one host."""
         delay = self._delays.get(host)
-        return prefetching.LIMITS.max_requests // 2 if delay is None else prefetching.requests_at_a_time(delay)
+        return concurrency.LIMITS.max_requests // 2 if delay is None else concurrency.requests_at_a_time(delay)
 
     def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
         """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
@@ -296,8 +296,8 @@ class Connections:
         ``size`` bytes.
         """
         rate = self._rates.get(host)
-        wanted = prefetching.LIMITS.first_range_bytes if rate is None else 10 * self._delays[host] * rate
-        return prefetching.range_bytes(size, wanted=wanted, connections=self.count)
+        wanted = concurrency.LIMITS.first_range_bytes if rate is None else 10 * self._delays[host] * rate
+        return concurrency.range_bytes(size, wanted=wanted, connections=self.count)
 
     def request_bytes(self, host: str) -> int:
         """The number of bytes that take as long as a single request; a guess for an unknown host."""

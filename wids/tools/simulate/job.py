@@ -17,7 +17,8 @@ from wids.core.order.layout import ShardCounts
 from wids.core.order.mixture import SourceSpan, sampler_config
 from wids.core.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.core.order.population import GivenChunks
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
+from wids.core.transport import concurrency
 from wids.tools.simulate.trace import Course, Visits
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class TrainingJob:
     step_seconds: float = 0.1
     decode_seconds: float = 0.0
     prefetch: int | None = None
-    connections: int = prefetching.LIMITS.connections
+    connections: int = concurrency.LIMITS.connections
     has_tables: bool = True
     early_reads: bool = True
 
@@ -209,7 +210,7 @@ class TrainingJob:
     @property
     def burst(self) -> int:
         """Of the drawn samples, how many may not have been read, as far as a prefetcher knows."""
-        return min(max(self.drawn_samples, prefetching.LIMITS.min_burst), prefetching.LIMITS.max_burst)
+        return min(max(self.drawn_samples, distance.LIMITS.min_burst), distance.LIMITS.max_burst)
 
     @property
     def steps_read_ahead(self) -> int:

@@ -15,11 +15,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from wids.core.cache import reservation
 from wids.core.order.layout import Visit
-from wids.core.prefetch import limits as prefetching
+from wids.core.prefetch import distance
 from wids.core.prefetch.window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 from wids.core.readers.access import Access, begins_download, choose
-from wids.core.transport import pace
+from wids.core.transport import concurrency, pace
 from wids.core.transport.pace import Pace
 from wids.tools.simulate.job import shards_of_batches
 from wids.tools.simulate.link import Clock, Delivery, Link
@@ -154,7 +155,7 @@ class Node:
         self.job, self._number, self._progress, self._clock = job, number, progress, progress.clock
         self._lengths, self.sizes, footprints = job.shard_lists
         self._slots: dict[int, int] = {}  # by size
-        self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
+        self._grace = reservation.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
         self.cache = NodeCache(job.cache_size, footprints, is_busy=self._is_busy)
         self._link = Link(
             self._clock,
@@ -208,14 +209,14 @@ class Node:
     def slots(self, size: int) -> int:
         """How many connections a shard keeps busy."""
         if size not in self._slots:
-            self._slots[size] = prefetching.slots(size, self._length(size), self.job.connections)
+            self._slots[size] = concurrency.slots(size, self._length(size), self.job.connections)
         return self._slots[size]
 
     def _length(self, size: int) -> int:
         """Bytes of a request for a part of a shard."""
         job = self.job
         wanted = 10 * job.latency * job.bandwidth / job.connections
-        return prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
+        return concurrency.range_bytes(size, wanted=wanted, connections=job.connections)
 
     def plan(self, shard: int) -> _SimulatedDownload:
         """A new download of a shard; see `PrefetchWindow`."""
@@ -459,7 +460,7 @@ class Node:
         for rank, window in self._windows.items():
             while not self._progress.is_given_up and (download := window.take()) is not None:
                 visit = download.upcoming[0]
-                use = prefetching.with_margin(max(visit.first, position), position)
+                use = reservation.with_margin(max(visit.first, position), position)
                 if not self._reserve(visit.shard, use=use):
                     window.end(download, retry_at=0.0)
                     window.plan_again(download)
@@ -470,7 +471,7 @@ class Node:
     def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
         """Download shards that are read by ranges, where nothing prefetches."""
         for rank, shard in found:
-            has_room = sum(own == rank for own, _ in self._own) < prefetching.LIMITS.min_under_way
+            has_room = sum(own == rank for own, _ in self._own) < concurrency.LIMITS.min_under_way
             facts = _SimulatedShard(self, shard, has_room=has_room)
             if begins_download(facts, self._clock.now) and self._reserve(shard, use=self._progress.position):
                 self._own.add((rank, shard))
@@ -546,7 +547,7 @@ class Node:
         if self.job.step > 0:
             return self.job.batch_size / self.job.step
         now = self._clock.now
-        return self._progress.position / now if now > 0 else prefetching.LIMITS.first_rate
+        return self._progress.position / now if now > 0 else distance.LIMITS.first_rate
 
     def _is_busy(self) -> bool:
         return any(window.is_busy for window in self._windows.values())

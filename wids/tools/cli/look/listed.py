@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from wids.core.index.shardlist import Shard, ShardList
+    from wids.core.index.shardlist import ShardList
     from wids.core.order.mixture import SourceSpan
     from wids.core.readers.base import Reader
+    from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
     from wids.tools.cli.options import BatchOptions, ReadFlags
 

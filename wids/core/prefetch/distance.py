@@ -1,7 +1,6 @@
-"""Figures and formulas of prefetching and of waiting for space: how far ahead, over how many connections, how patient.
+"""How far ahead of a reader shards are downloaded: figures, formulas, and the rate of a reader.
 
-`wids.core.prefetch.window` and `wids.core.cache.reservation` decide by them, and `wids.core.transport.filesystems` cuts
-byte ranges by them; so do simulations, which therefore cannot drift from the real cache. Pure.
+`wids.core.prefetch.window` decides by them; so do simulations, which therefore cannot drift from the real cache. Pure.
 """
 
 from __future__ import annotations
@@ -12,16 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class PrefetchLimits(NamedTuple):
-    """The constants of prefetching; the default is in force, and tests put another one in its place.
+class DistanceLimits(NamedTuple):
+    """The default is in force; tests put another one in its place.
 
     Attributes:
-        connections: byte ranges that a process downloads at a time.
-        min_under_way: shards at a time: while one is verified and written out, the others keep the connections busy.
-        first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
-        min_requests, max_requests: requests for samples that a process has under way.
-        request_seconds: one request for each of these in a store's delay: about the processor time of a request.
-            More requests would only wait in this process.
         memory_share: of the free memory, filled with files on network file systems ahead of their use.
         min_shards, ahead_seconds: how far ahead is always good, and how far in time.
         ahead_bytes: the most bytes ahead on a node without a cache_size.
@@ -30,21 +23,8 @@ class PrefetchLimits(NamedTuple):
         first_rate: positions per second, until the reader's rate is known.
         min_burst, max_burst: bounds of the estimate of how many samples a loader reads ahead.
         burst_seconds, rate_seconds: for how long that is estimated; the least time between two looks at the rate.
-        soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
-            the second, at most; meanwhile other processes release theirs. Nor for longer than a part of the time that
-            it takes to download one again.
-        first_bytes_per_second: by which that is guessed until one was downloaded.
-        now_seconds: a use within so many counts as now: hints are guesses, and are renewed all the time.
     """
 
-    connections: int = 8
-    min_under_way: int = 3
-    first_range_bytes: int = 8 << 20
-    min_range_bytes: int = 1 << 20
-    max_range_bytes: int = 64 << 20
-    min_requests: int = 8
-    max_requests: int = 64
-    request_seconds: float = 0.001
     memory_share: float = 0.25
     min_shards: int = 12
     ahead_seconds: float = 60.0
@@ -57,16 +37,12 @@ class PrefetchLimits(NamedTuple):
     max_burst: int = 1 << 14
     burst_seconds: float = 0.1
     rate_seconds: float = 1.0
-    soon_seconds: float = 0.5
-    grace_seconds: float = 0.5
-    first_bytes_per_second: float = 100e6
-    now_seconds: float = 0.05
 
 
-LIMITS = PrefetchLimits()
+LIMITS = DistanceLimits()
 # The least share of a file's part that must be needed if the part is read into memory ahead.
 _MIN_NEEDED = 0.5
-_RATE_WEIGHT, _MARGIN, _GRACE_SHARE = 0.3, 0.1, 0.5
+_RATE_WEIGHT = 0.3
 # The least share of the samples of a shard read by ranges that must be unread when its download ends.
 _MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
 
@@ -107,37 +83,9 @@ class RateEstimator:
             self.burst = min(max(position, LIMITS.min_burst), LIMITS.max_burst)
 
 
-def grace(download_seconds: float) -> float:
-    """Seconds that a reader waits before it evicts shards needed soon, from the seconds to download them again."""
-    return min(LIMITS.grace_seconds, _GRACE_SHARE * download_seconds)
-
-
 def own_burst(burst: int, unread: int) -> int:
     """The burst of a reader whose samples are read in its own process, of which ``unread`` are drawn but not read."""
     return min(burst, max(unread, LIMITS.min_burst))
-
-
-def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
-    """How long the ranges of a shard should be: as ``wanted``, or shorter so that all connections share a small shard.
-
-    Args:
-        size: the shard's bytes; None: not known.
-        wanted: bytes of a range in which waiting for the first byte takes a small part of the time.
-        connections: how many there are.
-    """
-    if size is not None:
-        wanted = min(wanted, max(size / connections, 0.4 * wanted))
-    return int(min(max(wanted, LIMITS.min_range_bytes), LIMITS.max_range_bytes))
-
-
-def requests_at_a_time(first_seconds: float) -> int:
-    """The number of concurrent requests for samples to a store with this time to the first byte."""
-    return int(min(max(first_seconds / LIMITS.request_seconds, LIMITS.min_requests), LIMITS.max_requests))
-
-
-def slots(size: int, length: int, connections: int) -> int:
-    """How many connections a shard of ``size`` bytes keeps busy, in ranges of ``length`` bytes."""
-    return min(-(-size // length), connections)
 
 
 def min_reach(mixed: int) -> int:
@@ -227,8 +175,3 @@ def is_in_time(first: float, last: float, *, arrival: float) -> bool:
 def new_lag(lag: float, drawn: int) -> float:
     """How many positions are drawn during a download, after one during which it were ``drawn``."""
     return drawn if not lag else (1 - _LAG_WEIGHT) * lag + _LAG_WEIGHT * drawn
-
-
-def with_margin(use: float, now: float) -> float:
-    """Only shards used later than this are evicted for one used at ``use``: the next guess at either may differ."""
-    return use + _MARGIN * (use - now)

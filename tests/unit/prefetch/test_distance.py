@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from wids.core.prefetch.limits import part_to_read
+from wids.core.prefetch.distance import part_to_read
 
 CASES = [
     ([], (0.0, 0.0, 1)),

@@ -1,0 +1,30 @@
+"""One shard, as an index describes it: the value that the rooms of the core hand on. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MAX_COUNT = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard as an index describes it.
+
+    Attributes:
+        url: resolved; what ``sample["__shard__"]`` says.
+        nsamples: samples promised; None where no index says (plain lists of local tars).
+        filesize: bytes promised, or None.
+        md5sum, crc32: hexadecimal digests promised, in lower case, or None.
+        packs: where its member table may be beside others': packs (`wids.core.tables.pack_format`) that the index
+            names.
+    """
+
+    url: str
+    nsamples: Count | None
+    filesize: Count | None = None
+    md5sum: str | None = None
+    crc32: str | None = None
+    packs: tuple[str, ...] = ()
