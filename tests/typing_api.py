@@ -19,8 +19,8 @@ from typing_extensions import assert_type
 
 import wids
 from wids import errors, events, jobs
-from wids.core.collection.face import Location
 from wids.core.collection.stats import Stats
+from wids.dataset import Location
 from wids.jobs.runner import Runner, SerialRunner
 from wids.testing import ByteSourceSuite, ReaderSuite, RunnerSuite, Server, ShardProviderSuite, status
 

@@ -16,21 +16,25 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from multiprocessing import reduction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids.columns import samples as sample_columns
-from wids.columns.face import WithColumns
 from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.core.collection import arguments
 from wids.core.collection.batches import expect, read_batch, read_foreign, read_sample
+from wids.core.collection.keys import Keys
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
-from wids.core.collection.views import WithViews
+from wids.core.collection.views import PART, choose, find_samples, local_path, of_file, split
 from wids.core.files.held import holding, release
+from wids.core.files.lazy import Computed
+from wids.core.index.readonly import Spec
+from wids.core.index.spec import PACKS, own_packs
+from wids.core.index.view_rows import SharedSelection
 from wids.core.order.layout import Inside
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
@@ -39,7 +43,7 @@ from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.fields import Alternatives
 from wids.core.transport import retrying, stores
-from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
+from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
 from wids.events import format_size, logger
 
 if TYPE_CHECKING:
@@ -47,12 +51,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.columns.samples import SampleColumns
+    from wids.columns.join import Missing, On
+    from wids.columns.samples import Fields, SampleColumns
     from wids.core.collection.shard_collection import OnCountMismatch, Shards
     from wids.core.collection.stats import Stats
+    from wids.core.collection.views import SplitBy
+    from wids.core.files.replaced import ReplacedFile
+    from wids.core.index.selection import Integers, Selection
     from wids.core.prefetch.ahead import CollectionSource
     from wids.core.readers.access import AccessMode
-    from wids.core.readers.pool import OpenShard
+    from wids.core.readers.pool import OpenShard, OpenShards
     from wids.core.tables.fields import FieldsArgument
     from wids.core.tables.table import Group, KeyRule
     from wids.events import Hook
@@ -103,8 +111,15 @@ class _SharedTally(Tally):
         self.join(counts.numpy())
 
 
+class Location(NamedTuple):
+    """Where a sample is: number of its shard in the index, row in that shard."""
+
+    shard: int
+    row: int
+
+
 @holding
-class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
+class ShardListDataset(Dataset[T_co]):
     """Random access to the samples of a list of tar shards.
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
@@ -225,8 +240,16 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     base: str | None
     dataset_name: str
     localname: Callable[[str], str]
+    cache: OpenShards
+    lengths: Sequence[int]
+    cum_lengths: np.ndarray[Any, np.dtype[np.int64]]
+    total_length: int
+    _collection: ShardCollection
+    _given_index: Any  # the argument ``shards``, if it is a path or URL
+    _columns: SampleColumns | None  # None: none was asked for
     _transformations: list[Transform]
-    _steps: tuple[str, ...]
+    _steps: tuple[str, ...]  # that made this view
+    _lists: tuple[str, ...] = ()  # the files that named its samples, absolute
     _is_transforming: bool
     _has_warned = False
 
@@ -293,7 +316,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             hooks=hooks,
             has_failed=self._tally.has_substituted,
         )
-        self._columns = sample_columns.SampleColumns()
+        self._columns = None
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
         self.base, found, session = load_shards(shards, **index, cache_dir=self.cache_dir)
@@ -320,7 +343,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         found = self._collection.counted(found)
         self._collection.adopt(found)
         self._take(self._collection)
-        self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir, fields=self.fields)
+        self._given_index = shards if isinstance(shards, (str, os.PathLike)) else None
         self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
@@ -332,6 +355,107 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose parameters help() and notebooks show
 
+    # --- the index
+
+    def __len__(self) -> int:
+        return self.total_length
+
+    @property
+    def shards(self) -> Sequence[dict[str, Any]]:
+        """The shards as dicts, with ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
+
+        A list; of 20,000 shards or more a sequence that makes each dict on access (``list(dataset.shards)``
+        makes all). Neither the list nor a dict in it can be changed (TypeError); copies of them can.
+
+        Assign a list (as the constructor takes it, URLs resolved) to replace the shards: ``dataset.shards =
+        dataset.shards[:10]``, ``dataset.shards = [{**row, "url": moved(row["url"])} for row in dataset.shards]``.
+        Lengths, keys and prefetching follow. Make samplers and loaders again.
+        """
+        return self._collection.rows
+
+    @shards.setter
+    def shards(self, shards: Shards) -> None:
+        self._assign(self._collection.shards.header, shards)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The index as a dict, its shards resolved; as `shards`, it may be assigned, and cannot be changed."""
+        return Spec(self._collection.shards.header, shardlist=self._collection.rows)
+
+    @spec.setter
+    def spec(self, spec: dict[str, Any]) -> None:
+        rest = dict(spec)
+        if "shardlist" not in rest or rest.get("datasets"):
+            raise SpecError(
+                "a spec that is assigned has its shards in 'shardlist' and no 'datasets'; make a new ShardListDataset "
+                "of an index with sub-datasets",
+                path="shardlist",
+            )
+        self._assign(rest, rest.pop("shardlist"))
+
+    def _assign(self, header: dict[str, Any], shards: Shards) -> None:
+        """Have another index.
+
+        Raises:
+            ColumnsError, SpecError: that cannot be; nothing has changed.
+        """
+        collection, found = self._collection, self._collection.shards
+        if self._columns is not None:
+            self._columns.check_unused()
+        if found.selection is not None:
+            raise SpecError(
+                "a view keeps the shards of its dataset; change them there, and make the view again",
+                path="",
+            )
+        is_named_anew = header.get(PACKS) != found.header.get(PACKS)
+        packs = own_packs(header, None, None) if is_named_anew else found.all_packs()
+        if shards is not collection.rows:
+            _, found, _ = load_shards(shards, session=collection.provider.session)
+            collection.close()  # a rewritten shard is counted again
+            found = collection.counted(found).with_packs(packs)
+        elif is_named_anew:
+            found = found.with_packs(packs)
+        collection.adopt(found.with_header(header))
+        self._take(collection)
+
+    @Computed
+    def fingerprint(self) -> str:
+        """A digest of the shards' names and counts, in order, independent of the shards' place.
+
+        Directories count where shards in several have the same name, then from where their paths part.
+        """
+        return self._collection.fingerprint
+
+    @Computed
+    def contents(self) -> dict[str, str]:
+        """Digests of the shards' checksums and sizes, by kind (crc32, md5, filesize), of the kinds that all have.
+
+        Sampler states and saved views are of these contents: they are refused where the shards were rewritten.
+        """
+        return self._collection.contents
+
+    def locate(self, index: int) -> Location:
+        """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
+
+        Args:
+            index: of a sample.
+
+        Raises:
+            IndexError: out of range. TypeError: not an integer.
+        """
+        return Location(*self._collection.locate(self._collection.plain(index)))
+
+    @Computed
+    def keys(self) -> Keys:
+        """The keys of the samples, as ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
+
+        Shards are opened as needed: free for local and cached ones, a download for others.
+        """
+        return self._keys()
+
+    def _keys(self) -> Keys:
+        return Keys(self._collection, of=self)
+
     # --- downloads ahead
 
     def __wids__(self) -> Inside:
@@ -341,7 +465,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             mixed_parts=self._collection.mixed_parts,
             prefetch_source=self._prefetch_source,
             named=self._named,
-            listed=lambda: (self._collection.shards, self._collection.place, not self._columns.shown),
+            listed=lambda: (
+                self._collection.shards,
+                self._collection.place,
+                self._columns is None or not self._columns.shown,
+            ),
             fingerprint=lambda: self._collection.fingerprint,
             contents=lambda: self._collection.contents,
         )
@@ -415,6 +543,104 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     # --- parts of it
 
     @suggest_names
+    def select(self, samples: Any) -> Self:
+        """A view of some samples: a dataset of them, in this one's order, each once.
+
+        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
+        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
+        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
+
+        Args:
+            samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
+                sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
+                ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
+                warning counts those of no sample, and those of several, which all are meant.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        total, indices = len(self._collection), find_samples(samples, self._keys(), self._collection)
+        return self._view(indices, f"select{of_file(samples)}: {len(indices):,} of {total:,}", samples)
+
+    @suggest_names
+    def exclude(self, samples: Any) -> Self:
+        """A view of all samples but these; see `select`.
+
+        Args:
+            samples: as of `select`.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        total, gone = len(self._collection), find_samples(samples, self._keys(), self._collection)
+        kept = np.ones(total, np.bool_)
+        kept[gone] = False
+        return self._view(np.flatnonzero(kept), f"exclude{of_file(samples)}: {len(gone):,} of {total:,}", samples)
+
+    @suggest_names
+    def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
+        """Views of parts that have no sample in common, and all of them together; see `select`.
+
+        Args:
+            shares: of the samples, one for each part; scaled to add up to 1.
+            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
+                added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
+                name; ``"index"``: nothing is read, and parts change when shards are added.
+            seed: another one gives other parts. A part that is split again is split by other numbers.
+
+        Raises:
+            InputError: bad shares.
+        """
+        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps)
+        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
+        whole = f"{len(self._collection):,}"
+        return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
+
+    @suggest_names
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write this dataset as an index: which samples of which shards, and no data.
+
+        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
+        the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
+
+        Args:
+            path: a local path, such as ``"good.json"``. A view of the same index that is there is replaced; keys in it
+                that wids does not know stay.
+            overwrite: any other file is replaced, too, unless it is one of those that this dataset is made of.
+
+        Raises:
+            OutputExistsError: there is a file that is not to be replaced. OutputError: it is no name of a local file.
+            OSError: it cannot be written.
+        """
+        self._save(os.fspath(path), overwrite=overwrite)
+
+    def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
+        """See `save`, and `wids.core.index.view_saving.write_view` of ``file``."""
+        from wids.core.index.view_saving import save
+
+        collection = self._collection
+        selection = collection.shards.selection
+        if selection is None:
+            selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
+        files = {
+            "the index that this is a view of": collection.place,
+            "the file of this view's rows": selection.path if isinstance(selection, SharedSelection) else None,
+            "the table of this dataset's columns": self._own_columns().place,
+        }
+        inputs = [(place, words) for words, place in files.items() if place is not None]
+        inputs += [(path, "a list that this view is made by") for path in self._lists]
+        save(
+            collection.as_read(),
+            selection,
+            path,
+            place=collection.place,
+            made_by=self._steps,
+            inputs=inputs,
+            overwrite=overwrite,
+            file=file,
+        )
+
+    @suggest_names
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
 
@@ -428,13 +654,142 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         Raises:
             QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
         """
-        indices, nulls = self._columns.choose(self._collection, predicate)
+        indices, nulls = self._own_columns().choose(self._collection, predicate)
         if nulls:
             logger.warning(
                 "where: %d of %d samples are left out because %s is null for them: a column that it names has no value",
                 *(nulls, len(self), shown(predicate)),
             )
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
+
+    # --- columns
+
+    def query(self, sql: str) -> Any:
+        """The result of one SELECT statement over the table ``samples``, which has one row for each sample.
+
+        ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The table has
+        the columns of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least
+        ``index`` (int64). If the statement names ``has_jpg`` (bool), or without the file ``jpg_bytes``, ``bytes``,
+        ``key``, ``shard`` or ``row``, their values come from member tables (`wids.columns.members`); no shard is
+        downloaded. ``has_jpg`` of a field that no sample has is false for all, with a warning. The SQL is DuckDB's. It
+        can read no other file, no network and no variable of the program, and writes nothing.
+
+        Args:
+            sql: the statement.
+
+        Returns:
+            A ``pyarrow.Table``; its rows have no order unless the statement sets one.
+
+        Raises:
+            QueryError: it is not one SELECT, has an unknown name, or takes more than 512 MiB and the temporary
+                directory. KeyboardInterrupt: Ctrl-C; DuckDB has stopped then. ColumnsError: no columns exist, they
+                are of another index, or a member table is neither local nor published; the message has advice.
+                InputError: two fields have the same ``has_FIELD``. FetchError, ShardError: a table cannot be read.
+            DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).
+        """
+        return self._own_columns().query(self._collection, sql)
+
+    def find_rows(self, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The indices of the samples for which an SQL expression is true, like ``"width >= 512 and label in (3, 7)"``.
+
+        Args:
+            predicate: a condition as after WHERE, over the columns of `query`. A sample for which it is null is left
+                out; a number is true unless it is 0.
+
+        Returns:
+            int64, ascending, each once.
+
+        Raises:
+            QueryError: it is not such an expression. ColumnsError, DependencyError: see `query`.
+        """
+        return self._own_columns().find_rows(self._collection, predicate)
+
+    def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
+
+        Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
+        A column of vectors is (n, d), with rows of NaN for missing ones of floats; of vectors of several
+        lengths, or of integers of which some are missing, it is (n,) of arrays and None.
+
+        Args:
+            name: of the column.
+
+        Raises:
+            InputError: there is no such column; the message lists all. QueryError, ColumnsError, DependencyError: see
+                `query`.
+        """
+        return self._own_columns().read(self._collection, name)
+
+    @Computed
+    def column_names(self) -> list[str]:
+        """The columns of `query`, in order.
+
+        Raises:
+            ColumnsError: the table beside the index cannot be used.
+        """
+        return self._own_columns().names(self._collection)
+
+    @suggest_names
+    def with_table(
+        self,
+        table: Any,
+        *,
+        on: On,
+        columns: Sequence[str] | None = None,
+        missing: Missing = "null",
+        fields: Fields = False,
+    ) -> Self:
+        """The same dataset with more columns, joined from your table; nothing else of the dataset is read or written.
+
+        For a view it returns the same view with more columns; the table's keys and indices are those of the view's
+        samples. The result shares the open shards, the cache and the settings with this dataset, and starts with its
+        transformations. Joined columns are stored in a temporary file ($TMPDIR) of this process; its workers map it.
+
+        Args:
+            table: path or URL of a Parquet file or of JSON lines (``.jsonl``, ``.jsonl.gz``), or of a folder or pattern
+                of such parts; a ``pyarrow.Table``, a pandas ``DataFrame``, or whatever has ``__arrow_c_stream__`` (a
+                frame of polars, a relation of DuckDB, a ``RecordBatchReader``); or a dict of arrays, where one of
+                shape (n, d) is a column of vectors.
+            on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
+                (integers) is their ``__index__``; in a view, it counts the view's samples, as in `query`.
+            columns: which of its columns; default: all but ``key`` and ``index``.
+            missing: for samples without a row in the table: ``"null"``, with one warning that counts them, or
+                ``"error"``. A join by key leaves out rows of the table without a sample; a warning (for a view, a
+                line at INFO) counts them.
+            fields: columns to add to the samples, under their names, before the transformations: ``True`` (all of the
+                table), or names. Values are Python values, lists of numbers are arrays; null is None. Names that
+                samples use themselves (``__key__``, or any that begins with a dot) are not allowed.
+
+        Raises:
+            ColumnsError: the table cannot be read; keys repeat, in it or among the samples; an index is out of range;
+                a sample has no row and ``missing="error"``. InputError: it lacks a column; a column has the wrong
+                type, or one that SQL lacks; two columns would have the same name. DependencyError: see `query`.
+        """
+        from wids.columns.join import JoinRequest
+
+        request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
+        return self._with(self._own_columns().join(request, fields, self._collection))
+
+    @suggest_names
+    def with_columns(
+        self,
+        fields: Fields = True,  # noqa: FBT002 - or names
+        *,
+        place: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """The same dataset, with columns of the index's table added to its samples, before the transformations.
+
+        Args:
+            fields: ``True`` (all columns), or names; False: no columns, only the ``place``. ``index`` is the sample's
+                ``__index__``, also in views.
+            place: path or URL of the table; default: beside the index, where ``wids columns create`` writes it.
+
+        Raises:
+            ColumnsError: the table does not exist, or is of another index. InputError: it lacks the column.
+            DependencyError: see `query`.
+        """
+        columns = self._own_columns().at(None if place is None else os.fspath(place), self._collection)
+        return self._with(columns.show(fields, self._collection) if fields else columns)
 
     # --- samples
 
@@ -523,13 +878,17 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         named = self.fields.names if isinstance(self.fields, Alternatives) else None
         if repeated := {name for name, _ in columns.shown}.intersection(named or ()):
             raise InputError(f"fields: {shown(min(repeated))} is a field of the samples already; give one another name")
-        found = super()._with(columns)
-        found._note_work()  # noqa: SLF001 - of this class
+        found = copy.copy(self)
+        found._columns, found._transformations = columns, list(self._transformations)  # noqa: SLF001 - of this class
+        found._note_work()  # noqa: SLF001
         return found
 
     def _note_work(self) -> None:
         """Note whether anything is done to samples after they are read."""
-        self._is_transforming = bool(self._transformations or self._columns.shown) or self._substitutes is not None
+        self._is_transforming = (
+            bool(self._transformations or (self._columns is not None and self._columns.shown))
+            or self._substitutes is not None
+        )
 
     # --- the pool of open shards
 
@@ -569,6 +928,49 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     # --- inside
 
+    def _take(self, collection: ShardCollection) -> None:
+        """Be a dataset of this collection."""
+        self._collection, self.cache = collection, collection.pool
+        self.__dict__.update(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """The attributes that follow from the collection, unless a program has set them."""
+        collection = self._collection
+        return {
+            "lengths": collection.lengths,
+            "cum_lengths": collection.cum_lengths,
+            "total_length": len(collection),
+        }
+
+    def _own_columns(self) -> SampleColumns:
+        """The columns, which are looked for when one is first asked for."""
+        if self._columns is None:
+            from wids.columns.samples import beside
+
+            self._columns = beside(self._given_index, self._collection, cache_dir=self.cache_dir, fields=self.fields)
+        return self._columns
+
+    def _named(self, name: str) -> Self:
+        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
+        found = copy.copy(self)
+        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
+        found._transformations = list(self._transformations)  # noqa: SLF001
+        return found
+
+    def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
+        if not len(indices) and len(self._collection):
+            logger.warning("a view without samples: %s", shorten(step))
+        view = copy.copy(self)
+        view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
+        if isinstance(samples, (str, os.PathLike)):
+            view._lists = (*self._lists, os.path.abspath(local_path(samples)))  # noqa: SLF001 - of this class
+        return view
+
+    def _show(self, selection: Selection, step: str) -> None:
+        """Have these samples of the shards alone."""
+        self._steps, self._transformations = (*self._steps, step), list(self._transformations)
+        self._take(self._collection.select(selection))
+
     def _undecoded(self) -> ShardListDataset[dict[str, Any]]:
         """The same samples with all their fields, undecoded, of which nothing is downloaded: for `wids.serve`."""
         found = ShardListDataset.__new__(ShardListDataset)
@@ -582,7 +984,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         )
         collection.name, collection.place = own.name, own.place
         found.fields, found._substitutes, found._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
-        found._columns, found._transformations = self._columns.unshown(), []  # noqa: SLF001
+        found._columns, found._transformations = self._columns and self._columns.unshown(), []  # noqa: SLF001
         found._take(collection)  # noqa: SLF001
         found._note_work()  # noqa: SLF001
         return found
@@ -625,7 +1027,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         )
 
     def _apply(self, sample: Any) -> T_co:
-        if self._columns.shown:
+        if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
         given = sample
         try:

@@ -66,7 +66,8 @@ def public():
         for name, value in vars(module).items():
             if isinstance(value, type) and issubclass(value, root):
                 found[f"{module.__name__}.{name}"] = value
-    others = [events.Hook, events.log_event, loaders.ResumableLoader, start]
+    found["wids.serve.start"] = start
+    others = [events.Hook, events.log_event, loaders.ResumableLoader]
     others += [otel.OpenTelemetryHook, otel.observe]
     return found | {f"{value.__module__}.{value.__qualname__}": value for value in others}
 

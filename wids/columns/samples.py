@@ -36,7 +36,7 @@ Fields: TypeAlias = "bool | str | Sequence[str]"
 _EXACT = 1 << 53
 # What samples have besides fields, whose names begin with a dot.
 _SAMPLE_NAMES = frozenset(
-    f"__{name}__" for name in ("key", "index", "shard", "shardindex", "dataset", "valid", "substitute_for")
+    f"__{name}__" for name in ("key", "index", "shard", "shardindex", "dataset", "valid", "seed", "substitute_for")
 )
 
 
@@ -290,7 +290,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return self._ask(collection, text, lambda table: sql.run_query(table, text), is_query=True)
 
     def read(self, collection: ShardCollection, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """See `wids.columns.face.WithColumns.read_column`."""
+        """See `wids.ShardListDataset.read_column`."""
         from wids.columns import join
         from wids.columns.spec import unknown_column
 

@@ -1,7 +1,7 @@
 """The submodules of wids 0.1 (``wids.wids``, ``wids.wids_cleanup``, ...) as thin layers over the new code.
 
 ``wids/__init__.py`` puts this folder on the package's path. New programs import from ``wids``. A name that is left out
-on purpose raises an ImportError that says what to use instead. `sampler_attributes` is what the samplers inherit of it.
+on purpose raises an ImportError that says what to use instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from numbers import Integral
@@ -11,27 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from wids.core.collection import error_log
-from wids.core.collection.face import WithIndex
 from wids.core.files.nearest import name_nearest
 from wids.core.index.fingerprint import portable_names
 from wids.core.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.core.index.view_rows import SharedSelection
 from wids.core.order.permutation import SPLIT, random_words
-from wids.core.order.validation import suggest_names
 from wids.core.transport.place import Place
-from wids.errors import InputError, shorten, shown
+from wids.errors import InputError, shown
 from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
-    from typing_extensions import Self
 
     from wids.core.collection.keys import Keys
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.files.replaced import ReplacedFile
-    from wids.core.index.selection import Integers, Selection
+    from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
 
 # Indices as text.
@@ -61,7 +56,7 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
     """
     where = ""
     if isinstance(what, (str, os.PathLike)):
-        path = _local(what)
+        path = local_path(what)
         if path.endswith(error_log.SUFFIX):
             return np.flatnonzero(_in_log(path, collection))
         what, where = read_samples(path), f"{path}: "
@@ -177,11 +172,12 @@ def split(
     return deal(parts, draws)
 
 
-def _of_file(samples: Any) -> str:
-    return f" ({_local(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+def of_file(samples: Any) -> str:
+    """The file that names samples, in brackets; "": none does."""
+    return f" ({local_path(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
 
 
-def _local(samples: str | os.PathLike[str]) -> str:
+def local_path(samples: str | os.PathLike[str]) -> str:
     """The path of a file of samples.
 
     Raises:
@@ -191,130 +187,3 @@ def _local(samples: str | os.PathLike[str]) -> str:
     if not place.is_local and not _SLICE.fullmatch(str(place)):
         raise InputError(f"{samples}: a list of samples is read from a local file; download it first")
     return place.path
-
-
-class WithViews(WithIndex):
-    """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
-
-    _steps: tuple[str, ...]
-    _lists: tuple[str, ...] = ()  # the files that named samples, absolute
-    _transformations: list[Any]
-
-    @suggest_names
-    def select(self, samples: Any) -> Self:
-        """A view of some samples: a dataset of them, in this one's order, each once.
-
-        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
-        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
-        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
-
-        Args:
-            samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
-                sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
-                ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
-                warning counts those of no sample, and those of several, which all are meant.
-
-        Raises:
-            InputError: they are none of these. IndexError: an index is out of range.
-        """
-        total, indices = len(self._collection), find_samples(samples, self._keys(), self._collection)
-        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}", samples)
-
-    @suggest_names
-    def exclude(self, samples: Any) -> Self:
-        """A view of all samples but these; see `select`.
-
-        Args:
-            samples: as of `select`.
-
-        Raises:
-            InputError: they are none of these. IndexError: an index is out of range.
-        """
-        total, gone = len(self._collection), find_samples(samples, self._keys(), self._collection)
-        kept = np.ones(total, np.bool_)
-        kept[gone] = False
-        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}", samples)
-
-    @suggest_names
-    def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
-        """Views of parts that have no sample in common, and all of them together; see `select`.
-
-        Args:
-            shares: of the samples, one for each part; scaled to add up to 1.
-            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
-                added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
-                name; ``"index"``: nothing is read, and parts change when shards are added.
-            seed: another one gives other parts. A part that is split again is split by other numbers.
-
-        Raises:
-            InputError: bad shares.
-        """
-        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps)
-        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
-        whole = f"{len(self._collection):,}"
-        return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
-
-    @suggest_names
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write this dataset as an index: which samples of which shards, and no data.
-
-        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
-        the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
-
-        Args:
-            path: a local path, such as ``"good.json"``. A view of the same index that is there is replaced; keys in it
-                that wids does not know stay.
-            overwrite: any other file is replaced, too, unless it is one of those that this dataset is made of.
-
-        Raises:
-            OutputExistsError: there is a file that is not to be replaced. OutputError: it is no name of a local file.
-            OSError: it cannot be written.
-        """
-        self._save(os.fspath(path), overwrite=overwrite)
-
-    def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
-        """See `save`, and `wids.core.index.view_saving.write_view` of ``file``."""
-        from wids.core.index.view_saving import save
-
-        collection = self._collection
-        selection = collection.shards.selection
-        if selection is None:
-            selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
-        files = {
-            "the index that this is a view of": collection.place,
-            "the file of this view's rows": selection.path if isinstance(selection, SharedSelection) else None,
-            "the table of this dataset's columns": self._columns.place,
-        }
-        inputs = [(place, words) for words, place in files.items() if place is not None]
-        inputs += [(path, "a list that this view is made by") for path in self._lists]
-        save(
-            collection.as_read(),
-            selection,
-            path,
-            place=collection.place,
-            made_by=self._steps,
-            inputs=inputs,
-            overwrite=overwrite,
-            file=file,
-        )
-
-    def _named(self, name: str) -> Self:
-        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
-        found = copy.copy(self)
-        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
-        found._transformations = list(self._transformations)  # noqa: SLF001
-        return found
-
-    def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
-        if not len(indices) and len(self._collection):
-            logger.warning("a view without samples: %s", shorten(step))
-        view = copy.copy(self)
-        view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
-        if isinstance(samples, (str, os.PathLike)):
-            view._lists = (*self._lists, os.path.abspath(_local(samples)))  # noqa: SLF001 - of this class
-        return view
-
-    def _show(self, selection: Selection, step: str) -> None:
-        """Have these samples of the shards alone."""
-        self._steps, self._transformations = (*self._steps, step), list(self._transformations)
-        self._take(self._collection.select(selection))

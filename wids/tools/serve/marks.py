@@ -220,7 +220,7 @@ class Marks:
                 reasons.append(error)
             return not reasons
 
-        columns = served.dataset._columns.place  # noqa: SLF001 - these pages look at all of it
+        columns = served.dataset._own_columns().place  # noqa: SLF001 - these pages look at all of it
         inputs = {
             served.collection.place: "the index that this is a view of",
             columns: "the table of its columns",
@@ -251,7 +251,7 @@ class Marks:
             view = view_file.parse_view(parse_json(file.read(), path), path)
         if view is None or view.view_of_fingerprint != fingerprint(shards):
             raise SpecError("it is no view of these samples", path=path)
-        options = served.dataset._columns.session.storage_options  # noqa: SLF001 - those of its index
+        options = served.dataset._own_columns().session.storage_options  # noqa: SLF001 - those of its index
         opened = ShardListDataset[Any](
             path, cache_dir=served.cache_dir, storage_options=options, transformations=[], access="range"
         )

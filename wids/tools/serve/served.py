@@ -86,7 +86,7 @@ class Served:
         Raises:
             ColumnsError: it cannot be used. DependencyError: pyarrow is not installed.
         """
-        return self.dataset._columns.types(self.collection)  # noqa: SLF001 - likewise
+        return self.dataset._own_columns().types(self.collection)  # noqa: SLF001 - likewise
 
     def choose(self, where: str, *, is_marked: bool) -> Integers | None:
         """The indices of the samples for which SQL is true, of the marked ones alone if asked; None: all there are.
