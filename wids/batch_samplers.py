@@ -37,7 +37,7 @@ from wids.samplers import _IS_RUNNING, ChunkedSampler, DistributedChunkedSampler
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
-    from wids.core.order.iteration import Run
+    from wids.core.order.cursor import Run
     from wids.core.prefetch.prefetcher import Prefetcher
 
     Batches = Literal["mixed", "by-source"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.core.order.config import EpochConfig
-    from wids.core.order.iteration import Run
+    from wids.core.order.cursor import Run
 
 _END: Any = object()
 

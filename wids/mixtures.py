@@ -18,9 +18,9 @@ from wids.core.collection.arguments import warn_of_none
 from wids.core.collection.shard_collection import to_int
 from wids.core.files.lazy import Computed
 from wids.core.index.view_saving import save_mixture
-from wids.core.order.layout import Inside, contents, fingerprint, inside_of
+from wids.core.order.layout import Inside, SourceSpan, contents, fingerprint, inside_of
 from wids.core.order.mask import MarkedIndex
-from wids.core.order.mixture import SourceSpan, check_weights, fill_weights
+from wids.core.order.mixture import check_weights, fill_weights
 from wids.core.order.validation import suggest_names
 from wids.errors import InputError, a_kind, note_sample
 

@@ -28,7 +28,8 @@ from wids.core.files.held import holding, is_released, release
 from wids.core.files.lazy import Computed
 from wids.core.order import cursor
 from wids.core.order.config import EpochConfig, SamplerSettings, Setting
-from wids.core.order.iteration import Iteration, Run, state_of
+from wids.core.order.cursor import Run
+from wids.core.order.iteration import Iteration, state_of
 from wids.core.order.lane import MAX_TOGETHER
 from wids.core.order.layout import mixed_parts, takes_marks
 from wids.core.order.population import GivenChunks, SampleRange, choose_samples
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
     from wids.core.order.epoch import Reshuffle, Tail
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import SourceSpan
     from wids.core.order.population import ReadSamples
     from wids.core.prefetch.prefetcher import Prefetcher
 
@@ -89,7 +90,7 @@ class SamplerAttributes:
 
     @ranges.setter
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        from wids.core.order.mixture import MixtureWeights
+        from wids.core.order.population import MixtureWeights
 
         if isinstance(self._samples, MixtureWeights):
             raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")  # noqa: TRY004
@@ -289,7 +290,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
     def _reweight(
         self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
     ) -> int:
-        from wids.core.order.mixture import MixtureWeights
+        from wids.core.order.population import MixtureWeights
 
         if not isinstance(self._samples, MixtureWeights):
             raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004

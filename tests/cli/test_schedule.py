@@ -23,8 +23,8 @@ from wids.core.order import batch_epochs
 from wids.core.order.batch_epochs import BatchConfig
 from wids.core.order.batching import make_rule
 from wids.core.order.config import SamplerSettings
-from wids.core.order.layout import ShardCounts
-from wids.core.order.mixture import SourceSpan, sampler_config
+from wids.core.order.layout import ShardCounts, SourceSpan
+from wids.core.order.population import sampler_config
 from wids.tools.cli.look.schedule import show_batch, show_readings
 from wids.tools.simulate.schedule import BatchTimetable, Reading, Timetable, make_timetable
 

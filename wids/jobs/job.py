@@ -17,9 +17,10 @@ from wids.core.collection.shard_collection import load_shards
 from wids.core.index.paths import absolute
 from wids.errors import SelectionError
 from wids.jobs.arguments import check_index, check_value
+from wids.jobs.engines import run
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.progress import Progress, showing
-from wids.jobs.runner import Engine, RunOptions, run, run_options
+from wids.jobs.runner import Engine, RunOptions, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -101,10 +102,10 @@ class ShardJob(Generic[K, R, Outcome]):
         """Run all tasks. Call `take` with each result, and `fail` with each error.
 
         Args:
-            work: see `wids.jobs.runner.run`.
+            work: see `wids.jobs.engines.run`.
             tasks: pairs (name of the shard, task), iterated as earlier tasks end.
             options: the engine.
-            node_of: see `wids.jobs.runner.run`.
+            node_of: see `wids.jobs.engines.run`.
 
         Raises:
             WidsError: a task failed, and failures are not skipped.

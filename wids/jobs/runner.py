@@ -1,6 +1,6 @@
 """One function on many tasks: here, in threads, in processes of this machine, or on a Ray cluster.
 
-`run` yields the result of each task as soon as it is available, in any order. A failed task loses only its own result.
+`run_with` yields each task's result as soon as it is available, in any order. A failed task loses only its own result.
 When the iterator is closed, waiting tasks never start, and running tasks are cancelled and waited for, so that nothing
 is written afterwards. The function takes the task and a `TaskContext`. For processes and Ray, the function, the tasks
 and the results are pickled.
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 EngineName: TypeAlias = Literal["auto", "local", "threads", "processes", "ray"]
 _ENGINES = (*get_args(EngineName), "here")
-_ENGINE_WORDS = "'auto', 'threads', 'processes', 'ray' or RunOptions"
+ENGINE_WORDS = "'auto', 'threads', 'processes', 'ray' or RunOptions"
 UNGUARDED = 'a script that uses processes needs `if __name__ == "__main__":` around its work'
 # Called with the number of a task and with its report.
 OnReport: TypeAlias = "Callable[..., None]"
@@ -97,7 +97,7 @@ def run_options(engine: Engine) -> RunOptions:
         raise InputError(f"a job began while one of its processes started: {UNGUARDED}")
     options = engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
     if options.engine not in _ENGINES:
-        raise InputError(f"engine={options.engine!r}: give {_ENGINE_WORDS}")
+        raise InputError(f"engine={options.engine!r}: give {ENGINE_WORDS}")
     return options
 
 
@@ -158,31 +158,6 @@ class Runner(Protocol):
         """Cancel the running tasks, and wait some seconds for their end."""
 
 
-def run(
-    function: Callable[[T, TaskContext], R],
-    tasks: Iterable[T],
-    options: RunOptions,
-    *,
-    tick: Callable[[], None] = lambda: None,
-    on_report: OnReport | None = None,
-    node_of: Callable[[T], str] | None = None,
-) -> Generator[TaskResult[R], None, None]:
-    """Run ``function`` on all tasks. Close the generator, for instance with `contextlib.closing`.
-
-    Args:
-        function: takes a task and a `TaskContext`.
-        tasks: iterated as earlier tasks end.
-        options: with ``jobs`` and an engine that is not automatic.
-        tick: called several times a second, in the caller's thread.
-        on_report: called in the caller's thread with the number of a running task and its report.
-        node_of: the id of the Ray node that must run a task.
-
-    Raises:
-        JobError: no task can run.
-    """
-    yield from run_with(_start(function, options, on_report, node_of), tasks, jobs=options.jobs or 1, tick=tick)
-
-
 def run_with(
     runner: Runner, tasks: Iterable[T], *, jobs: int, tick: Callable[[], None] = lambda: None
 ) -> Generator[TaskResult[Any], None, None]:
@@ -204,28 +179,7 @@ def run_with(
         runner.close()
 
 
-def _start(
-    function: Callable[..., Any],
-    options: RunOptions,
-    on_report: OnReport | None,
-    node_of: Callable[..., str] | None,
-) -> Runner:
-    engine: str = options.engine
-    if engine == "ray":
-        from wids.jobs.ray_cluster import RayRunner
-
-        return RayRunner(function, on_report, address=options.ray_address, node_of=node_of)
-    local: dict[str, Callable[..., Runner]] = {"threads": ThreadRunner, "here": SerialRunner}
-    if engine == "processes":
-        from wids.jobs.processes import ProcessRunner
-
-        local[engine] = ProcessRunner
-    if engine not in local:
-        raise InputError(f"engine={engine!r}: give {_ENGINE_WORDS}")
-    return local[engine](function, on_report or _ignore)
-
-
-def _ignore(*_: Any) -> None:
+def ignore_report(*_: Any) -> None:
     """Drop a report."""
 
 
@@ -234,7 +188,7 @@ def call(
     k: int,
     task: Any,
     is_cancelled: Callable[[], bool] = lambda: False,
-    report: Callable[..., None] = _ignore,
+    report: Callable[..., None] = ignore_report,
 ) -> TaskResult[Any]:
     """Run the function on task number ``k``, which is the first argument of ``report``."""
     try:

@@ -18,8 +18,9 @@ from wids.core.transport import urls
 from wids.core.transport.download import read_bytes
 from wids.core.transport.place import Place
 from wids.errors import SpecError, WidsError
+from wids.jobs.engines import run
 from wids.jobs.index_edit import read_index
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.shardlist import ShardList
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import SourceSpan
     from wids.core.readers.base import Reader
     from wids.core.tables.table import MemberTable
 

@@ -43,7 +43,7 @@ from wids.core.readers.arrivals import Arrivals
 from wids.core.shard import Shard
 from wids.core.transport import download, filesystems, retrying, stores
 from wids.core.transport.session import Session
-from wids.jobs import runner
+from wids.jobs import engines, runner
 from wids.tools.cli.look import listed
 
 
@@ -398,7 +398,7 @@ def hold_leases(place):
 
 def run_tasks(place):
     """Have threads run tasks; a function that ends them."""
-    results = runner.run(lambda task, context: task, iter(range(10**9)), runner.RunOptions(jobs=2, engine="threads"))
+    results = engines.run(lambda task, context: task, iter(range(10**9)), runner.RunOptions(jobs=2, engine="threads"))
     done = threading.Event()
 
     def draw():

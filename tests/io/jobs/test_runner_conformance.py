@@ -13,9 +13,10 @@ import pytest
 from tests.support import paths
 from tests.support.children import PATIENCE_SECONDS
 from wids.errors import ClusterError, InputError, JobError, TruncatedShardError, WorkerError
-from wids.jobs import runner
+from wids.jobs import engines
+from wids.jobs.engines import run
 from wids.jobs.outcome import raise_failure
-from wids.jobs.runner import RunOptions, SerialRunner, run
+from wids.jobs.runner import RunOptions, SerialRunner
 from wids.testing import RunnerSuite
 from wids.testing.runners import double
 
@@ -36,7 +37,7 @@ class Engine(RunnerSuite):
 
     def start(self, function, on_report):
         """As `run` does it."""
-        return runner._start(function, options(self.engine), on_report, None)
+        return engines._start(function, options(self.engine), on_report, None)
 
 
 class TestHere(Engine):
@@ -138,7 +139,8 @@ def test_an_interruption_that_was_lost_is_repeated(cluster, tmp_path, monkeypatc
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from wids.jobs.runner import RunOptions, run
+from wids.jobs.engines import run
+from wids.jobs.runner import RunOptions
 from wids.testing.runners import touch_and_wait
 if __name__ == "__main__":
     engine, *names = sys.argv[1:]

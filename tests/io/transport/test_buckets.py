@@ -22,7 +22,7 @@ from wids.core.transport.buckets import GoogleSource, S3Source
 from wids.core.transport.failures import InterruptedTransferError
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
-from wids.core.transport.source import Sink
+from wids.core.transport.source import Precedence, Sink
 from wids.core.transport.spans import Span
 from wids.core.transport.stores import AsyncSource, open_source
 from wids.errors import ChangedShardError, FetchDeniedError, FetchError, UnreachableError
@@ -436,7 +436,7 @@ def test_another_generation(google, fetch):
 
 def test_no_time_ends_a_download_from_google(google):
     """But silence: the client itself would end it after five minutes."""
-    for precedence, total in ((filesystems.Precedence(is_ahead=False), None), (None, "unset")):
+    for precedence, total in ((Precedence(is_ahead=False), None), (None, "unset")):
         with open_source(GS_URL, Session(google.options), precedence=precedence) as source:
             limits = filesystems.run(source.prepare())[2].get("timeout")
         assert getattr(limits, "total", "unset") == total

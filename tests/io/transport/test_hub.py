@@ -29,6 +29,7 @@ from wids.core.files.shared_files import SharedFiles
 from wids.core.transport import download, failures, filesystems, hub, stores
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
+from wids.core.transport.source import Precedence
 from wids.core.transport.spans import Span
 from wids.errors import (
     ChangedShardError,
@@ -483,11 +484,11 @@ def test_a_sample_waits_for_no_download_that_asks_the_resolver(stand_in):
     def source(precedence):
         return stores.open_source(f"{BASE}/a.tar", Session(), go_on=lambda: None, precedence=precedence)
 
-    shard, sample = source(filesystems.Precedence(is_ahead=False)), source(None)
+    shard, sample = source(Precedence(is_ahead=False)), source(None)
 
     async def read_both():
         slots = filesystems.connections()
-        taken = [await slots.acquire(filesystems.Precedence(is_ahead=False)) for _ in range(slots.count)]
+        taken = [await slots.acquire(Precedence(is_ahead=False)) for _ in range(slots.count)]
         downloading = asyncio.ensure_future(shard.read(Span(0, 3000), Sink("shard")))
         try:
             await asyncio.wait_for(sample.read(Span(5, 50), Sink("sample")), PATIENCE_SECONDS)

@@ -36,6 +36,7 @@ from wids.core.readers.provider import AutoProvider
 from wids.core.transport import concurrency, download, filesystems, retrying, stores
 from wids.core.transport.failures import CancelledTransferError
 from wids.core.transport.session import Session
+from wids.core.transport.source import Precedence
 from wids.errors import (
     CacheFull,
     CorruptHeaderError,
@@ -606,7 +607,7 @@ def test_slots_are_given_in_turn():
             await asyncio.sleep(0)
             return task
 
-        turns = [filesystems.Precedence(is_ahead) for is_ahead in (True, True, True, False)]
+        turns = [Precedence(is_ahead) for is_ahead in (True, True, True, False)]
         held = [await connections.acquire(turns[0]) for _ in range(COUNT)]
         order = (("second", 1), ("third", 2), ("gone", 0), ("first", 0), ("lost", 3), ("urgent", 3))
         tasks = {name: await begin(name, turns[number]) for name, number in order}

@@ -8,6 +8,7 @@ from wids.core.order.cursor import (
     Finished,
     Loaded,
     NotStarted,
+    Run,
     Running,
     choose,
     current_run,
@@ -17,7 +18,6 @@ from wids.core.order.cursor import (
     without_run,
 )
 from wids.core.order.epoch import Plan
-from wids.core.order.iteration import Run
 from wids.core.order.state import EpochPosition
 
 N = 10

@@ -28,8 +28,7 @@ from wids.core.cache.leases import Leases
 from wids.core.cache.space import table_allowance
 from wids.core.order.batching import make_rule
 from wids.core.order.config import SamplerSettings
-from wids.core.order.layout import ShardCounts
-from wids.core.order.mixture import SourceSpan
+from wids.core.order.layout import ShardCounts, SourceSpan
 from wids.core.prefetch import distance
 from wids.events import Evicted, Fetched
 from wids.tools.simulate import figures, job

@@ -66,7 +66,7 @@ class ReadOptions(TypedDict):
 
 
 class IndexOptions(TypedDict):
-    """How an index is read: parameters of `wids.core.collection.load_shards`."""
+    """How an index is read: parameters of `wids.core.collection.shard_collection.load_shards`."""
 
     base: str | os.PathLike[str] | None
     options: dict[str, Any] | None

@@ -31,7 +31,7 @@ from wids.core.index.readonly import LazyShardRows, ShardRow, ShardRows
 from wids.core.index.selection import RepeatedRows, no_sample
 from wids.core.index.shardlist import MANY
 from wids.core.index.spec import list_shards, own_packs
-from wids.core.order.layout import digest
+from wids.core.order.state import digest
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import MAX_COUNT
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wids.core.index.repository import Named
     from wids.core.index.selection import SampleRows, Selection
     from wids.core.index.spec import ShardList
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import SourceSpan
     from wids.core.readers.base import Reader
     from wids.core.readers.pool import OpenShard
     from wids.core.readers.remote_counts import ShardCount

@@ -22,8 +22,8 @@ import numpy as np
 
 from wids.core.files.lazy import Lazy
 from wids.core.order.batching import Batch, Block
+from wids.core.order.cursor import Run
 from wids.core.order.epoch import Plan
-from wids.core.order.iteration import Run
 from wids.core.order.lane import MAX_TOGETHER
 from wids.core.order.mask import mark
 from wids.core.order.state import EpochPosition

@@ -36,14 +36,107 @@ cursor is never changed, only replaced by another:
 
 from __future__ import annotations
 
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from wids.core.order.mask import mark
+from wids.core.order.state import EpochPosition
+from wids.core.order.validation import parse_int
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from wids.core.order.config import EpochConfig
-    from wids.core.order.iteration import Run
-    from wids.core.order.state import EpochPosition
+    from wids.core.order.permutation import Indices
+
+
+class Run:
+    """How far one iteration is.
+
+    The loop holds the iteration, the sampler only its run. So a loop that is left frees the iteration at once, with a
+    window of indices and its prefetching, and the sampler still says how far it was.
+
+    Attributes:
+        loaded: where it is to begin, if not where the sampler is.
+        config: what it follows. place: where it began. Both are there once it ``is_begun``.
+        loader: refers to the iterator of a DataLoader with workers that draws it; None: no such one does.
+    """
+
+    loaded: Loaded | None = None
+    config: EpochConfig
+    place: EpochPosition
+    is_begun: bool = False
+    loader: Callable[[], object] | None = None
+    # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
+    # thread sees both from the same moment.
+    _at: tuple[int, Iterator[int]] = (0, iter(()))
+
+    def begin(self, config: EpochConfig, place: EpochPosition) -> None:
+        """Say which order is iterated."""
+        self.config, self.place = config, place
+        self.is_begun = True
+
+    @property
+    def drawn(self) -> int:
+        """How many indices were drawn."""
+        count, block = self._at
+        return count - length_hint(block)  # a list's iterator knows how much of it is left
+
+    def count_received(self, consumed: int | None, yielded: int | None, *, is_over: bool) -> int:
+        """How many indices a training loop has received: as it says, see the sampler's `state_dict`, or all drawn."""
+        if consumed is not None and yielded is not None:
+            raise ValueError("consumed and yielded are given; one of them says how far the training loop is")
+        name, since, before, given = "consumed", "iteration", 0, consumed
+        if yielded is not None:
+            name, since, before, given = "yielded", "epoch", self.place.yielded, yielded
+        drawn = self.drawn
+        if given is None:
+            return drawn
+        count = parse_int(name, given, minimum=0) - before
+        # Of a run that is over, batches times batch size is too many where the last batch is smaller.
+        if not 0 <= count <= drawn and not is_over:
+            raise ValueError(
+                f"{name} is {given}, and from {before} to {before + drawn} indices were drawn; it counts the samples "
+                f"that this rank has received since its {since} began"
+            )
+        return min(max(count, 0), drawn)
+
+    def place_after(self, count: int) -> EpochPosition:
+        """The place after every rank has had ``count`` indices of it."""
+        epoch, position, yielded = self.place
+        return EpochPosition(epoch, position + count * self.config.world, yielded + count)
+
+    @property
+    def drawn_samples(self) -> int:
+        """How many samples were drawn."""
+        return self.drawn
+
+    def indices_of(self, block: Any) -> Indices:
+        """The indices of one of the `blocks`: (n,)."""
+        indices: Indices = block[0]
+        return indices
+
+    def blocks(self, config: EpochConfig, place: EpochPosition) -> Iterable[Any]:
+        """What `pieces` hands on."""
+        return config.seeded(place)
+
+    def pieces(self, blocks: Iterable[tuple[Indices, Indices | None]]) -> Iterator[Iterator[int]]:
+        """The indices of ``blocks``, counted as they are drawn, with their seeds and what the config's tail marks."""
+        is_masked = self.config.tail == "mask"
+        new = self.config.count_new(self.place) if is_masked else None
+        for block, words in blocks:
+            before, indices = self._at[0], block.tolist()
+            left, seeds = iter(indices), None if words is None else iter(words.tolist())
+            self._at = before + len(indices), left
+            if is_masked:
+                own = islice(left, None if new is None else max(new - before, 0))
+                yield mark(own, seeds=seeds, is_valid=True)
+                yield mark(left, seeds=seeds, is_valid=False)
+            else:
+                yield mark(left, seeds=seeds)
 
 
 class NotStarted(msgspec.Struct, frozen=True):

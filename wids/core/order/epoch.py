@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 
 from wids.core.order.lane import Lane, cut_chunks, slice_chunks
-from wids.core.order.layout import digest
 from wids.core.order.permutation import CHUNKS, DEAL, permutation
+from wids.core.order.state import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ is sorted, so that it is read shard by shard.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from wids.core.order.state import digest
 from wids.core.order.validation import shard_ends
 from wids.errors import InputError, a_kind
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from wids.core.order.mixture import SourceSpan
     from wids.core.order.permutation import Indices
 
 T = TypeVar("T")
@@ -62,6 +61,22 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
     contents: Callable[[], dict[str, str] | None] = _nothing
+
+
+class SourceSpan(NamedTuple):
+    """A source as a dataset says it (`Inside`): indices ``first .. last`` of the dataset.
+
+    Attributes:
+        name: of the source. weight: its own, at first.
+        fingerprint: which samples these are; None: not known. contents: see `contents`.
+    """
+
+    name: str
+    first: int
+    last: int
+    weight: float
+    fingerprint: str | None = None
+    contents: dict[str, str] | None = None
 
 
 def inside_of(dataset: Any) -> Inside | None:
@@ -469,15 +484,6 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
     if (part := part_of(dataset)) is not None:
         return read_column(part[0], column, of=of)[to_array(part[1])]
     raise InputError(f"{of} is {column!r}, and {a_kind(dataset)} has no columns; give an array")
-
-
-def digest(*parts: bytes) -> str:
-    """16 hexadecimal digits that differ where the parts do."""
-    state = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.hexdigest()
 
 
 def parts_of(dataset: Any) -> list[Any] | None:

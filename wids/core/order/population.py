@@ -1,10 +1,12 @@
-"""Which samples a sampler reads, each kind with the plan of its order: a range, one by weights, or chunks.
+"""Which samples a sampler reads, each kind with the plan of its order: a range, one by weights, chunks, a mixture.
 
-`wids.core.order.mixture.MixtureWeights` is the fourth kind. Pure.
+Pure.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,9 @@ import numpy as np
 from wids.core.order.config import EpochConfig
 from wids.core.order.epoch import Plan
 from wids.core.order.layout import ShardCounts, contents, fingerprint, layout, read_column
-from wids.core.order.state import CONTENTS, START, check_order
-from wids.core.order.validation import parse_range
+from wids.core.order.mixture import MixedSource, MixturePlan, WeightSegment, check_weights
+from wids.core.order.state import CONTENTS, MAX_POSITION, START, check_known, check_order, read_size
+from wids.core.order.validation import parse_int, parse_range
 from wids.core.order.weights import Copies, parse_weights
 from wids.errors import InputError, StateError, a_kind
 
@@ -22,12 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.core.order.config import SamplerSettings
-    from wids.core.order.layout import Layout, Regrouping
-    from wids.core.order.mixture import MixturePlan, SourceSpan
+    from wids.core.order.layout import Layout, Regrouping, SourceSpan
     from wids.core.order.permutation import Indices
     from wids.core.order.state import EpochPosition
 
     Facts = dict[str, Any]
+
+
+REWEIGHT_ADVICE = (
+    "To go on with this mixture's sources and weights from the state's position on, "
+    "load_state_dict(state, reweight=True)"
+)
 
 
 class ReadSamples:
@@ -209,6 +217,133 @@ class GivenChunks(ReadSamples):
         return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "reshuffle": "fixed"}), None
 
 
+class MixtureWeights(ReadSamples):
+    """The sources of a sampler's mixture, and their weights, which may change.
+
+    Args:
+        parts: the sources.
+        layout: where the shards of all of them are; None: not known.
+        batch: see `MixturePlan`.
+
+    Attributes:
+        batch: as given. segments: the weights from each position on.
+    """
+
+    batch: int | None
+    weights: dict[str, float]
+
+    def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
+        super().__init__(max((part.last for part in parts), default=0))
+        self._parts, self._layout, self.batch = parts, layout, batch
+        self._sizes = {part.name: part.last - part.first for part in parts}
+        self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
+        self.segments: tuple[WeightSegment, ...] = (WeightSegment(0, self.weights),)
+
+    def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
+        """See `ReadSamples.plan`."""
+        mixing, sources = settings.mixing, []
+        for part in self._parts:
+            boundaries, regrouping = None, None
+            if self._layout is not None:
+                boundaries, regrouping = self._layout.arrange(part.first, part.last, is_sorted=mixing["is_shuffled"])
+            own = {
+                "hi": part.last - part.first,
+                "boundaries": None if boundaries is None else boundaries - part.first,
+                "seed": _own_seed(settings.seed, part.name),
+            }
+            plan = Plan(**{**mixing, **own})
+            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents))
+        plans = tuple(sources)
+        return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
+
+    def set_size(self, settings: SamplerSettings) -> SamplerSettings:
+        """See `ReadSamples.set_size`: as many as passes over all sources have, or a little more: whole batches."""
+        if settings.epochs is None:
+            return settings
+        size = settings.epoch_size or self.end * settings.epochs
+        takes = settings.epoch_size is None
+        return replace(settings, epoch_size=nominal_size(size, batch=self.batch), epochs=1, takes_epoch_size=takes)
+
+    def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
+        """See `ReadSamples.set_length`; the next epoch continues there.
+
+        Raises:
+            ValueError: that is not a whole number of batches of one source.
+        """
+        if not length:
+            return super().set_length(settings, length)
+        size, each = length * settings.num_replicas, self.batch or 1
+        if size % each:
+            raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
+        return replace(settings, epoch_size=size, epochs=1, takes_epoch_size=False)
+
+    def dataset_facts(self, _dataset: Any) -> dict[str, Any]:
+        """See `ReadSamples.dataset_facts`; sources have their own."""
+        return {"dataset": None}
+
+    def state_facts(self) -> dict[str, Any]:
+        """See `ReadSamples.state_facts`."""
+        return {"weights": self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """The weights as plain values for a state: the mixture's own, and the segments."""
+        changes = [[segment.position, dict(segment.weights), dict(segment.before)] for segment in self.segments]
+        return {"own": self.weights, "from": changes}
+
+    def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
+        """Have other weights from a position on, or from the next whole turn; those that are left out stay.
+
+        Returns:
+            The position from which on they hold; later changes are gone.
+
+        Raises:
+            ValueError: bad weights; see `check_weights`.
+        """
+        each = self.batch or lanes
+        first = -(-position // each) * each
+        kept = [segment for segment in self.segments if segment.position <= first]
+        before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
+        changed = check_weights({**before, **weights}, self._sizes)
+        if changed != kept[-1].weights:
+            turns = kept[-1].count((first - kept[-1].position) // each)
+            kept = [segment for segment in kept if segment.position < first]
+            kept.append(WeightSegment(first, changed, turns))
+        self.segments = tuple(kept)
+        return first
+
+    def adopt(
+        self, there: Facts, here: Facts, place: EpochPosition, settings: SamplerSettings, *, is_reweighted: bool
+    ) -> Facts:
+        """See `ReadSamples.adopt`; takes over the state's weights, too.
+
+        Raises:
+            StateError: sources or settings differ; or weights do, and it is not ``is_reweighted``; it is damaged.
+        """
+        lanes = settings.lanes
+        if "sources" not in there:
+            check_order(there, here)
+        there, here = dict(there), dict(here)
+        facts = there.pop("weights", None)
+        if settings.takes_epoch_size:
+            here["epoch_size"] = read_size(there)
+        if here["batch"] is not None and there.get("batch") is not None:
+            _check_batch(there["batch"], place.position, settings)
+            here["batch"] = there["batch"]
+        check_order(*(_common_sources(there, here) if is_reweighted else (there, here)), advice=f". {REWEIGHT_ADVICE}")
+        size = here["epoch_size"] or self.end
+        if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
+            raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
+        own, segments = _parse_facts(facts, self.batch or lanes, None if is_reweighted else self._sizes)
+        names = [name for name in {**own, **self.weights} if own.get(name) != self.weights.get(name)]
+        if names and not is_reweighted:
+            listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
+            raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
+        self.segments = segments
+        if is_reweighted:
+            self.change(self.weights, position=place.position, lanes=lanes)
+        return here
+
+
 def choose_samples(
     dataset: Any,
     parts: Sequence[SourceSpan] | None,
@@ -242,8 +377,6 @@ def choose_samples(
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
     if weights is not None:
         raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
-    from wids.core.order.mixture import MixtureWeights, global_batch
-
     batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
     return MixtureWeights(parts, layout(dataset), batch=batch)
 
@@ -252,3 +385,120 @@ def _describe(dataset: Any) -> str:
     if isinstance(dataset, ShardCounts):
         return "the index has no sub-datasets with weights"
     return f"{a_kind(dataset)} is no mixture"
+
+
+def _check_batch(batch: Any, position: int, settings: SamplerSettings) -> None:
+    """See that a sampler's ranks read whole batches of a state that has batches of one source.
+
+    Raises:
+        StateError: they do not.
+    """
+    mine = settings.source_batch * settings.num_replicas
+    if batch != mine:
+        raise StateError(
+            f"the state's global batches are of {batch} samples, and here {settings.num_replicas} rank(s) with "
+            f"source_batch={settings.source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
+        )
+    if batch % settings.lanes:
+        raise StateError(f"the state's global batches are of {batch} samples in {settings.lanes} lanes; it is damaged")
+    if position % mine:
+        raise StateError(
+            f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
+        )
+
+
+def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two orders of mixtures, with the sources alone that are in both."""
+    if not isinstance(there["sources"], Mapping):
+        raise StateError(f"the state's sources are {there['sources']!r:.200}, not a mapping; it is damaged")
+    names = there["sources"].keys() & here["sources"].keys()
+    return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
+
+
+def nominal_size(size: int, *, batch: int | None) -> int:
+    """Samples of a nominal epoch, at least ``size``: of a mixture with batches of one source, whole batches."""
+    return size if batch is None else -(-size // batch) * batch
+
+
+def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
+    """How many samples in turn all ranks read of one source, each ``source_batch``; None: that is 1, and no batches.
+
+    Raises:
+        ValueError: the lanes do not divide it.
+    """
+    batch = None if source_batch == 1 else source_batch * world
+    if batch is not None and batch % lanes:
+        raise ValueError(
+            f"lanes is {lanes}, and does not divide the {batch} samples of a global batch ({world} rank(s) with "
+            f"source_batch={source_batch}), which are of one source"
+        )
+    return batch
+
+
+def sampler_config(
+    counts: ShardCounts,
+    parts: Sequence[SourceSpan] | None,
+    settings: SamplerSettings,
+    *,
+    span: tuple[int, int] | None = None,
+    weights: Any = None,
+) -> EpochConfig:
+    """All that the indices of a rank depend on, as in a sampler of a dataset of an index.
+
+    Args:
+        counts: the shards of the index.
+        parts: its sources, if it is a mixture.
+        settings: of the sampler.
+        span: which of the samples, half-open; None: all.
+        weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.core.order.weights`.
+
+    Raises:
+        ValueError: see `choose_samples`; a nominal epoch that has less than a sample for each rank.
+    """
+    samples = choose_samples(counts, parts, settings, num_samples=span, weights=weights)
+    config = samples.config(samples.set_size(settings))
+    config.first_place(0)
+    return config
+
+
+def _parse_facts(
+    facts: Any, each: int, sizes: Mapping[str, int] | None
+) -> tuple[dict[str, float], tuple[WeightSegment, ...]]:
+    if not isinstance(facts, Mapping):
+        raise StateError(f"the state's weights are {facts!r:.200}, not a mapping; they are damaged")
+    check_known(facts, {"own", "from"}, "weights")
+    try:
+        own = check_weights(facts["own"])
+        found = tuple(_parse_segment(segment, each, sizes) for segment in facts["from"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the state's weights are damaged: {error}") from None
+    positions = [segment.position for segment in found]
+    if not found or positions[0] != 0 or sorted(set(positions)) != positions:
+        raise StateError(f"the state's weights are damaged: they begin at positions {positions!r:.200}")
+    return own, found
+
+
+def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> WeightSegment:
+    """A segment as a state has it.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is damaged.
+    """
+    position, weights, before = values
+    for name in (*weights, *before):
+        if not isinstance(name, str):
+            raise TypeError(f"a source's name is {name!r}; it must be a string")
+    found = WeightSegment(
+        parse_int("position", position, minimum=0),
+        check_weights(weights, None if sizes is None else {name: sizes.get(name, 0) for name in weights}),
+        {name: parse_int(f"turns of source {name!r}", count, minimum=0) for name, count in before.items()},
+    )
+    if found.position > MAX_POSITION or found.position != sum(found.before.values()) * each:
+        raise ValueError(f"{sum(found.before.values())} turns of {each} are not the {found.position} samples before")
+    return found
+
+
+def _own_seed(seed: int, name: str) -> int:
+    """A source's seed: other than those of the sources beside it, and independent of them."""
+    state = hashlib.blake2b(f"{seed} {name}".encode(errors="surrogatepass"), digest_size=8)
+    return int.from_bytes(state.digest(), "little")

@@ -25,6 +25,7 @@ longer (of weights that have changed) would be cut without a word.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import operator
 from collections.abc import Mapping
@@ -188,3 +189,12 @@ def read_int(state: Mapping[str, Any], name: str, *, minimum: int | None = None,
     if maximum is not None and value > maximum:
         raise StateError(f"the state's {name} is {value}, above {maximum}; it is damaged")
     return value
+
+
+def digest(*parts: bytes) -> str:
+    """16 hexadecimal digits that differ where the parts do."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()

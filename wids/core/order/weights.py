@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.order.layout import digest
 from wids.core.order.permutation import OFFSETS, random_words
+from wids.core.order.state import digest
 from wids.core.order.validation import suggest_names
 from wids.errors import shown
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from wids.core.cache.store import ShardCache
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.order.iteration import Run
+    from wids.core.order.cursor import Run
     from wids.core.order.permutation import Indices
     from wids.core.shard import Shard
 

@@ -20,7 +20,7 @@ from wids.core.transport.failures import CancelledTransferError, InterruptedTran
 from wids.core.transport.place import Place
 from wids.core.transport.scheduler import read_spans
 from wids.core.transport.session import PLAIN, Session
-from wids.core.transport.source import HEAD, Sink
+from wids.core.transport.source import HEAD, Precedence, Sink
 from wids.core.transport.spans import Span
 from wids.core.transport.stores import find_hub, open_source
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
@@ -298,7 +298,7 @@ class Transfer:
             Exception: any error of the client; bytes received before it stay.
         """
         self._fd = os.open(self.path, system.WRITE_FLAGS)
-        precedence = filesystems.Precedence(self._is_ahead)  # of this try; a failure puts it behind newer downloads
+        precedence = Precedence(self._is_ahead)  # of this try; a failure puts it behind newer downloads
         try:
             with open_source(
                 self.url, self._session, go_on=self._go_on, path=self.path, precedence=precedence

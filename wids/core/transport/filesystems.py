@@ -20,7 +20,6 @@ import sys
 import time
 import weakref
 from concurrent import futures
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
@@ -29,7 +28,7 @@ from wids.core.transport import concurrency
 from wids.core.transport.failures import StalledTransferError
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
-from wids.core.transport.source import parse_tag
+from wids.core.transport.source import Precedence, parse_tag
 from wids.errors import InputError
 
 if TYPE_CHECKING:
@@ -165,22 +164,6 @@ def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
 
 
 _numbers = itertools.count()
-
-
-@dataclass(order=True, slots=True)
-class Precedence:
-    """The order in which downloads get connections: first those with a waiting reader, then by their start.
-
-    The first of several downloads is then complete as early as it can be, and all of them no later.
-
-    Attributes:
-        is_ahead: no reader waits for it.
-        has_failed: a part of it failed in this try: its waiting requests come after other downloads.
-    """
-
-    is_ahead: bool
-    number: int = field(default_factory=_numbers.__next__)
-    has_failed: bool = field(default=False, compare=False)
 
 
 class _Slots:

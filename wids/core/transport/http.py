@@ -25,8 +25,7 @@ from wids.core.transport.spans import Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
-    from wids.core.transport.filesystems import Precedence
-    from wids.core.transport.source import Sink
+    from wids.core.transport.source import Precedence, Sink
 
 _BUFFER_BYTES = 1 << 20
 # The assumed length of an object of unknown size, for the time limit of its request.

@@ -54,9 +54,8 @@ from wids.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-    from wids.core.transport.filesystems import Precedence
     from wids.core.transport.http import Answer
-    from wids.core.transport.source import ByteSource
+    from wids.core.transport.source import ByteSource, Precedence
     from wids.core.transport.spans import Span
 
 _HUB = "https://huggingface.co"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wids.core.transport.spans import Span
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.core.transport.filesystems import Precedence
 
 # The span to request for size and version alone: a URL that is signed for GET refuses HEAD.
 HEAD = Span(0, 512)
@@ -60,6 +61,22 @@ class Sink(NamedTuple):
 
     learn: Callable[[Stat], None]
     write: Callable[[int, bytes], None]
+
+
+@dataclass(order=True, slots=True)
+class Precedence:
+    """The order in which downloads get connections: first those with a waiting reader, then by their start.
+
+    The first of several downloads is then complete as early as it can be, and all of them no later.
+
+    Attributes:
+        is_ahead: no reader waits for it.
+        has_failed: a part of it failed in this try: its waiting requests come after other downloads.
+    """
+
+    is_ahead: bool
+    number: int = field(default_factory=itertools.count().__next__)
+    has_failed: bool = field(default=False, compare=False)
 
 
 class ByteSource(Protocol):

@@ -20,8 +20,7 @@ from wids.errors import NotAllowedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from wids.core.transport.filesystems import Precedence
-    from wids.core.transport.source import Sink
+    from wids.core.transport.source import Precedence, Sink
     from wids.core.transport.spans import Span
 
 # These clients return a range as a whole, in memory.

@@ -269,7 +269,7 @@ def _check_samples(plan: _BenchPlan, session: Session) -> None:
             `Listed`.
     """
     from wids.core.order.layout import ShardCounts
-    from wids.core.order.mixture import sampler_config
+    from wids.core.order.population import sampler_config
     from wids.tools.cli.look.listed import Listed
 
     job = plan.job

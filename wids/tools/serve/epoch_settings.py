@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wids.core.order.batching import BatchRule
     from wids.core.order.epoch import Reshuffle, Tail
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import SourceSpan
     from wids.core.order.permutation import Indices
     from wids.tools.serve.served import Served
     from wids.tools.simulate.schedule import BatchTimetable, Timetable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wids.core.order.batching import BatchRule
     from wids.core.order.permutation import Indices
     from wids.tools.simulate.job import Epoch, RankBatches, TrainingJob
-    from wids.tools.simulate.run import SimulationResult
+    from wids.tools.simulate.result import SimulationResult
     from wids.tools.simulate.trace import Course, Visits
 
     Floats = NDArray[np.float64]

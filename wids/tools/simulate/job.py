@@ -13,10 +13,9 @@ import numpy as np
 
 from wids.core.order.batch_epochs import BatchConfig
 from wids.core.order.config import SamplerSettings
-from wids.core.order.layout import ShardCounts
-from wids.core.order.mixture import SourceSpan, sampler_config
+from wids.core.order.layout import ShardCounts, SourceSpan
 from wids.core.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
-from wids.core.order.population import GivenChunks
+from wids.core.order.population import GivenChunks, sampler_config
 from wids.core.prefetch import distance
 from wids.core.transport import concurrency
 from wids.tools.simulate.trace import Course, Visits

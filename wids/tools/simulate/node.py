@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wids.core.readers.access import AccessMode
     from wids.tools.simulate.job import Epoch, TrainingJob
     from wids.tools.simulate.link import Process
-    from wids.tools.simulate.run import SimulationResult, Traffic
+    from wids.tools.simulate.result import SimulationResult, Traffic
 
 
 # (rank, shard) -> how many of a batch's samples.

@@ -18,7 +18,7 @@ import numpy as np
 from wids.core.order.batch_epochs import BatchConfig, BatchPlace
 from wids.core.order.epoch import Plan
 from wids.core.order.lane import matches
-from wids.core.order.mixture import MixturePlan, sampler_config
+from wids.core.order.population import sampler_config
 from wids.core.order.search import find_in_pass, find_in_stream, lanes_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from wids.core.order.batching import Batch, BatchRule, Block
     from wids.core.order.config import EpochConfig, SamplerSettings
     from wids.core.order.epoch import EpochOrder
-    from wids.core.order.layout import ShardCounts
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import ShardCounts, SourceSpan
+    from wids.core.order.mixture import MixturePlan
     from wids.core.order.permutation import Indices
 
 
@@ -56,7 +56,7 @@ def make_timetable(
         rule: of batches of like length; None: they are of ``batch_size``.
         block: of those, see `BatchConfig.of`.
         on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
-        span: see `wids.core.order.mixture.sampler_config`.
+        span: see `wids.core.order.population.sampler_config`.
         weights: the same.
 
     Raises:

@@ -21,6 +21,7 @@ from wids.core.transport.download import read_bytes
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, shorten, shown
+from wids.writing.pack.parquet import InRow, read_content
 
 if TYPE_CHECKING:
     Fields: TypeAlias = list[tuple[str, bytes]]
@@ -70,22 +71,6 @@ class Given(NamedTuple):
 
     extension: str
     data: bytes
-
-
-class InRow(NamedTuple):
-    """A field that a row of a Parquet file has in a column of bytes.
-
-    Attributes:
-        extension: of the field. manifest: path or URL of the file. mark: of its version.
-        column: its name. group: number of the row group. row: number in that.
-    """
-
-    extension: str
-    manifest: str
-    mark: str
-    column: str
-    group: int
-    row: int
 
 
 class Sample(NamedTuple):
@@ -172,8 +157,6 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
     def _read(self, field: InFile | InRow) -> bytes:
         if isinstance(field, InFile):
             return self._read_file(field)
-        from wids.writing.pack.parquet import read_content
-
         data = read_content(field, self.session)
         place = f"{field.manifest}: column {shown(field.column)}, row {field.row} of row group {field.group}"
         check_not_empty(field.extension, place, len(data))

@@ -34,12 +34,12 @@ from wids.writing.pack.listing import (
     FileReader,
     Given,
     InFile,
-    InRow,
     Sample,
     SampleProblem,
     SourceListing,
     describe_file,
 )
+from wids.writing.pack.parquet import InRow
 from wids.writing.writer import check_extension, check_key
 
 if TYPE_CHECKING:

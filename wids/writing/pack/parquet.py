@@ -16,7 +16,6 @@ from wids.columns.packages import import_arrow, import_part
 from wids.core.transport.download import read_bytes
 from wids.core.transport.place import Place
 from wids.errors import DependencyError, FetchError, InputError, SampleError
-from wids.writing.pack.listing import InRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -25,6 +24,22 @@ if TYPE_CHECKING:
 
 _BATCH = 10_000
 _BYTES, _PATH = "bytes", "path"
+
+
+class InRow(NamedTuple):
+    """A field that a row of a Parquet file has in a column of bytes.
+
+    Attributes:
+        extension: of the field. manifest: path or URL of the file. mark: of its version.
+        column: its name. group: number of the row group. row: number in that.
+    """
+
+    extension: str
+    manifest: str
+    mark: str
+    column: str
+    group: int
+    row: int
 
 
 class ParquetRow(NamedTuple):

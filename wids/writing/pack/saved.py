@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wids.core.files.json_text import TOLERANT
 from wids.core.transport.download import read_bytes
 from wids.errors import FetchError, InputError, JsonError, shown
-from wids.writing.pack.listing import MAGIC, InRow
+from wids.writing.pack.listing import MAGIC
+from wids.writing.pack.parquet import InRow
 
 if TYPE_CHECKING:
     from wids.core.transport.session import Session

@@ -23,7 +23,7 @@ from wids.tools.cli.format import (
     to_json,
 )
 from wids.tools.cli.look import LookCommand
-from wids.tools.cli.look.keys import Search
+from wids.tools.cli.look.listed import Search
 from wids.tools.cli.look.listing import LABEL, parse_span
 from wids.tools.cli.options import Index, Json, ReadFlags
 from wids.tools.cli.plain_help import App, examples

@@ -16,7 +16,7 @@ from wids.tools.cli.options import ORDER_PANEL, OrderOptions, batch_size_option
 
 if TYPE_CHECKING:
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.order.mixture import SourceSpan
+    from wids.core.order.layout import SourceSpan
     from wids.tools.cli.simulate.report import Report
 
 _JOB, _MACHINES, _RESULT = "The job", "Machines", "The result"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wids.core.order.batching import BatchRule
     from wids.tools.simulate.job import Epoch, TrainingJob
-    from wids.tools.simulate.run import SimulationResult
+    from wids.tools.simulate.result import SimulationResult
     from wids.tools.simulate.trace import Course
 
 _MAX_ROWS = 24
