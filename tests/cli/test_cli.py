@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -378,6 +379,24 @@ def test_help_on_a_full_disk_is_one_line(args):
         code, _, told = run_apart(*args, stdout=full)
     assert code == 1
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_packages_of_the_command_line(package):
+    """A sentence names the extra, and `wids` itself works."""
+    code = f"""
+        import runpy, sys
+        sys.modules[{package!r}] = None
+        import wids.jobs
+        assert wids.ShardListDataset([("a.tar", 3)])
+        sys.argv = ["wids", "info", "train.json"]
+        runpy.run_module("wids", run_name="__main__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    words = f"wids: the commands need {package}, which is not installed: pip install 'wids[cli]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
 
 
 def test_the_command_line_works_with_its_standard_files_closed():

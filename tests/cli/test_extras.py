@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.shards import write_index
 
 EXTRAS = {
+    "gcs": ["gcsfs", "google"],
     "s3": ["s3fs", "aiobotocore", "botocore"],
     "hub": ["huggingface_hub"],
     "parquet": ["pyarrow"],
@@ -63,6 +64,7 @@ DOORS = {
 }
 # Of each extra: what must complain.
 NEEDS = {
+    "gcs": {"info gs://bucket/train.json", "a dataset on Google's"},
     "s3": {"info s3://bucket/train.json", "a dataset on S3"},
     "hub": {"a commit to the Hub"},
     "parquet": {
@@ -82,6 +84,7 @@ NEEDS = {
 }
 # Doors that take long where the packages are there: without them alone.
 MORE = {
+    "a dataset on Google's": "wids.ShardListDataset('gs://bucket/train.json')",
     "a dataset on S3": "wids.ShardListDataset('s3://bucket/train.json')",
     "a commit to the Hub": "from wids.core.transport.upload import Branch; Branch('hf://datasets/org/name')",
     "with_table": "wids.ShardListDataset({index!r}).with_table({{'index': [0], 'a': [1]}}, on='index')",

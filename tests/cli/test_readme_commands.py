@@ -21,7 +21,10 @@ from wids.tools.cli import main
 
 # Command -> the test that runs it, and what is to be found there.
 ELSEWHERE = {
-    "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/wids demo": ("tests/e2e/test_demo.py", '"demo"'),
+    "python3 -m venv .venv && .venv/bin/pip install '.[all]' && .venv/bin/wids demo": (
+        "tests/e2e/test_demo.py",
+        '"demo"',
+    ),
     "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
     "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 chromium && python3 -m venv .venv && "
     ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 4": (".ci/run", "^apt-get .*pytest"),

@@ -80,7 +80,7 @@ _SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # The package for a scheme, as pip takes it.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'wids[s3]'"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("gs", "gcs"), "'wids[gcs]'"),
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
     "hf": "'wids[hub]'",
 }
