@@ -31,7 +31,7 @@ from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks
 from tests.support.servers import Server, status, whole
-from wids.core.cache import listing, usage_hints
+from wids.core.cache import usage_hints
 from wids.core.cache.cleanup import keep_most_recent_files
 from wids.core.cache.directory import CacheDirectory
 from wids.core.collection.shard_collection import load_shards
@@ -40,6 +40,7 @@ from wids.core.files.holders import Holder
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard
 from wids.jobs.cache_warm import part_bytes
+from wids.tools.cli.cache import listing
 from wids.tools.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
 
 # What stands before the command line in its process: whoever runs the tests may be root.
@@ -1221,9 +1222,10 @@ def test_the_image_for_containers(full):
     source, place = step["COPY"].split()
     assert source == "."
     *_, requirement = shlex.split(step["RUN"])
-    path, extra = re.fullmatch(r"(.*)\[(\w+)\]", requirement).groups()
+    path, extras = re.fullmatch(r"(.*)\[([\w,]+)\]", requirement).groups()
     assert path == place
-    assert f"\n{extra} = [" in project.partition("[project.optional-dependencies]")[2]
+    for extra in extras.split(","):
+        assert f"\n{extra} = [" in project.partition("[project.optional-dependencies]")[2]
     words = json.loads(step["ENTRYPOINT"]) + json.loads(step["CMD"])
     assert words[:4] == ["wids", "cache", "daemon", "/cache"]
     with Daemon(full, *words[4:]) as daemon:

@@ -30,13 +30,13 @@ from tests.support.shards import (
     write_tar,
 )
 from wids import ShardListDataset
-from wids.core.codecs.describe import describe
 from wids.core.index import compiled_files
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard
-from wids.core.tables.key_search import near_keys, rows_of
 from wids.testing import Server as FileServer
 from wids.tools.cli.look.show import can_draw, draw
+from wids.tools.describe import describe
+from wids.tools.key_search import near_keys, rows_of
 
 REPEATED = [("a/x.txt", b"0"), ("y.txt", b"1"), ("a/x.txt", b"2"), ("héron.txt", b"3"), ("000007.txt", b"4")]
 

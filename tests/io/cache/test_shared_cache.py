@@ -12,12 +12,12 @@ from tests.support.children import call_in_child
 from tests.support.cli import run
 from wids.core.cache.cleanup import keep_most_recent_files
 from wids.core.cache.directory import CacheDirectory
-from wids.core.cache.listing import take_listing
 from wids.core.cache.space import Space
 from wids.core.readers.provider import AutoProvider
 from wids.core.transport import download
 from wids.errors import CacheFull, WidsError
 from wids.events import logger
+from wids.tools.cli.cache.listing import take_listing
 
 ALICE, BOB = 60_001, 60_002
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")

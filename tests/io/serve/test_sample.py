@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageFile
 
 from tests.io.serve.test_previews import array, opened, picture
-from wids.core.codecs.describe import describe
+from wids.tools.describe import describe
 from wids.tools.serve import sample as serve_sample
 
 

@@ -31,7 +31,7 @@ CALLBACKS = {
 GENERATORS = {
     "core/cache/contents.oldest_first": "puts entries back into a heap",
     "core/cache/directory._list": "closes a listing",
-    "core/cache/listing._sizes_of": "nothing",
+    "tools/cli/cache/listing._sizes_of": "nothing",
     "tools/cli/look/listing._classes": "closes a shard that was read, in a command",
     "tools/cli/look/show._read": "closes a shard that was read, in a command",
     "core/collection/shard_collection.member_tables": "tells the threads of a pool to end",

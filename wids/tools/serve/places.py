@@ -16,8 +16,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from wids.columns.kinds import writable
-from wids.core.tables.key_search import rows_of
 from wids.errors import InputError, SelectionError, WidsError
+from wids.tools.key_search import rows_of
 from wids.tools.serve.answers import answer
 from wids.tools.serve.rows import check_indices, parse_integer, words_of
 from wids.tools.serve.waiting import watched

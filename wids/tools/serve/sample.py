@@ -18,9 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from wids.core.codecs import pictures
-from wids.core.codecs.describe import Field, describe, describe_value
 from wids.core.codecs.html import class_name
-from wids.core.codecs.measures import measure
 from wids.core.readers.lru import SizedLRUCache, deep_size
 from wids.core.transport.place import Place
 from wids.errors import (
@@ -33,8 +31,10 @@ from wids.errors import (
     shorten,
 )
 from wids.events import format_size
+from wids.tools.describe import Field, describe, describe_value
 from wids.tools.serve.answers import answer
 from wids.tools.serve.fields import refuse
+from wids.tools.serve.measures import measure
 from wids.tools.serve.members import open_member
 from wids.tools.serve.previews import NoPreviewError, kind_of
 

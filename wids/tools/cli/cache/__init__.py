@@ -32,7 +32,7 @@ from wids.tools.cli.plain_help import App
 from wids.tools.cli.progress import job_signals
 
 if TYPE_CHECKING:
-    from wids.core.cache.listing import ListedShard, Listing
+    from wids.tools.cli.cache.listing import ListedShard, Listing
 
 app: App = App(help="List, clean, fill and limit cache directories.")
 app.registered_commands += show.app.registered_commands
@@ -65,7 +65,7 @@ def clean_cache(
     if unkeep and is_dry:
         raise typer.BadParameter("--unkeep changes the directory, and --dry-run does not; give one of them")
     from wids.core.cache.cleanup import clean
-    from wids.core.cache.listing import take_listing
+    from wids.tools.cli.cache.listing import take_listing
 
     default = 0 if is_all else sys.maxsize
     size = default if max_size is None else max_size

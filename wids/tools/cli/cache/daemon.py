@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from wids.core.cache.cleanup import clean_repeatedly, list_matches
-from wids.core.cache.listing import take_listing
 from wids.core.files import locks
 from wids.core.files.holders import find_holders
 from wids.core.transport.place import cache_directory
 from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
+from wids.tools.cli.cache.listing import take_listing
 from wids.tools.cli.cache.show import MaxFiles, MaxSize, reasons_of
 from wids.tools.cli.format import count_of, format_size, is_debug, printable, to_json
 from wids.tools.cli.plain_help import App

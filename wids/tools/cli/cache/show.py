@@ -16,7 +16,7 @@ from wids.tools.cli.options import Json
 from wids.tools.cli.plain_help import App
 
 if TYPE_CHECKING:
-    from wids.core.cache.listing import ListedShard, Listing
+    from wids.tools.cli.cache.listing import ListedShard, Listing
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
@@ -46,7 +46,7 @@ def list_cache(directory: Directory = "", is_json: Json = False) -> None:
     running job needs it then. Below the table: totals, downloads under way, files left behind by killed processes,
     files that are not the cache's, and the free space of the disk.
     """
-    from wids.core.cache.listing import take_listing
+    from wids.tools.cli.cache.listing import take_listing
 
     listing = take_listing(directory_of(directory))
     if is_json:

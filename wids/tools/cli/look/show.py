@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from wids.core.codecs.describe import Field
     from wids.core.readers.base import Sample
     from wids.tools.cli.look.listed import Listed
+    from wids.tools.describe import Field
 
 _RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
 _MAX_NAMED = 10  # damaged samples in a message
@@ -82,8 +82,8 @@ def show_samples(
     Where the index has the names of classes, as `wids pack` gives them, a label has its own. No code from a sample
     runs: a pickle is listed and not opened. With a damaged field the exit code is 1.
     """
-    from wids.core.codecs.describe import describe
     from wids.tools.cli.look.listed import Listed
+    from wids.tools.describe import describe
 
     listed = Listed(index, flags)
     is_several = len(samples) > 1 or _is_range(samples[0], is_key=is_key)

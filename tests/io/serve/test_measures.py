@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from wids.core.codecs.measures import measure
+from wids.tools.serve.measures import measure
 
 
 def test_real_numbers():
