@@ -19,10 +19,9 @@ from typing_extensions import assert_type
 
 import wids
 from wids import errors, events, jobs
-from wids.core.collection.stats import Stats
-from wids.dataset import Location
 from wids.jobs.runner import Runner, SerialRunner
 from wids.testing import ByteSourceSuite, ReaderSuite, RunnerSuite, Server, ShardProviderSuite, status
+from wids.types import Location, Stats
 
 if TYPE_CHECKING:
     from wids.core.readers.provider import ShardProvider

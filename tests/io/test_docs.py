@@ -16,7 +16,7 @@ from PIL import Image
 
 import wids
 from tests.support.paths import ROOT
-from wids import errors, events, jobs, loaders, otel, testing
+from wids import errors, events, jobs, loaders, otel, testing, types
 from wids.core.codecs import decode
 from wids.serve import start
 
@@ -106,6 +106,20 @@ def test_each_public_name_is_on_a_page():
     others = {"wids.lightning.DataModule", "wids.hf.ResumeCallback"}  # to import these would slow later forks
     wrong = {*PUBLIC, *others} - documented()
     assert not wrong, "on no page:\n" + "\n".join(sorted(wrong))
+
+
+def test_types_have_a_door():
+    """`wids.types` has those of the reference, and no other."""
+    text = (REFERENCE / "types.rst").read_text(encoding="utf-8")
+    shown = set(re.findall(r"autoclass:: wids\.[\w.]*\.(\w+)$", text, re.MULTILINE))
+    for names in re.findall(r"^   wids\.[\w.]+((?: \w+)+)$", text, re.MULTILINE):
+        shown.update(names.split())
+    assert shown == set(types.__all__)
+    assert types.Stats is stats.Stats
+    with pytest.raises(AttributeError, match="for type checkers: import it under `if TYPE_CHECKING"):
+        _ = types.Transforms
+    with pytest.raises(AttributeError, match=r"'wids\.types' has no attribute 'Shard'"):
+        _ = types.Shard
 
 
 def unlisted(parameters, listed):
