@@ -18,6 +18,7 @@ import wids
 from tests.support.paths import ROOT
 from wids import errors, events, jobs, loaders, otel, testing, types
 from wids.core.codecs import decode
+from wids.core.collection import stats
 from wids.serve import start
 
 REFERENCE = ROOT / ".docs" / "reference"
