@@ -440,7 +440,7 @@ def test_missing_packages(target, monkeypatch):
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **options: missing(url))
-    ways = {"s3": r"'wids\[s3\]'", "gs": "gcsfs", "az": "adlfs", "hf": r"'wids\[hub\]'"}
+    ways = {"s3": r"'wids\[s3\]'", "gs": r"'wids\[gcs\]'", "az": "adlfs", "hf": r"'wids\[hub\]'"}
     for scheme, package in ways.items():
         if scheme != "hf":  # which is read without a package
             with pytest.raises(FetchError, match=f"pip install {package}$"):
