@@ -13,6 +13,7 @@ from tests.support.cli import run
 from wids.core.cache.cleanup import keep_most_recent_files
 from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.space import Space
+from wids.core.files import locks
 from wids.core.readers.provider import AutoProvider
 from wids.core.transport import download
 from wids.errors import CacheFull, WidsError
@@ -95,6 +96,19 @@ def sticky(world):
     cache.mkdir()
     cache.chmod(0o1777)
     return cache
+
+
+def lock_and_leave(path):
+    """Lock a file that stays, as that of a killed process does."""
+    with locks.acquire(path, mode=0o666, is_kept=True):
+        return True
+
+
+@needs_root
+def test_a_lock_that_a_killed_process_of_another_user_left(sticky):
+    """Others cannot delete its file there, and lock it all the same."""
+    path = str(sticky / "a.lock")
+    assert [as_user(user, lock_and_leave, path) for user in (ALICE, BOB, ALICE)] == [True] * 3
 
 
 def read_and_tell(cache, urls, limit):

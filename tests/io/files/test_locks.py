@@ -302,6 +302,28 @@ def _hold_once(path):
         return True
 
 
+def test_a_fork_does_not_wait_for_a_slow_lock(tmp_path, monkeypatch):
+    """A file system that does not answer one thread holds up no fork: neither the parent nor the child's own locks."""
+    is_waiting, may_go_on, real = threading.Event(), threading.Event(), fcntl.flock
+
+    def slow(fd, operation):
+        if threading.current_thread() is thread:
+            is_waiting.set()
+            may_go_on.wait()
+        return real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    thread = threading.Thread(target=_hold_once, args=[str(tmp_path / "a.tar")])
+    thread.start()
+    try:
+        assert is_waiting.wait(PATIENCE_SECONDS)
+        assert call_in_child(_hold_once, str(tmp_path / "b.tar"))
+        assert thread.is_alive()
+    finally:
+        may_go_on.set()
+        thread.join(PATIENCE_SECONDS)
+
+
 def test_waiting_for_oneself_is_an_error(tmp_path):
     """The thread that holds the lock is told so instead of waiting for ever."""
     path = str(tmp_path / "a.tar")
