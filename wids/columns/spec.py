@@ -13,7 +13,7 @@ import msgspec
 
 from wids.columns.kinds import writable
 from wids.errors import InputError, shorten, shown
-from wids.jobs.arguments import check_struct, check_value, texts_of
+from wids.jobs.arguments import Text, check_struct, check_value, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,10 +44,10 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
-    name: str
-    extension: str
+    name: Text
+    extension: Text
     how: Literal["field", "json", "text"]
-    keys: tuple[str, ...] = ()
+    keys: tuple[Text, ...] = ()
     missing: Literal["error", "null"] = "error"
 
     @property

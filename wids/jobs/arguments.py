@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import numbers
+import operator
 import os
-import types
-from collections.abc import Iterable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from wids.core.collection.shard_collection import words_of_misuse
 from wids.core.transport.session import Session
-from wids.errors import InputError
+from wids.errors import InputError, a_kind
 from wids.jobs.progress import check_progress
 from wids.jobs.runner import RunOptions, run_options
 
@@ -32,15 +21,7 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=msgspec.Struct)
 
-# The name of a dataset; "": it has none.
-Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=0)]
-_WORDS: dict[Any, str] = {
-    type(None): "None",
-    bool: "True or False",
-    int: "a whole number",
-    str: "text",
-    slice: "a slice of whole numbers",
-}
+Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 def check_job(settings: S, kind: type[S], engine: Any, progress: Any, *, name: str = "settings") -> None:
@@ -61,7 +42,7 @@ def check_struct(name: str, value: S, kind: type[S]) -> None:
         InputError: it is not, or one does not.
     """
     if not isinstance(value, kind):
-        raise InputError(f"{name}={value!r:.200}: give {kind.__name__}")
+        raise InputError(f"{name} is {a_kind(value)}: give {kind.__name__}")  # its value may have secrets
     for field, wanted in get_type_hints(kind, include_extras=True).items():
         given = getattr(value, field)
         if wanted is Session:
@@ -77,20 +58,24 @@ def check_session(name: str, session: Any) -> None:
         InputError: it is not, or one does not fit.
     """
     if not isinstance(session, Session):
-        raise InputError(f"{name}={session!r:.200}: give a wids.jobs.Session")
+        raise InputError(f"{name} is {a_kind(session)}: give a wids.jobs.Session")  # its value may have secrets
     check_by(f"{name}: ", session.check)
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
-    """Check that an argument fits an annotation: a type, a union, a `Literal`, texts; with bounds of `msgspec.Meta`.
-
-    A text is not empty unless ``Meta(min_length=0)`` allows it. Other annotations accept any value.
+    """Check that an argument fits an annotation, by `msgspec.convert`; a `Path` is as its text, which has no NUL.
 
     Raises:
         InputError: it does not fit.
     """
-    if not _fits(value, kind):
-        raise InputError(f"{name}={value!r:.200}: give {_words(kind)}", parameter=_last(name))
+    try:
+        msgspec.convert(_plain(value), kind, dec_hook=_as_given)
+    except msgspec.ValidationError as error:
+        words = str(error).partition(" - at ")[0].replace("Expected", "expected")
+        words = words.replace("array", "list").replace("null", "None")  # its names are JSON's
+        if get_origin(kind) is Literal:
+            words = f"give one of {', '.join(map(repr, get_args(kind)))}"
+        raise InputError(f"{name}={value!r:.200}: {words}", parameter=_last(name)) from None
 
 
 def check_index(index: Any) -> None:
@@ -154,47 +139,24 @@ def _last(name: str) -> str:
     return name.rpartition(": ")[2]
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    bounds, kind = _bounds(kind)
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        is_right = any(_fits(value, part) for part in parts)
-    elif origin is Literal:
-        is_right = any(type(value) is type(part) and value == part for part in parts)
-    elif origin in (tuple, Sequence):
-        is_right = isinstance(value, (list, tuple) if origin is tuple else Sequence) and not isinstance(value, bytes)
-        is_right = is_right and len(value) >= (bounds.min_length or 0) and all(_fits(each, parts[0]) for each in value)
-    elif kind is int:
-        is_right = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        is_right = is_right and (bounds.ge is None or value >= bounds.ge)
-    elif kind is str:
-        text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-        is_right = isinstance(text, str) and len(text) >= (bounds.min_length is None) and "\0" not in text
-    elif kind is slice:
-        is_right = isinstance(value, slice) and value.step != 0
-        is_right = is_right and all(_fits(part, int | None) for part in (value.start, value.stop, value.step))
-    else:
-        is_right = kind is Any or not isinstance(kind, type) or isinstance(value, kind)
-    return is_right
+def _plain(value: Any) -> Any:
+    """A value as msgspec knows it: a path as text, an integer of another library as Python's."""
+    if isinstance(value, (str, os.PathLike)):
+        text = os.fspath(value)
+        if "\0" in text:
+            raise msgspec.ValidationError("it has a NUL")
+        return text
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _words(kind: Any) -> str:
-    bounds, kind = _bounds(kind)
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType, Literal):
-        *firsts, last = (repr(part) if origin is Literal else _words(part) for part in parts)
-        return f"{', '.join(firsts)} or {last}"
-    if origin in (tuple, Sequence):
-        each = "text" if _bounds(parts[0])[1] is str else parts[0].__name__
-        many = f"at least {bounds.min_length} {each}" if bounds.min_length else f"{each}s"
-        return f"a {'tuple' if origin is tuple else 'list'} of {many}"
-    words: str = _WORDS[kind] if kind in _WORDS else getattr(kind, "__name__", str(kind))
-    return words if bounds.ge is None else f"{words} of at least {bounds.ge}"
-
-
-def _bounds(kind: Any) -> tuple[msgspec.Meta, Any]:
-    """(bounds of an annotation, the annotation without them)."""
-    if get_origin(kind) is not Annotated:
-        return msgspec.Meta(), kind
-    bare, bounds = get_args(kind)
-    return bounds, bare
+def _as_given(kind: type, value: Any) -> Any:
+    """A value of a type that msgspec does not know."""
+    if kind is slice and isinstance(value, slice):
+        for part in (value.start, value.stop, value.step):
+            if part is not None:
+                operator.index(part)
+        if value.step == 0:
+            raise ValueError("the step of a slice is not 0")
+    return value

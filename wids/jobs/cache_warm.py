@@ -33,7 +33,7 @@ from wids.core.transport.place import cache_directory
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import CacheError, CacheFull, InputError, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried
-from wids.jobs.arguments import check_job, texts_of
+from wids.jobs.arguments import Text, check_job, texts_of
 from wids.jobs.job import ShardJob, load_selected
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run_options
@@ -100,7 +100,7 @@ class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
         2
     """
 
-    directory: str | None = None
+    directory: Text | None = None
     cache_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
     session: Session = PLAIN
 

@@ -26,7 +26,7 @@ from wids.core.tables.table import check_grouping, is_standard
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError
-from wids.jobs.arguments import Name, check_by, check_job, check_value, text_of, texts_of
+from wids.jobs.arguments import Text, check_by, check_job, check_value, text_of, texts_of
 from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, shards_before, unwritten
@@ -76,7 +76,7 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
     is_dropping_missing: bool = False
     rule: Any = None
     group: Any = None
-    counts: tuple[str, ...] = ()
+    counts: tuple[Text, ...] = ()
     session: Session = PLAIN
 
 
@@ -200,7 +200,7 @@ def create_index(
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)
     base = base if base in (None, "") else text_of("base", base)
     for parameter, text in {"name": name, "info": info, "default_name": default_name}.items():
-        check_value(parameter, text, Name | None)
+        check_value(parameter, text, str | None)
     check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
     refuse_indexes(named, is_skipping=settings.is_skipping)

@@ -58,7 +58,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     engine: EngineName = "auto"
-    ray_address: str | None = None
+    ray_address: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
     @property
     def is_ray(self) -> bool:

@@ -18,7 +18,7 @@ from wids.core.transport.failures import CancelledTransferError
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import SampleError, WidsError, shown
-from wids.jobs.arguments import Name  # noqa: TC001 - `check_struct` reads the annotations
+from wids.jobs.arguments import Text  # noqa: TC001 - `check_struct` reads the annotations
 from wids.writing.output import ShardTarget
 from wids.writing.pack.listing import SampleProblem, SourceReader
 from wids.writing.shard_file import ShardFile
@@ -99,7 +99,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
         [5, 5, 2]
     """
 
-    output: str
+    output: Text
     samples: Annotated[int, msgspec.Meta(ge=1)] | None = None
     size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     selected: slice = slice(None)
@@ -109,7 +109,7 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
     skips_errors: bool = False
     md5: bool = True
     tables: bool = True
-    name: Name | None = None
+    name: str | None = None
     overwrite: bool = False
     session: Session = PLAIN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ from wids.core.index.repository import parse_name
 from wids.core.tables.fields import parse_fields
 from wids.core.transport.place import cache_directory
 from wids.errors import InputError
-from wids.jobs.arguments import check_job, check_struct, text_of, texts_of
+from wids.jobs.arguments import Text, check_job, check_struct, text_of, texts_of
 from wids.writing.output import parse_pattern
 from wids.writing.pack import datasets, folders, labels, manifest, saved
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
@@ -52,10 +52,6 @@ _FOR = {
 }
 
 
-# What an empty text lacks, its parser says.
-_Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=0)]
-
-
 class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of a source, and the part of it to pack.
 
@@ -76,13 +72,13 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     form: Literal["auto", "folder", "files", "manifest", "dataset"] = "auto"
-    fields: Sequence[_Text] = ()
-    key: str | None = None
-    base: str | None = None
-    classes: str | None = None
-    keep_fields: Annotated[Sequence[_Text], msgspec.Meta(min_length=1)] | None = None
-    where: Sequence[_Text] = ()
-    cache_dir: str | None = None
+    fields: str | Sequence[str] = ()
+    key: Text | None = None
+    base: Text | None = None
+    classes: Text | None = None
+    keep_fields: str | Annotated[Sequence[str], msgspec.Meta(min_length=1)] | None = None
+    where: str | Sequence[str] = ()
+    cache_dir: Text | None = None
 
     def check(self, kind: str) -> None:
         """Check that this kind of source supports all that is requested.
