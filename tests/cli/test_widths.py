@@ -31,7 +31,7 @@ def plain(shown):
 def faults_of_help(command, out, width):
     """What is wrong with the help of a command on a terminal."""
     for each in getattr(command, "commands", {}).values():
-        if " ".join(each.help.partition("\n\n")[0].split()) not in " ".join(out.split()):
+        if " ".join((each.short_help or each.help.partition("\n\n")[0]).split()) not in " ".join(out.split()):
             yield f"the text of {each.name} is not whole"
     lines = out.splitlines()
     for line in lines:
@@ -71,9 +71,9 @@ def test_help_is_whole(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_examples_can_be_copied(width):
-    """An example that is longer than a line goes on in the next one as a shell reads it."""
+    """An example has its lines at every width, and a shell reads them as one command."""
     out = run_ok("pack", "--help", env={"COLUMNS": str(width)})
-    examples = re.findall(r"^    (wids (?:.*\\\n)*.*)$", out, re.MULTILINE)
+    examples = re.findall(r"^    (wids (?:.*\\\n)*.*)$", out.partition("Examples:")[2], re.MULTILINE)
     [words] = [shlex.split(example.replace("\\\n", " ")) for example in examples if "--where" in example]
     assert words[2:5] == ["train.json", "--where", "(json->>'caption') ilike '%a cat%'"]
     assert words[5:] == ["-o", "cats/train-%06d.tar"]

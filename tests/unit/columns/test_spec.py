@@ -50,7 +50,7 @@ def test_what_is_asked_for():
         ({"jsons": [".json=w:width"]}, "has '=' in an extension; write it like .json:width"),
         ({"fields": [".cls=Key"]}, "would be called 'Key'"),
         ({"fields": [".cls=a"], "texts": [".txt=A"]}, "would be called 'A'"),
-        ({"missing": "drop"}, "'error' or 'null'"),
+        ({"missing": "drop"}, "give one of 'error', 'null'"),
     ],
 )
 def test_what_cannot_be_asked_for(asked, words):

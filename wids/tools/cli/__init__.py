@@ -92,7 +92,7 @@ class _Commands(CommandGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        listed = {name: PlainCommand(name, help=words) for name, (_, words) in COMMANDS.items()}
+        listed = {name: PlainCommand(name, short_help=words) for name, (_, words) in COMMANDS.items()}
         self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -33,7 +33,7 @@ from wids.errors import InputError, JobError, WidsError, WorkerError
 from wids.jobs.processes import signals_blocked
 from wids.tools.cli.format import count_of, format_rate, format_size, parse_size, print_json, print_table, print_text
 from wids.tools.cli.options import BatchOptions, CacheDir, Index, Json, OrderOptions, ReadFlags, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.signals import EndedBySignal, Signals
 
 if TYPE_CHECKING:
@@ -188,7 +188,15 @@ class BenchReading:
     cache_dir: CacheDir = ""
 
 
-@app.command("bench")
+@app.command(
+    "bench",
+    epilog=examples(
+        "wids bench train.json --batch-size 400 --step 0.224 \\\n  --ranks 2 --workers 2",
+        "wids bench train.json --batch-size 32 --step 0.1 \\\n"
+        "  --workers 4 --transform train:make_sample \\\n"
+        "  --steps 200",
+    ),
+)
 def run_bench(
     index: Index,
     *,
@@ -203,10 +211,6 @@ def run_bench(
     Each rank is a process with the dataset, sampler and DataLoader of a training program; a step is a sleep. Three
     passes: with steps (utilisation, waits), without steps (how much faster the loader is), and one with a single worker
     that takes the time of each part of its work.
-
-    `wids bench train.json --batch-size 400 --step 0.224 --ranks 2 --workers 2`
-
-    `wids bench train.json --batch-size 32 --step 0.1 --workers 4 --transform train:make_sample --steps 200`
     """
     if not job.workers and (job.prefetch_factor is not None or job.persistent_workers):
         raise typer.BadParameter("--prefetch-factor and --persistent-workers are of --workers, of which there are none")

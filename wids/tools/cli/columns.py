@@ -13,7 +13,7 @@ import typer
 
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.options import Index, Overwrite, RunFlags, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
@@ -44,7 +44,12 @@ class ColumnFlags:
     session: SessionFlag = PLAIN
 
 
-@app.command("create")
+@app.command(
+    "create",
+    epilog=examples(
+        "wids columns create train.json --field .cls=label \\\n  --json .json:width,height --text .txt=caption"
+    ),
+)
 def create_columns(
     index: Index,
     flags: ColumnFlags,
@@ -73,8 +78,6 @@ def create_columns(
     Always there: index, shard (its number), row (in the shard), key, bytes (of the sample), bytes of each field. Of
     remote shards only the members asked for are read, by byte ranges where that pays. A second run reads only shards
     that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]'.
-
-    `wids columns create train.json --field .cls=label --json .json:width,height --text .txt=caption`
     """
     from wids.columns.create import create_columns as create
     from wids.columns.create import place_of_table

@@ -30,7 +30,7 @@ from wids.tools.cli.format import (
     shown_url,
 )
 from wids.tools.cli.options import GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.progress import job_signals
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="T
 _Name = Annotated[
     str | None,
     typer.Option(
-        "--name", "-n", help="Name of the dataset; default: that of the index at -o, else from -o.", show_default=False
+        "--name",
+        "-n",
+        metavar="TEXT",
+        help="Name of the dataset; default: that of the index at -o, else from -o.",
+        show_default=False,
     ),
 ]
 _SkipErrors = Annotated[
@@ -124,7 +128,18 @@ class TablesFlags:
 _Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]
 
 
-@app.command("create")
+@app.command(
+    "create",
+    epilog=examples(
+        "wids index create data/ -o data/train.json",
+        "wids index create \\\n"
+        "  's3://bucket/train-{000000..000999}.tar' \\\n"
+        "  gs://bucket/more/ -o train.json --members",
+        "wids index create 's3://bucket/{00000..00999}.tar' \\\n  -o train.json --counts s3://bucket/",
+        "find /nas -name '*.tar' | wids index create - \\\n  -o train.json --base https://host/data",
+        "wids index create 'hf://datasets/ORG/NAME?split=train' \\\n  -o train.json --upload",
+    ),
+)
 def create_index(
     sources: Annotated[
         list[str],
@@ -137,7 +152,8 @@ def create_index(
     output: _Output = "shardindex.json",
     name: _Name = None,
     info: Annotated[
-        str | None, typer.Option("--info", "-i", help="What it is: a text, or a file with it.", show_default=False)
+        str | None,
+        typer.Option("--info", "-i", metavar="TEXT", help="What it is: a text, or a file with it.", show_default=False),
     ] = None,
     base: Annotated[
         str | None,
@@ -164,16 +180,6 @@ def create_index(
 
     In a directory, links are followed, each file comes once. A file that is named like an archive and cannot be read
     (compressed, a link to nothing) is an error, or with --skip-errors left out and listed.
-
-    `wids index create data/ -o data/train.json`
-
-    `wids index create 's3://bucket/train-{000000..000999}.tar' gs://bucket/more/ -o train.json --members`
-
-    `wids index create 's3://bucket/{00000..00999}.tar' -o train.json --counts s3://bucket/`
-
-    `find /nas -name '*.tar' | wids index create - -o train.json --base https://host/data`
-
-    `wids index create 'hf://datasets/ORG/NAME?split=train' -o train.json --upload`
     """
     if should_upload and base:
         raise typer.BadParameter("--upload writes URLs relative to the repository; leave --base out")
@@ -207,7 +213,7 @@ def create_index(
     _report(outcome, is_json=is_json, upload=upload)
 
 
-@app.command("update")
+@app.command("update", epilog=examples("wids index update train.json --add data/new/ \\\n  --drop 'bad-*.tar'"))
 def update_index(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local file.")],
     flags: ScanFlags,
@@ -227,8 +233,6 @@ def update_index(
     """Bring an index up to date: read again what changed, drop and add shards.
 
     Its own keys and those of its shards stay. If it has checksums, new shards get them too; if it has none, none.
-
-    `wids index update train.json --add data/new/ --drop 'bad-*.tar'`
     """
     from wids.jobs import index_edit
 
@@ -245,7 +249,7 @@ def update_index(
     _report(outcome, is_json=is_json)
 
 
-@app.command("merge")
+@app.command("merge", epilog=examples("wids index merge cats.json gs://bucket/dogs.json \\\n  -o pets.json"))
 def merge_indexes(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help="Indexes: paths or URLs.")],
     output: _Output,
@@ -258,15 +262,19 @@ def merge_indexes(
     A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`. Other keys
     stay if all have them with one value; a warning names those that are left out. Where one of
     them is a view, a view is written, of the samples of all, each once.
-
-    `wids index merge cats.json gs://bucket/dogs.json -o pets.json`
     """
     from wids.jobs import index_edit
 
     _report_written([index_edit.merge_indexes(indexes, output, name=name, overwrite=overwrite)], is_json=is_json)
 
 
-@app.command("split")
+@app.command(
+    "split",
+    epilog=examples(
+        "wids index split all.json --fractions 0.9,0.1 \\\n  -o train.json -o val.json",
+        "wids index split all.json --by 100 -o 'part-{}.json'",
+    ),
+)
 def split_index(
     index: _Index,
     every: Annotated[
@@ -287,10 +295,6 @@ def split_index(
     """Split an index into several, by whole shards in their order; a view into views.
 
     Of a view, the shards of which it has samples are counted.
-
-    `wids index split all.json --fractions 0.9,0.1 -o train.json -o val.json`
-
-    `wids index split all.json --by 100 -o 'part-{}.json'`
     """
     if (every is None) == (fractions is None):
         raise typer.BadParameter("say how: --by 100 (shards in each part), or --fractions 0.9,0.1 (of the samples)")
@@ -306,7 +310,7 @@ def split_index(
     _report_written(index_edit.split_index(index, names, parts=parts, overwrite=overwrite), is_json=is_json)
 
 
-@app.command("rebase")
+@app.command("rebase", epilog=examples("wids index rebase train.json --base https://host/data"))
 def rebase_index(
     index: _Index,
     base: Annotated[str, typer.Option("--base", "-b", metavar="URL", help="Where the shards are now; '': beside it.")],
@@ -319,29 +323,25 @@ def rebase_index(
     """Say that the shards lie elsewhere now; no shard is read.
 
     Of a view: that the index lies elsewhere of which it is one.
-
-    `wids index rebase train.json --base https://host/data`
     """
     from wids.jobs import index_edit
 
     _report_written([index_edit.rebase_index(index, base, output=output, overwrite=overwrite)], is_json=is_json)
 
 
-@app.command("convert")
+@app.command("convert", epilog=examples("wids index convert train.json -o train.widsx"))
 def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, is_json: Json = False) -> None:
     """Compile an index: it then opens at once, however many shards it has, and takes no memory.
 
     OUTPUT ends in .widsx. Datasets and commands take it in place of the index; that is needed to change it, and to
     convert it again.
-
-    `wids index convert train.json -o train.widsx`
     """
     from wids.jobs import index_edit
 
     _report_written([index_edit.convert_index(index, output, overwrite=overwrite)], is_json=is_json)
 
 
-@app.command("tables")
+@app.command("tables", epilog=examples("wids index tables train.json"))
 def pack_tables(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local JSON file.")],
     flags: TablesFlags,
@@ -359,8 +359,6 @@ def pack_tables(
     A table beside its shard is taken from there, any other one is made from the shard's headers. Published with the
     index, a machine that has no shard yet needs one request for the pack's directory, and one for each table. A run
     that was killed goes on where it was.
-
-    `wids index tables train.json`
     """
     from wids.jobs.index_tables import TablesSettings, create_tables
 

@@ -23,7 +23,7 @@ from wids.tools.cli.format import (
     shown_url,
 )
 from wids.tools.cli.options import Json, RunFlags, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 
 if TYPE_CHECKING:
     from wids.jobs import PackOutcome, PackSettings, PackSource
@@ -177,7 +177,20 @@ class PackRunFlags(RunFlags):
 app: App = App()
 
 
-@app.command("pack")
+@app.command(
+    "pack",
+    epilog=examples(
+        "wids pack photos -o 'out/train-%06d.tar'",
+        "wids pack rows.csv --field .jpg=path \\\n"
+        "  --field .cls=label -o 's3://bucket/train-%06d.tar' \\\n"
+        "  --size 500MB",
+        "wids pack 'part-*.parquet' --field .jpg=image \\\n"
+        "  --field .cls=label --classes names.txt \\\n"
+        "  -o 'out/train-%06d.tar'",
+        "wids pack train.json \\\n  --where \"(json->>'caption') ilike '%a cat%'\" \\\n  -o 'cats/train-%06d.tar'",
+        "wids pack out/train.json --shuffle 1 --samples 5000 \\\n  -o 'mixed/train-%06d.tar'",
+    ),
+)
 def run_pack(
     sources: Annotated[
         list[str],
@@ -196,18 +209,10 @@ def run_pack(
 ) -> None:
     """Pack a folder, a manifest or a dataset into shards, with their index and member tables.
 
+    Images of a folder for each class, as photos/cat/1.jpg, are labelled and shuffled.
+
     The shards' bytes depend on the source and on these options alone, not on --jobs or --engine. Killed and started
     again, it goes on where it was; the index appears last.
-
-    `wids pack photos -o 'out/train-%06d.tar'` packs images by class, photos/cat/1.jpg, and shuffles them.
-
-    `wids pack rows.csv --field .jpg=path --field .cls=label -o 's3://bucket/train-%06d.tar' --size 500MB`
-
-    `wids pack 'part-*.parquet' --field .jpg=image --field .cls=label --classes names.txt -o 'out/train-%06d.tar'`
-
-    `wids pack train.json --where "(json->>'caption') ilike '%a cat%'" -o 'cats/train-%06d.tar'`
-
-    `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
     from wids import jobs
     from wids.tools.cli.progress import job_signals

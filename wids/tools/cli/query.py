@@ -14,7 +14,7 @@ import typer
 
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.options import Columns, Index, JsonLines, Overwrite, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 
 # So many rows are printed as a table.
 _MAX_ROWS = 200
@@ -40,7 +40,13 @@ class QueryFlags:
 app: App = App()
 
 
-@app.command("query")
+@app.command(
+    "query",
+    epilog=examples(
+        "wids query train.json \\\n  'select label, count(*) from samples group by label order by 2 desc'",
+        "wids query train.json \\\n  'select key from samples where width >= 512' --csv > \\\n  wide.csv",
+    ),
+)
 def run_query(
     index: Index,
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the table `samples`.")],
@@ -50,10 +56,6 @@ def run_query(
 
     It is DuckDB's SQL (pip install 'wids[views]'). Nothing but these columns can be read, and nothing is changed. Which
     fields samples have (has_jpg), their sizes (jpg_bytes) and keys need no such file.
-
-    `wids query train.json 'select label, count(*) from samples group by label order by 2 desc'`
-
-    `wids query train.json 'select key from samples where width >= 512' --csv > wide.csv`
     """
     if flags.is_csv + flags.is_json + (flags.output is not None) > 1:
         raise typer.BadParameter("--csv, --json and -o exclude each other")

@@ -16,7 +16,7 @@ import typer
 from wids.core.files import tempdirs
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.options import Index, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,10 @@ app: App = App()
 _WORDS = "To the pages of wids serve"
 
 
-@app.command("serve")
+@app.command(
+    "serve",
+    epilog=examples("wids serve train.json", "wids serve https://host/train.json --marks bad.txt \\\n  --no-open"),
+)
 def run_serve(
     index: Index,
     host: Annotated[
@@ -66,10 +69,6 @@ def run_serve(
     """Look at a dataset in the browser: samples, SQL, the batches of an epoch, the cache while jobs run.
 
     Samples are read by byte ranges: nothing downloads a shard. Ctrl-C ends it.
-
-    `wids serve train.json`
-
-    `wids serve https://host/train.json --marks bad.txt --no-open`
     """
     from wids.tools.serve.running import PageServer, check_packages
 

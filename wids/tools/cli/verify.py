@@ -87,7 +87,7 @@ app: App = App()
 
 @app.command(
     "verify",
-    epilog=examples("wids verify train.json", "wids verify https://host/data/train.json --shards 0:100 --decode"),
+    epilog=examples("wids verify train.json", "wids verify https://host/data/train.json \\\n  --shards 0:100 --decode"),
 )
 def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = False) -> None:
     """Look for faults of shards: missing, cut short, damaged, not what the index says.

@@ -11,12 +11,18 @@ from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.format import count_of, parse_range, shown_path
 from wids.tools.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 
 app: App = App()
 
 
-@app.command("view")
+@app.command(
+    "view",
+    epilog=examples(
+        'wids view train.json --where "width >= 512" \\\n  --exclude opted-out.txt -o good.json',
+        "wids view train.json --select :10000 -o first.json",
+    ),
+)
 def run_view(
     index: Index,
     output: Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The index to write.")],
@@ -57,10 +63,6 @@ def run_view(
 
     The new index is taken wherever an index is. It names INDEX, and is refused once INDEX lists other shards. The
     member tables of all shards are read where keys are given.
-
-    `wids view train.json --where "width >= 512" --exclude opted-out.txt -o good.json`
-
-    `wids view train.json --select :10000 -o first.json`
     """
     if select is None and where is None and not exclude:
         raise typer.BadParameter("say which samples: --select, --where, --exclude")

@@ -51,11 +51,13 @@ app: App = App()
 
 @app.command("demo")
 def run_demo(
-    ranks: Annotated[int, typer.Option(help="Training processes.", min=1)] = 2,
-    workers: Annotated[int, typer.Option(help="DataLoader workers of each rank.", min=0)] = 2,
-    epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 6,
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch of one rank.", min=1)] = 32,
-    seed: Annotated[int, typer.Option(help="Of the drawings, the sample order and the initial weights.", min=0)] = 0,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Training processes.", min=1)] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", help="DataLoader workers of each rank.", min=0)] = 2,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training samples.", min=1)] = 6,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples in a batch of one rank.", min=1)] = 32,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the drawings, the sample order and the initial weights.", min=0)
+    ] = 0,
     kept: Annotated[
         str | None,
         typer.Option("--keep", metavar="DIR", help="Keep the shards and their indexes there.", show_default=False),

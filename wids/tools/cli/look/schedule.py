@@ -99,7 +99,9 @@ class ScheduleOptions(OrderOptions):
 
 
 @app.command(
-    "at", cls=LookCommand, epilog=examples("wids at train.json --rank 3 --world-size 8 --step 120 --batch-size 32")
+    "at",
+    cls=LookCommand,
+    epilog=examples("wids at train.json --rank 3 --world-size 8 \\\n  --step 120 --batch-size 32"),
 )
 def show_batch(
     index: Index,
@@ -160,7 +162,7 @@ def show_batch(
 
 
 @app.command(
-    "when", cls=LookCommand, epilog=examples("wids when train.json 4711 --world-size 8 --batch-size 32 --epoch 2")
+    "when", cls=LookCommand, epilog=examples("wids when train.json 4711 --world-size 8 \\\n  --batch-size 32 --epoch 2")
 )
 def show_readings(
     index: Index,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wids.tools.cli.options import BatchOptions
-from wids.tools.cli.plain_help import App
+from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.simulate import options
 
 if TYPE_CHECKING:
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 app: App = App()
 
 
-@app.command("simulate")
+@app.command(
+    "simulate",
+    epilog=examples(
+        "wids simulate index.json --world-size 64 --workers 8 \\\n  --batch-size 256 --cache-size 2TB --bandwidth 1500",
+        "wids simulate --shards 1000 --samples 10000 \\\n  --shard-size 500MB --world-size 16 --html job.html",
+        "wids simulate train.json --world-size 8 \\\n  --lengths tokens --max-tokens 32768",
+    ),
+)
 def run_simulate(
     index: Annotated[
         str | None,
@@ -38,12 +45,6 @@ def run_simulate(
     The order and the choice of what leaves a cache are those of the library; time is a model of nodes, links and
     loaders. Of batches of like length (--max-tokens, --buckets) it says the padding and balance too. Exit code 1: the
     ranks have different numbers of batches, which hangs distributed training.
-
-    `wids simulate index.json --world-size 64 --workers 8 --batch-size 256 --cache-size 2TB --bandwidth 1500`
-
-    `wids simulate --shards 1000 --samples 10000 --shard-size 500MB --world-size 16 --html job.html`
-
-    `wids simulate train.json --world-size 8 --lengths tokens --max-tokens 32768`
     """
     from wids.tools.cli.simulate.report import build, show
 

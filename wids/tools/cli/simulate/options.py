@@ -28,8 +28,9 @@ _MAX_RANKS, _MAX_SHARDS = 50_000, 4_000_000
 _MAX, _MAX_OF_A_RANK, _MAX_SECONDS = 10**12, 10_000, 1e6
 
 
-def _option(panel: str, words: str, *names: str, **bounds: Any) -> Any:
-    return typer.Option(*names, help=words, rich_help_panel=panel, **bounds)
+def _option(panel: str, words: str, *names: str, **settings: Any) -> Any:
+    usual = {"metavar": "N"} if "min" in settings else {}
+    return typer.Option(*names, help=words, rich_help_panel=panel, **{**usual, **settings})
 
 
 _job, _machines, _result = (partial(_option, panel) for panel in (_JOB, _MACHINES, _RESULT))
@@ -104,9 +105,10 @@ class TrainingOptions:
     epoch_size: Annotated[int | None, _job("Samples of all ranks in an epoch (epoch_size=).", min=1, max=_MAX)] = None
     batch_size: Annotated[Any, batch_size_option(DEFAULT_BATCH, panel=_JOB)] = None
     workers: Annotated[int, _job("Loader workers of a rank.", min=0, max=_MAX_OF_A_RANK)] = 0
-    step_seconds: Annotated[float, _job("Seconds of computing in a step.", min=0, max=_MAX_SECONDS)] = 0.1
+    step_seconds: Annotated[float, _job("Seconds of computing in a step.", min=0, max=_MAX_SECONDS, metavar="S")] = 0.1
     decode_seconds: Annotated[
-        float, _job("Seconds a worker needs for a batch, once its shards are there.", min=0, max=_MAX_SECONDS)
+        float,
+        _job("Seconds a worker needs for a batch, once its shards are there.", min=0, max=_MAX_SECONDS, metavar="S"),
     ] = 0.0
 
 
