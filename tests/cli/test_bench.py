@@ -1,17 +1,18 @@
 """`wids bench`: figures of real ranks and workers on tiny data, errors, and processes that end with the command."""
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
 
 import pytest
 
-import wids
 from tests.support.cli import complaint, living, run, run_ok, spawn
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import serve, write_index
+from wids.errors import JobError
+from wids.tools.cli import bench as command
+from wids.tools.cli.bench import rank
 
 FUNCTIONS = """
 import os, signal
@@ -67,17 +68,15 @@ def index(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def forked(monkeypatch):
-    """Ranks are forks of the tests' process, which has torch; else each begins by importing it, as for users."""
-    wids.DistributedChunkedSampler  # noqa: B018 - imports it
-    make = multiprocessing.get_context
-    monkeypatch.setattr(multiprocessing, "get_context", lambda name=None: make("fork" if name == "spawn" else name))
+def here(monkeypatch):
+    """The passes of one rank are made in the tests' process, which has torch; a rank begins by importing it."""
+    monkeypatch.setattr(command, "_measure", lambda plan, _: [[run()] for run in rank.passes_of(0, plan)])
 
 
 @pytest.fixture
 def unstarted(monkeypatch):
     """No process can be started."""
-    monkeypatch.setattr(multiprocessing, "get_context", None)
+    monkeypatch.setattr(command, "torchrun", None)
 
 
 def bench(index, *args):
@@ -110,7 +109,7 @@ def test_figures_of_ranks_with_workers(index):
     assert found["bytes_per_second"] == pytest.approx(found["samples_per_second"] * found["bytes_per_sample"])
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("here")
 def test_workers_that_are_threads(index):
     """They make the batches, and no process is started; what a batch is need not be sent. One has the parts' times."""
     found = bench(index, "--workers", 2, "--threads", "--transform", "functions:thread", "--collate", "list")
@@ -120,7 +119,7 @@ def test_workers_that_are_threads(index):
     assert found["workers_to_saturate"] == pytest.approx(work * 4 / 0.001)
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("here")
 def test_the_loop_reads_itself_without_workers(index):
     """Nothing then crosses between processes; a transformation that works hard has most of the time."""
     found = bench(index, "--transform", "functions:squares", "--collate", "functions:lengths", "--steps", 5)
@@ -130,18 +129,14 @@ def test_the_loop_reads_itself_without_workers(index):
     assert sum(found["sample_percent"].values()) == pytest.approx(100)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_functions_print_is_not_in_the_report(index, workers, request):
+def test_what_functions_print_is_not_in_the_report(index):
     """It is on stderr, so that the report stays JSON. Tensors are made of what they return, which takes time."""
-    if not workers:
-        request.getfixturevalue("forked")
     args = ("--batch-size", 4, "--step", 0.001, "--json", "--steps", 3, "--transform", "talking:talk")
-    code, out, err = run("bench", index, *args, "--workers", workers)
+    code, out, err = run("bench", index, *args, "--workers", 2)
     assert (code, json.loads(out)["sample_seconds"]["collate"] > 0) == (0, True)
     assert ("imported" in err, "a sample" in err) == (True, True)
 
 
-@pytest.mark.usefixtures("forked")
 def test_what_is_printed_of_remote_shards(index, tmp_path):
     """Tables of the figures, and of the parts of a sample. Shards are downloaded once, for all passes and ranks."""
     args = ("--batch-size", 4, "--step", 0.001, "--ranks", 2, "--seconds", 60, "--chunksize", 8)
@@ -193,33 +188,62 @@ def test_what_the_command_sees(index, args, code, words):
     assert sys.path == before
 
 
+@pytest.mark.usefixtures("here")
+def test_no_step_that_counts(index):
+    """Is an error that says how long the ranks had."""
+    found = complaint(1, "bench", index, "--batch-size", 4, "--step", 0.001, "--seconds", 0.001)
+    assert "a rank came to no step that counts (the first 1 of an epoch do not) within 0.001 s;" in found
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--seconds", 0.001), "a rank came to no step that counts (the first 1 of an epoch do not) within 0.001 s;"),
-        (("--transform", "functions:bad"), "rank 0: ValueError: no use for text "),
-        (("--transform", "functions:bad", "--workers", 1), "rank 0: ValueError: no use for text "),
-        (("--transform", "functions:die", "--workers", 1), "rank 0: DataLoader worker (pid"),
-        (("--transform", "functions:die"), "rank 0 was killed by SIGKILL; is there memory for"),
-        (("--transform", "functions:leave"), "rank 0 ended with exit code 5 before its last batch"),
+        (("--transform", "functions:bad"), "ValueError: no use for text "),
+        (("--transform", "functions:bad", "--workers", 1), "ValueError: no use for text "),
+        (("--transform", "functions:die", "--workers", 1), "DataLoader worker (pid"),
         (
             ("--transform", "functions:call", "--collate", "list", "--workers", 1),
-            "rank 0: TypeError: the batch cannot be sent from a worker to the loop (",
+            "TypeError: the batch cannot be sent from a worker to the loop (",
         ),
     ],
 )
-@pytest.mark.usefixtures("forked")
+def test_an_error_in_words(index, monkeypatch, args, words):
+    """It is a line that says what; of a sample, also which one it was."""
+    failed = []
+
+    def measure(plan, _):
+        try:
+            rank.passes_of(0, plan)[0]()
+        except Exception as error:
+            failed.append(rank.in_words(error))
+            raise JobError(failed[0]) from None
+
+    monkeypatch.setattr(command, "_measure", measure)
+    complaint(1, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
+    assert failed[0].startswith(words)
+    assert "\n" not in failed[0]
+    assert "no use" not in words or "key 's" in failed[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--transform", "functions:bad"), "rank 0 failed: ValueError: no use for text "),
+        pytest.param(
+            ("--transform", "functions:die"), "rank 0 was killed by SIGKILL in mid-run", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            ("--transform", "functions:leave"), "rank 0 ended with exit code 5 in mid-run", marks=pytest.mark.thorough
+        ),
+    ],
+)
 def test_what_a_rank_comes_to(index, args, words):
-    """Is an error that says what; of a sample, also which one it was."""
-    found = complaint(1, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
-    assert words in found
-    assert "no use" not in found or "key 's" in found
+    """Is an error that names the rank."""
+    assert words in complaint(1, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
-@pytest.mark.parametrize(
-    ("number", "code", "ranks"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGKILL, -9, 1)]
-)
+@pytest.mark.parametrize(("number", "code", "ranks"), [(signal.SIGINT, 130, 1), (signal.SIGKILL, -9, 2)])
 def test_ranks_and_workers_end_with_the_command(index, tmp_path, number, code, ranks):
     """However it ends, in the middle of its steps."""
     args = ("--batch-size", 4, "--step", 1, "--ranks", ranks, "--workers", 1, "--transform", "functions:note")

@@ -55,7 +55,7 @@ PURE = {"order"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them, jpeg.py decodes to tensors, the demo trains and bench loads:
 # inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"core/codecs/(?:decoders|encoders|jpeg)\.py|tools/cli/demo/\w+\.py|tools/cli/bench\.py")
+LAZY_TORCH = re.compile(r"core/codecs/(?:decoders|encoders|jpeg)\.py|tools/cli/demo/\w+\.py|tools/cli/bench/rank\.py")
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
 WHOLE = {
@@ -246,7 +246,7 @@ def test_options_of_stores_travel_in_a_session():
         "tools/serve/marks.py",
         "tools/cli/serve.py",
         "tools/cli/view.py",
-        "tools/cli/bench.py",
+        "tools/cli/bench/rank.py",
     }
     assert named == users | of_datasets
 
@@ -275,6 +275,8 @@ OWN_JSON = {
     "columns/sql.py": "an answer of DuckDB in this process",
     "tools/cli/demo/__init__.py": "reports of the demo's ranks",
     "tools/cli/demo/train.py": "arguments from the demo",
+    "tools/cli/bench/__init__.py": "reports of the command's ranks",
+    "tools/cli/bench/rank.py": "arguments from the command",
 }
 
 

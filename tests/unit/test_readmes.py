@@ -15,7 +15,7 @@ from wids.events import parse_size
 
 WIDS = Path(wids.__file__).parent
 # Folders of commands: the README of cli/ has their transcripts.
-WITHOUT = {f"tools/cli/{name}" for name in ("cache", "demo", "look", "simulate")}
+WITHOUT = {f"tools/cli/{name}" for name in ("bench", "cache", "demo", "look", "simulate")}
 MAX_LINES = 235
 
 

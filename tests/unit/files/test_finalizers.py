@@ -57,7 +57,6 @@ GENERATORS = {
 # Module -> handlers of signals: these raise, or note in an attribute that one came.
 HANDLERS = {
     "core/cache/cleanup": ["signal.SIG_DFL", "signal.SIG_IGN"],
-    "tools/cli/bench": ["_end", "signal.SIG_IGN"],
     "tools/cli/cache/daemon": ["self.take"],
     "tools/cli/signals": ["handler", "self.take"],
     "jobs/processes": ["_end", "handler", "lambda got, _: came.append(got)", "signal.SIG_IGN"],
@@ -74,7 +73,7 @@ THREADS = {
     "core/readers/arrivals": {"wids-download": EPOCH},
     "core/cache/leases": {"wids-leases": EACH_STEP},
     "core/prefetch/prefetcher": {"wids-prefetch": EPOCH, "wids-prefetch-one": EPOCH},
-    "tools/cli/bench": {"wids-parent": ENDS},
+    "tools/cli/bench/rank": {"wids-parent": ENDS},
     "tools/cli/demo/train": {None: ENDS},
     "tools/cli/look/listed": {"wids-bar": MOMENT},
     "core/collection/batches": {"wids-read": MOMENT},

@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wids.errors import JobError, OutputError, OutputExistsError
 from wids.tools.cli.plain_help import App
+from wids.tools.cli.ranks import temporary_directory, torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from rich.console import Console
     from rich.table import Table
-
-    from wids.tools.cli.signals import Signals
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py")
 # An odd number, so that equal shares for two ranks take some care.
@@ -40,11 +33,6 @@ TRAIN, TRAIN_SHARDS = 3001, 9
 TEST, TEST_SHARDS = 601, 2
 # A network that learns is well above this accuracy.
 MIN_ACCURACY = 0.95
-# A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
-_MAX_TEMPORARY_LENGTH = 50
-# A rank in torchrun's report of a failure: its number, its exit code, and what it said.
-_FAILURE = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback +: ((?s:.*?))\n(?=\[|-{9}|={9})")
-
 
 app: App = App()
 
@@ -95,7 +83,9 @@ def run_demo(
             server = stack.enter_context(Server(shards))
         _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
         job = {"url": server.url, "workers": workers, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-        with torchrun(_PROGRAM, job, ranks=ranks, directory=directory, signals=signals) as reports:
+        job["cache_dir"] = os.path.join(directory, "cache")
+        options: dict[str, Any] = {"ranks": ranks, "directory": directory, "signals": signals}
+        with torchrun(_PROGRAM, job, TMPDIR=directory, **options) as reports:
             facts = show_progress(reports, epochs, console)
         fetches = Counter(path for path in server.requests if path.endswith(".tar"))
         console.print(make_table(facts, fetches))
@@ -136,72 +126,6 @@ def _make_empty(directory: str) -> None:
         raise OutputError(f"{directory}: cannot be made ({error})", url=directory) from error
     if names:
         raise OutputExistsError(f"{directory}: is not empty; name another directory", url=directory)
-
-
-@contextmanager
-def torchrun(
-    program: str, job: dict[str, Any], *, ranks: int, directory: str, signals: Signals
-) -> Iterator[Iterator[str]]:
-    """Start the ranks; at the end of the block they are ended, with their workers.
-
-    Args:
-        program: what each rank runs.
-        job: its argument, as JSON, which the directory of a cache is added to.
-        ranks: how many.
-        directory: for the files of all of them.
-        signals: held back while they start and end.
-
-    Yields:
-        The lines that they print, until all have ended.
-
-    Raises:
-        JobError: a rank failed or was killed.
-    """
-    # With this process's sys.path: python -m would put the current directory first.
-    start = f"import sys; sys.path[:] = {sys.path!r}; from torch.distributed.run import main; main()"
-    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    argument = json.dumps({**job, "cache_dir": os.path.join(directory, "cache")})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": directory, "OMP_NUM_THREADS": "1"}
-    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "2"
-    for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):  # else gloo looks up the host's name, which fails on a machine without network
-            environment |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-    with open(os.path.join(directory, "log"), "w+", encoding="utf-8", errors="replace") as log, ExitStack() as stack:
-        with signals.held():
-            process = subprocess.Popen(  # noqa: S603 - a fixed program, without a shell
-                [sys.executable, "-c", start, *flags, program, argument],
-                stdin=subprocess.PIPE,  # the ranks end when it is closed
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                text=True,
-                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
-            )
-            stack.callback(_end, process, signals)
-        yield cast("IO[str]", process.stdout)
-        if process.wait():
-            log.seek(0)
-            raise JobError(explain(log.read()))
-
-
-def _end(process: subprocess.Popen[str], signals: Signals) -> None:
-    signals.hold()  # the rest must not be interrupted, and takes a few seconds at most
-    process.terminate()
-    process.communicate()  # closes stdin, and reads until every process has ended
-
-
-def explain(log: str) -> str:
-    """Say which rank failed first and why, by torchrun's report; the loss of a partner is not the cause."""
-    found = [(int(rank), int(code), text.rstrip().rpartition("\n")[2]) for rank, code, text in _FAILURE.findall(log)]
-    if not found:
-        return f"the ranks could not be started: {log.rstrip().rpartition(chr(10))[2]}"
-    # The last in the report is the first that torchrun saw; it ends the other ranks by SIGTERM, then SIGKILL.
-    rank, code, text = min(
-        reversed(found), key=lambda one: (one[1] >= 0 or one[1] == -signal.SIGTERM, "by peer" in one[2])
-    )
-    if code < 0:
-        return f"rank {rank} was killed by {signal.Signals(-code).name} in mid-run; the others were ended"
-    return f"rank {rank} failed: {text.strip()}"
 
 
 def show_progress(reports: Iterable[str], epochs: int, console: Console) -> dict[str, Any]:
@@ -272,16 +196,3 @@ def check(facts: dict[str, Any], epochs: int) -> None:
 def _say(console: Console, text: str) -> None:
     """Print a line of text without markup; only a terminal wraps it."""
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
-
-
-@contextmanager
-def temporary_directory(signals: Signals) -> Iterator[str]:
-    """A directory for the block, in /tmp if the path of $TMPDIR is too long for the sockets in it."""
-    usual = tempfile.gettempdir()
-    parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _MAX_TEMPORARY_LENGTH), usual)  # noqa: S108
-    with ExitStack() as stack:
-        with signals.held():
-            made = tempfile.TemporaryDirectory(prefix="wids-demo-", dir=parent, ignore_cleanup_errors=True)
-            directory = stack.enter_context(made)
-            stack.callback(signals.hold)
-        yield directory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 import threading
 import time
@@ -126,18 +125,13 @@ def _report(rank: int, **facts: Any) -> None:
         print(json.dumps(facts), flush=True)
 
 
-def _end_with_stdin() -> None:
-    """Wait until the demo closes stdin, or ends, which closes it too; then kill the process group."""
-    while os.read(0, 1):
-        pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def main() -> None:
     """Train, by the arguments in ``sys.argv[1]``; an error gets into torchrun's report."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    from wids.tools.cli.ranks import end_with_stdin
+
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     record(train)(**json.loads(sys.argv[1]))
 
 
