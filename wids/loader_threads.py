@@ -119,7 +119,6 @@ class ThreadIterator(_BaseDataLoaderIter):
 
     # As of torch's iterations with worker processes: batches that were asked for, and that the loop has had.
     _send_idx = _rcvd_idx = 0
-    _wids_threads = True  # so samplers know that batches are drawn ahead
     _work: _Work | None = None
 
     def __init__(self, loader: DataLoader[Any]) -> None:

@@ -63,7 +63,8 @@ def resumable(
 
     Raises:
         InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
-            ``in_order=False``, or a loader that accelerate has divided; or ``workers="threads"`` with
+            ``in_order=False``, or a loader that accelerate has divided; or its dataset is not as long as its sampler's,
+            where both are datasets of shards; or ``workers="threads"`` with
             ``num_workers=0``, a ``worker_init_fn``, or a loader with an ``__iter__`` of its own. The message says what
             to do.
         ValueError: ``workers`` is neither.
@@ -316,6 +317,8 @@ class Counting:
             before = self._count_before(run.place, counted.size)
         elif counted.has_runs:
             before = counted.batches(run.place.yielded)
+        if hasattr(source, "_send_idx") and hasattr(run, "may_be_ahead"):
+            run.may_be_ahead = partial(_is_ahead, weakref.ref(source))
         self._delivery = self._newest = _LoaderRun(run, source, before=before)
         self._loaded = None
         return self._delivery
@@ -372,7 +375,8 @@ class ResumableLoader(Counting):
         workers: Literal["processes", "threads"] = "processes",
     ) -> None:
         self._loader, self._reads_ahead, self._workers = loader, reads_ahead, workers
-        self._counted()
+        sampler = self._counted().sampler
+        _check_same(getattr(getattr(sampler, "sampler", sampler), "dataset", None), loader.dataset)
         if workers not in ("processes", "threads"):
             raise ValueError(f"workers is {shown(workers)}; it must be 'processes' or 'threads'")
         if workers == "threads":
@@ -642,6 +646,25 @@ def _find_skipping() -> Any:
         frame = frame.f_back
     is_skipping = frame.f_code.co_name == "skip_first_batches"
     return frame if is_skipping and frame.f_globals.get("__name__") == "accelerate.data_loader" else None
+
+
+def _is_ahead(source: Callable[[], Any], is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
+    """Whether the iterator of a loader with workers has drawn batches of a run that its loop has not received."""
+    batches = source()
+    return not is_over if batches is None else bool(batches._send_idx > batches._rcvd_idx)
+
+
+def _check_same(own: Any, read: Any) -> None:
+    """See that a DataLoader's dataset is as long as its sampler's, where both are datasets of shards.
+
+    Raises:
+        InputError: it is not.
+    """
+    if read is not own and hasattr(own, "shards") and hasattr(read, "shards") and len(own) != len(read):
+        raise InputError(
+            f"the DataLoader reads a dataset of {len(read):,} samples, and its sampler was made for one of "
+            f"{len(own):,}; give both the same dataset"
+        )
 
 
 def count_by(loader: Any) -> _BySamples | _ByBatches:

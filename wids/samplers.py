@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import multiprocessing
 import os
 import random
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed
-from torch.utils.data import BatchSampler, Sampler, dataloader
+from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.core.files.held import holding, is_released, release
@@ -373,17 +374,9 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
 
         Returns:
             The blocks of the run to draw from, and what prefetches them; None: nothing does.
-
-        Raises:
-            InputError: a DataLoader draws it that reads another dataset, or batches of batches.
         """
-        loader = _drawing_loader()
-        if loader is not None:
-            _check_batches(loader)
-            _check_same(self.dataset, getattr(loader, "_dataset", None))
-            has_processes = isinstance(loader, getattr(dataloader, "_MultiProcessingDataLoaderIter", ()))
-            if has_processes or hasattr(loader, "_wids_threads"):
-                run.loader = weakref.ref(loader)
+        if _has_workers():  # a DataLoader starts them before it draws
+            run.may_be_ahead = _may_be_ahead
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
@@ -687,6 +680,7 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
+_TORCHDATAS = frozenset(("torchdata.nodes", "torchdata.stateful_dataloader"))
 # Why no weights are changed before the end of an epoch.
 _IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 
@@ -702,29 +696,6 @@ def _parts_of(dataset: Any) -> list[SourceSpan] | None:
     return mixed_parts(dataset)
 
 
-def _drawing_loader() -> Any:
-    """The iterator of a DataLoader that draws now, if one does."""
-    method = getattr(getattr(dataloader, "_BaseDataLoaderIter", None), "_next_index", None)
-    code = getattr(method, "__code__", None)
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("self")
-
-
-def _check_batches(loader: Any) -> None:
-    """See that the indices that a DataLoader makes batches of are no batches.
-
-    Raises:
-        InputError: they are, of a sampler of batches.
-    """
-    batches = getattr(loader, "_index_sampler", None)
-    # Subclasses of other libraries, as accelerate's BatchSamplerShard, may have no sampler.
-    sampler = getattr(batches, "sampler", None) if isinstance(batches, BatchSampler) else None
-    if getattr(sampler, "_yields_batches", False):
-        raise batches_of_batches(sampler)
-
-
 def batches_of_batches(sampler: Any) -> InputError:
     """The error where a DataLoader takes a sampler of batches for one of samples."""
     name = type(sampler).__name__
@@ -732,19 +703,6 @@ def batches_of_batches(sampler: Any) -> InputError:
         f"a {name} yields batches, and the DataLoader takes each for the index of a sample: give it as "
         f"DataLoader(dataset, batch_sampler={name}(...)), without sampler= and batch_size="
     )
-
-
-def _check_same(own: Any, read: Any) -> None:
-    """See that a DataLoader's dataset is as long as its sampler's, where both are datasets of shards.
-
-    Raises:
-        InputError: it is not.
-    """
-    if read is not own and hasattr(own, "shards") and hasattr(read, "shards") and len(own) != len(read):
-        raise InputError(
-            f"the DataLoader reads a dataset of {len(read):,} samples, and its sampler was made for one of "
-            f"{len(own):,}; give both the same dataset"
-        )
 
 
 def _loading_node() -> Any:
@@ -758,6 +716,24 @@ def _loading_node() -> Any:
     while frame is not None and frame.f_code is not wrapper.reset.__code__:  # type: ignore[union-attr]
         frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]
+
+
+def _may_be_ahead(is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
+    """Whether workers of a DataLoader may have drawn batches of a run, ``is_over`` or not, that its loop has not had.
+
+    They are children of this process, which are also those of other loaders.
+    """
+    return not is_over or _has_workers()
+
+
+def _has_workers() -> bool:
+    """Whether this process has a child that ends with it, as workers of a DataLoader do.
+
+    With torchdata it has none: torchdata's loaders ask for the state when they draw, and know what they have handed on.
+    """
+    if not sys.modules.keys().isdisjoint(_TORCHDATAS):
+        return False
+    return any(child.daemon for child in multiprocessing.active_children())
 
 
 def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type

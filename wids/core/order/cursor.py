@@ -62,14 +62,15 @@ class Run:
     Attributes:
         loaded: where it is to begin, if not where the sampler is.
         config: what it follows. place: where it began. Both are there once it ``is_begun``.
-        loader: refers to the iterator of a DataLoader with workers that draws it; None: no such one does.
+        may_be_ahead: says of a run that is over, or is not, whether workers of a DataLoader have drawn, or may have
+            drawn, batches of it that their loop has not received; None: there are no workers.
     """
 
     loaded: Loaded | None = None
     config: EpochConfig
     place: EpochPosition
     is_begun: bool = False
-    loader: Callable[[], object] | None = None
+    may_be_ahead: Callable[[bool], bool] | None = None
     # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
     # thread sees both from the same moment.
     _at: tuple[int, Iterator[int]] = (0, iter(()))

@@ -108,11 +108,13 @@ def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int 
     now = sampler._cursor
     current = current_run(now, is_counted=bool(consumed or yielded))
     is_over = current is not None and not isinstance(now, Running)
-    if current is not None and consumed is None and yielded is None and _is_ahead(current, is_over=is_over):
+    is_said = consumed is not None or yielded is not None
+    if current is not None and not is_said and current.may_be_ahead is not None and current.may_be_ahead(is_over):
         warnings.warn(
-            "state_dict() counts the samples of batches that workers of the DataLoader have drawn ahead, and a "
-            "resumed loop would not get them; take the state of wids.resumable(loader), which counts what its loop "
-            "receives, or write state_dict(consumed=samples that the loop has received in this iteration)",
+            "state_dict() counts each sample that was drawn, also those of batches that workers of a DataLoader have "
+            "drawn ahead, which a resumed loop would not get; take the state of wids.resumable(loader), which counts "
+            "what its loop receives, or write state_dict(consumed=samples that the loop has received in this "
+            "iteration)",
             stacklevel=3,
         )
     if current is None:  # the next iteration
@@ -120,13 +122,3 @@ def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int 
         current.begin(config, next_place(now, config))
     count = current.count_received(consumed, yielded, is_over=is_over)
     return sampler._state(current.config, current.place_after(count))
-
-
-def _is_ahead(run: Run, *, is_over: bool) -> bool:
-    """Whether workers of a DataLoader have drawn batches of a run that their loop has not received."""
-    if run.loader is None:
-        return False
-    loader: Any = run.loader()
-    if loader is None:  # the loop was left
-        return not is_over
-    return bool(getattr(loader, "_send_idx", 0) > getattr(loader, "_rcvd_idx", 0))
