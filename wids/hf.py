@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import DependencyError, InputError, a_kind
-from wids.loaders import ResumableLoader
+from wids.loaders import ResumableLoader, check_length
 
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -39,6 +39,7 @@ class ResumeCallback(TrainerCallback, ExportableState):
     _loader: ResumableLoader | None = None
     _trainer: TrainerState | None = None
     _step = -1  # whose end `place` is
+    _is_first = False  # the next step is the first of an epoch
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes to a checkpoint."""
@@ -61,8 +62,24 @@ class ResumeCallback(TrainerCallback, ExportableState):
                     f"{type(self).__name__}; begin anew with its weights"
                 )
             loader.load_state_dict(kept["attributes"]["place"])
+            if args.ignore_data_skip and _has_end(loader) and loader.batches_done:
+                raise InputError(
+                    "the Trainer of Hugging Face counts the batches of this epoch from 0, and the loader's state is "
+                    f"after {loader.batches_done}: its last optimizer step would miss batches. Leave "
+                    "ignore_data_skip=True out"
+                )
         self._loader, self._trainer, self._step = loader, state, -1
         self._note()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Note that the next step is the first of an epoch."""
+        self._is_first = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Compare the length of an epoch with that of the first; the loader has begun it by now."""
+        if self._is_first and self._loader is not None:
+            check_length(self._loader, "the Trainer of Hugging Face")
+        self._is_first = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Note the place after an optimizer step; batches of the next are drawn together, before it begins."""
@@ -71,3 +88,12 @@ class ResumeCallback(TrainerCallback, ExportableState):
     def _note(self) -> None:
         if self._loader is not None and self._trainer is not None and self._trainer.global_step != self._step:
             self._step, self.place = self._trainer.global_step, self._loader.state_dict()
+
+
+def _has_end(loader: ResumableLoader) -> bool:
+    """Whether the epochs of a loader end."""
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True

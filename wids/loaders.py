@@ -2,8 +2,8 @@
 
 Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, and does not
 depend on batches that workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some
-trainers make iterators before they say which epoch it is. A trainer that would read the loader otherwise than it counts
-gets an error when it calls it; its frame says which trainer it is.
+trainers make iterators before they say which epoch it is. Lightning, and accelerate's ``skip_first_batches``, would
+read the loader otherwise than it counts; they are known by their frames, and get an error, or what they count.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ class Counting:
             before = self._count_before(run.place, counted.size)
         elif counted.has_runs:
             before = counted.batches(run.place.yielded)
-        if hasattr(source, "_send_idx") and hasattr(run, "may_be_ahead"):
+        if hasattr(source, "_send_idx") and not hasattr(source, "state_dict") and hasattr(run, "may_be_ahead"):
             run.may_be_ahead = partial(_is_ahead, weakref.ref(source))
         self._delivery = self._newest = _LoaderRun(run, source, before=before)
         self._loaded = None
@@ -385,41 +385,30 @@ class ResumableLoader(Counting):
             loader_threads.check(loader)
 
     def __iter__(self) -> Iterator[Any]:
-        trainer = _TRAINERS.get(sys._getframe(1).f_globals.get("__name__", ""))
-        return self._iterate(trainer, is_drawn_by_step=_is_drawn_by_step())
-
-    def _iterate(self, trainer: str | None, *, skipped: int = 0, is_drawn_by_step: bool = False) -> Iterator[Any]:
-        """An iteration in a trainer that has skipped so many batches of the epoch; None: in a loop of the user's."""
-        begin = partial(self._begin_in, skipped=skipped, is_drawn_by_step=is_drawn_by_step)
-        iteration = self._deliver(self._start if trainer is None else partial(begin, trainer))
+        is_lightnings = sys._getframe(1).f_globals.get("__name__") in _LIGHTNINGS
+        begin = (
+            partial(self._begin_in_lightning, is_drawn_by_step=_is_drawn_by_step()) if is_lightnings else self._start
+        )
+        iteration = self._deliver(begin)
         if self._iterations is None:
             self._iterations = weakref.WeakSet()
         self._iterations.add(iteration)
         return iteration
 
-    def _begin_in(self, trainer: str, *, skipped: int, is_drawn_by_step: bool) -> Iterator[Any]:
-        """Begin an epoch in a trainer that counts the batches of the first alone; by now it has named the epoch."""
-        length, first = self._find_length(), self._epoch_length
-        if trainer == _HUGGING_FACE and length is not None:
-            self._check_start(skipped)
+    def _begin_in_lightning(self, *, is_drawn_by_step: bool) -> Iterator[Any]:
+        """Begin an epoch in Lightning, which by now has named it; see `_LIGHTNINGS`."""
+        length = self._find_length()
         epoch_loop = _find_epoch_loop()
         if epoch_loop is not None:
             count_as_begun(epoch_loop.trainer)
-        if trainer == "Lightning" and not is_drawn_by_step and self._reads_ahead is (length is not None):
+        if not is_drawn_by_step and self._reads_ahead is (length is not None):
             if self._reads_ahead:
                 raise InputError("Lightning reads no batch ahead of an epoch with an end; leave reads_ahead=True out")
             raise InputError(
                 "the sampler has no end, and then Lightning reads one batch ahead of its training, which a state would "
                 "skip: wids.resumable(loader, reads_ahead=True)"
             )
-        self._epoch_length = length if first is None else first
-        if first is not None and length != first:
-            warnings.warn(
-                f"this epoch has {length} batches, and {trainer} has counted {first}, those of an epoch before: it "
-                "reads no more of a longer one, and a resume may begin in another epoch. Train by steps: epochs=None "
-                "for the sampler, and max_steps for the trainer",
-                stacklevel=2,
-            )
+        check_length(self, "Lightning")
         return self._start()
 
     def _start(self) -> Iterator[Any]:
@@ -430,15 +419,6 @@ class ResumableLoader(Counting):
 
         loader_threads.check(self._loader)  # its attributes may have been assigned since
         return loader_threads.ThreadIterator(self._loader)
-
-    def _check_start(self, skipped: int) -> None:
-        """Check that a trainer begins to count where a loaded state is."""
-        done = self._done() if self._delivery is None else skipped
-        if done not in (skipped, None):
-            raise InputError(
-                f"{_HUGGING_FACE} counts the batches of this epoch from {skipped}, and the loader's state is after "
-                f"{done}: its last optimizer step would miss batches. Leave ignore_data_skip=True out"
-            )
 
     @property
     def batches_done(self) -> int:
@@ -529,7 +509,7 @@ class ResumableLoader(Counting):
                 "accumulation of the checkpoint, or leave skip_first_batches out (in the Trainer of Hugging Face, with "
                 "a sampler of epochs=None: ignore_data_skip=True)"
             )
-        return _Skipped(self, asked, _TRAINERS.get(frame.f_back.f_globals.get("__name__", "")))
+        return _Skipped(self, asked)
 
     def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
         if hasattr(self._loader, "remainder"):
@@ -567,14 +547,14 @@ class _Skipped:
 
     sampler = prefetch_factor = None
 
-    def __init__(self, loader: ResumableLoader, done: int, trainer: str | None) -> None:
-        self._loader, self._done, self._trainer = loader, done, trainer
+    def __init__(self, loader: ResumableLoader, done: int) -> None:
+        self._loader, self._done = loader, done
         self.dataset = self.batch_sampler = self
         self.set_epoch = loader.set_epoch
 
     def __iter__(self) -> Iterator[Any]:
         yield from repeat(None, self._done)
-        yield from self._loader._iterate(self._trainer, skipped=self._done)
+        yield from self._loader
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -598,13 +578,10 @@ def _unwrap(loader: Any) -> Any:
     return loader
 
 
-# Modules that iterate loaders for their users, and take all epochs to have as many batches as the first.
-_HUGGING_FACE = "the Trainer of Hugging Face"
-_TRAINERS = {
-    "lightning.pytorch.utilities.combined_loader": "Lightning",
-    "pytorch_lightning.utilities.combined_loader": "Lightning",
-    "transformers.trainer": _HUGGING_FACE,
-}
+# Modules of Lightning that iterate loaders. It reads an epoch without end one batch ahead of its training, and counts
+# an epoch that follows a checkpoint of the last batch of another as not begun: a state would lose a batch, or a second
+# resume repeat batches, and nothing else tells a loader that Lightning reads it.
+_LIGHTNINGS = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
 
 
 def _is_drawn_by_step() -> bool:
@@ -639,8 +616,24 @@ def count_as_begun(trainer: Any) -> None:
         progress.increment_started()
 
 
+def check_length(loader: ResumableLoader, trainer: str) -> None:
+    """Warn if an epoch that has begun has not as many batches as the first, which a trainer has counted alone."""
+    length, first = loader._find_length(), loader._epoch_length
+    loader._epoch_length = length if first is None else first
+    if first is not None and length != first:
+        warnings.warn(
+            f"this epoch has {length} batches, and {trainer} has counted {first}, those of an epoch before: it reads "
+            "no more of a longer one, and a resume may begin in another epoch. Train by steps: epochs=None for the "
+            "sampler, and max_steps for the trainer",
+            stacklevel=3,
+        )
+
+
 def _find_skipping() -> Any:
-    """The frame of accelerate's ``skip_first_batches``, if that has called the method which asks; else None."""
+    """The frame of accelerate's ``skip_first_batches``, if that has called the method which asks; else None.
+
+    It would make another DataLoader of the attributes of this one, which skips the batches a second time, uncounted.
+    """
     frame: Any = sys._getframe(2)
     if frame.f_code.co_name == "<dictcomp>":  # before Python 3.12
         frame = frame.f_back
