@@ -99,11 +99,12 @@ def test_the_browser_is_not_told_the_token(tmp_path, has_token):
 def test_a_file_of_marks_that_is_something_else(tmp_path):
     """It is refused before a page is served, and stays."""
     index = write_index(tmp_path, (3, 4))
-    notes = tmp_path / "notes.txt"
-    notes.write_text("do not lose this\n")
-    words = complaint(1, "serve", index, "--marks", notes, "--no-open", "--port", "0")
-    assert "notes.txt" in words
+    labels = tmp_path / "labels.npy"
+    labels.write_text("do not lose this\n")
+    words = complaint(1, "serve", index, "--marks", labels, "--no-open", "--port", "0")
+    assert "labels.npy" in words
     assert "no file of marks" in words
-    assert "do not lose this" in words
-    assert notes.read_text() == "do not lose this\n"
-    assert "the index that is looked at" in complaint(1, "serve", index, "--marks", index, "--no-open", "--port", "0")
+    assert "it is no array of numbers" in words
+    assert labels.read_text() == "do not lose this\n"
+    words = complaint(1, "serve", index, "--marks", index, "--no-open", "--port", "0")
+    assert "give the file a name that ends in .npy" in words

@@ -109,9 +109,8 @@ def test_open_filter_mark_save_train(browser, index, server, tmp_path):
             page.click("#as-view")
         zipfile.ZipFile(download.value.path()).extractall(tmp_path)
         with page.expect_download() as download:
-            page.click("#as-keys")
-        with open(download.value.path(), encoding="utf-8") as file:
-            assert file.read() == "p0001\np0004\np0007\n"
+            page.click("#as-indices")
+        assert np.load(download.value.path()).tolist() == [1, 4, 7]
         page.click("#only")
         until(page, "document.getElementById('count').textContent == '3 of 600 marked'")
         page.go_back()

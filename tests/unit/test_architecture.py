@@ -243,7 +243,6 @@ def test_options_of_stores_travel_in_a_session():
     of_datasets = {
         "tools/serve/__init__.py",
         "tools/serve/served.py",
-        "tools/serve/marks.py",
         "tools/cli/serve.py",
         "tools/cli/view.py",
         "tools/cli/bench/rank.py",

@@ -1,19 +1,18 @@
 """Marked samples: what may be marked, the file that they are kept in, what can be saved, who may not mark."""
 
 import io
-import json
 import os
 import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.columns import make_columns, write_dataset
-from tests.support.shards import write_index, write_json, write_shards, write_tar
+from tests.support.shards import write_index
 from wids.core.files import locks, replaced
 from wids.dataset import ShardListDataset
-from wids.errors import InputError, OutputError, OutputExistsError, ShardNotFoundError
+from wids.errors import InputError, OutputError, OutputExistsError
 from wids.testing import Server
 from wids.tools.serve import marks as serve_marks
 from wids.tools.serve.served import Served
@@ -25,26 +24,12 @@ def index(tmp_path):
     return write_index(tmp_path, (3, 4))
 
 
-@pytest.fixture
-def repeating(tmp_path):
-    """An index of three shards; the key b is of three samples, in two of them."""
-    shards = []
-    for k, keys in enumerate(("abb", "c", "db")):
-        names = [f"{key}{'.txt' if n % 2 else '.cls'}" for n, key in enumerate(keys)]
-        members = [(name, b"x") for name in names]
-        if keys == "abb":  # not adjacent: two samples
-            members = [("b.txt", b"x"), ("a.txt", b"x"), ("b.cls", b"x")]
-        write_tar(tmp_path / f"{k}.tar", members)
-        shards.append({"url": f"{k}.tar", "nsamples": len(keys)})
-    return write_json(tmp_path / "r.json", {"wids_version": 1, "shardlist": shards})
-
-
 def test_mark_and_unmark(index, serve_index):
     """One sample, or several; the answer counts; pages show only these, of a filter too."""
     pages = serve_index(index)
     assert pages.post("/api/marks", {"index": 5, "is_marked": True})["count"] == 1
     assert pages.post("/api/marks", {"indices": [1, 5, 2], "is_marked": True})["count"] == 3
-    assert pages.get("/api/marks", indices="0,1,2") == {"count": 3, "file": "", "kind": "", "marked": [1, 2]}
+    assert pages.get("/api/marks", indices="0,1,2") == {"count": 3, "file": "", "marked": [1, 2]}
     found = pages.get("/api/rows", marked="1")
     assert [(row["at"], row["index"], row["is_marked"]) for row in found["rows"]] == [
         (0, 1, True),
@@ -126,67 +111,51 @@ def test_too_many(index, serve_index, monkeypatch):
     assert pages.post("/api/marks", {"indices": [0, 1, 2], "is_marked": True})["count"] == 3
 
 
-@pytest.mark.parametrize("name", ["marks.json", "marks.npy", "marks.txt", "marks"])
-def test_a_file_of_marks(index, tmp_path, serve_index, name):
+def test_a_file_of_marks(index, tmp_path, serve_index):
     """It has each change before the answer, is read at the next start, and is what select and exclude take."""
-    path = tmp_path / name
+    path = tmp_path / "marks.npy"
     pages = serve_index(index, marks=str(path))
     assert not path.exists()
     pages.post("/api/marks", {"indices": [4, 1], "is_marked": True})
     dataset = ShardListDataset(index)
-
-    def keys_there():
-        if name == "marks.json":
-            return list(ShardListDataset(path).keys)
-        assert len(dataset.exclude(path)) == 7 - len(dataset.select(path))
-        return list(dataset.select(path).keys)
-
-    assert keys_there() == ["s0-001", "s1-001"]
+    assert list(dataset.select(path).keys) == ["s0-001", "s1-001"]
+    assert len(dataset.exclude(path)) == 5
     pages.post("/api/marks", {"index": 4, "is_marked": False})
-    assert keys_there() == ["s0-001"]
+    assert list(dataset.select(path).keys) == ["s0-001"]
     again = serve_index(index, marks=str(path))
     assert again.get("/api/marks", indices="1,4")["marked"] == [1]
-    assert again.get("/api/marks")["file"] == name
+    assert again.get("/api/marks")["file"] == "marks.npy"
     again.post("/api/marks", {"index": 1, "is_marked": False})
     assert serve_index(index, marks=str(path)).get("/api/marks")["count"] == 0
     assert not [each for each in os.listdir(tmp_path) if "part" in each]
 
 
-@pytest.mark.parametrize("name", ["marks.json", "marks.npy", "marks.txt"])
-def test_marks_of_a_view(index, tmp_path, serve_index, name):
-    """They are counted as the view does; those that it lacks are not forgotten: the file is refused."""
+def test_marks_of_a_view(index, tmp_path, serve_index):
+    """They are counted as the view does; a file of more samples than it has is refused."""
     ShardListDataset(index).select([0, 2, 4, 6]).save(tmp_path / "view.json")
-    pages = serve_index(tmp_path / "view.json", marks=str(tmp_path / name))
+    pages = serve_index(tmp_path / "view.json", marks=str(tmp_path / "m.npy"))
     pages.post("/api/marks", {"indices": [1, 3], "is_marked": True})
-    again = serve_index(tmp_path / "view.json", marks=str(tmp_path / name))
+    again = serve_index(tmp_path / "view.json", marks=str(tmp_path / "m.npy"))
     assert again.get("/api/marks", indices="0,1,2,3")["marked"] == [1, 3]
-    if name != "marks.npy":
-        whole = serve_index(index, marks=str(tmp_path / name))
-        assert whole.get("/api/marks", indices="0,1,2,3,4,5,6")["marked"] == [2, 6]
-        whole.post("/api/marks", {"index": 1, "is_marked": True})
-        with pytest.raises(OutputExistsError):
-            Served(str(tmp_path / "view.json"), marks=str(tmp_path / name))
+    np.save(tmp_path / "m.npy", np.array([1, 6]))
+    with pytest.raises(OutputExistsError, match="beyond 4 samples"):
+        Served(str(tmp_path / "view.json"), marks=str(tmp_path / "m.npy"))
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("m.txt", b"the key of nothing\n"),
-        ("m.txt", b"s0-000\nnobody\n"),
-        ("m.txt", b"s0-000"),
-        ("m.txt", b"s0-000\r\n"),
-        ("m.txt", b"s0-000\n\n"),
-        ("m.txt", b"\xff\n"),
-        ("m.json", b'{"a": 1}'),
-        ("m.json", b"[" * 100_000),
-        ("m.json", b"{"),
-        ("m.npy", b"PK"),
-        ("m.npy", b"\x93NUMPY"),
-    ],
-)
-def test_a_file_that_is_not_ours(index, tmp_path, name, data):
+@pytest.mark.parametrize("name", ["m.json", "m.txt", "m"])
+def test_a_file_of_another_kind(index, tmp_path, name):
+    """Is refused at the start, whether it is there or not, and stays as it is."""
+    for path in (tmp_path / name, Path(index)):
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(InputError, match=r"a name that ends in \.npy"):
+            Served(index, marks=str(path))
+        assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize("data", [b"PK", b"\x93NUMPY", b"s0-000\n"])
+def test_a_file_that_is_not_ours(index, tmp_path, data):
     """It is refused at the start, and stays as it is."""
-    path = tmp_path / name
+    path = tmp_path / "m.npy"
     path.write_bytes(data)
     with pytest.raises(OutputExistsError, match="no file of marks"):
         Served(index, marks=str(path))
@@ -212,32 +181,12 @@ def test_an_array_that_is_not_ours(index, tmp_path, values):
         Served(index, marks=str(tmp_path / "m.npy"))
 
 
-def test_files_that_are_something_else(index, tmp_path):
-    """The index itself, its shards, its columns, another index, a view of other samples, a place that cannot be."""
-    dataset = write_dataset(tmp_path / "d")
-    make_columns(dataset)
-    ShardListDataset(dataset).select([0]).save(tmp_path / "other.json")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for path in (index, tmp_path / "s0.tar", dataset, tmp_path / "other.json"):
-        with pytest.raises(OutputExistsError):
-            Served(index, marks=str(path))
-    with pytest.raises(OutputExistsError):
-        Served(dataset, marks=str(tmp_path / "d" / "train.columns.parquet"))
-    for path in (tmp_path, tmp_path / "nowhere" / "m.txt", "https://host/m.txt", "/dev/null"):
-        with pytest.raises(OutputError):
-            Served(index, marks=str(path))
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before} == before
-
-
-def test_keys_that_cannot_be_looked_up(tmp_path):
-    """A shard that is gone is the error: whether the file is one of marks is not known."""
-    shards = write_shards(tmp_path, (2, 2))
-    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
-    os.unlink(shards[1]["url"])
-    (tmp_path / "m.txt").write_text("s0-000\n")
-    with pytest.raises(ShardNotFoundError, match=r"s1\.tar"):
-        Served(index, marks=str(tmp_path / "m.txt"))
-    assert (tmp_path / "m.txt").read_text() == "s0-000\n"
+@pytest.mark.parametrize("place", ["folder.npy", "nowhere/m.npy", "https://host/m.npy"])
+def test_a_place_that_cannot_be_a_file(index, tmp_path, place):
+    """It is an error at the start."""
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(OutputError):
+        Served(index, marks=place if "://" in place else str(tmp_path / place))
 
 
 def test_too_many_in_a_file(index, tmp_path, monkeypatch):
@@ -252,7 +201,7 @@ def test_a_file_that_cannot_be_written(index, tmp_path, serve_index):
     """A mark that is not in the file is not shown as one."""
     folder = tmp_path / "f"
     folder.mkdir()
-    pages = serve_index(index, marks=str(folder / "m.txt"))
+    pages = serve_index(index, marks=str(folder / "m.npy"))
     folder.rmdir()
     assert (
         "check the path and its permissions" in pages.post("/api/marks", {"index": 1, "is_marked": True}, 400)["error"]
@@ -262,53 +211,8 @@ def test_a_file_that_cannot_be_written(index, tmp_path, serve_index):
     assert pages.post("/api/marks", {"index": 1, "is_marked": True})["count"] == 1
 
 
-def test_keys_that_repeat(repeating, tmp_path, serve_index):
-    """A line means all samples of its key: those of the shard are marked at once, all others when it is read."""
-    path = tmp_path / "m.txt"
-    pages = serve_index(repeating, marks=str(path))
-    keys = list(ShardListDataset(repeating).keys)
-    assert keys == ["b", "a", "b", "c", "d", "b"]
-    found = pages.post("/api/marks", {"index": 0, "is_marked": True})
-    assert (found["also"], found["count"]) == ([2], 2)
-    assert path.read_text() == "b\n"
-    again = serve_index(repeating, marks=str(path))
-    assert again.get("/api/marks", indices="0,1,2,3,4,5")["marked"] == [0, 2, 5]
-    found = again.post("/api/marks", {"index": 5, "is_marked": False})
-    assert (found["also"], found["count"], path.read_text()) == ([0, 2], 0, "")
-
-
-def test_repeats_are_found(repeating, index, serve_index):
-    """Before keys are saved it is said which of them mean more than what is marked."""
-    pages = serve_index(repeating)
-    pages.post("/api/marks", {"indices": [0, 3], "is_marked": True})
-    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 1, "some": ["b"], "errors": 0}
-    pages.post("/api/marks", {"index": 0, "is_marked": False})
-    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 0}
-
-
-def test_repeats_by_columns(tmp_path, serve_index):
-    """Where there are columns, no table is read for that."""
-    index = write_dataset(tmp_path)
-    make_columns(index)
-    pages = serve_index(index)
-    pages.post("/api/marks", {"indices": [0, 9], "is_marked": True})
-    pages.served.rows.keys = None
-    pages.served.rows.table_apart = None
-    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 0}
-
-
-def test_repeats_and_a_shard_that_is_gone(tmp_path, serve_index):
-    """It is counted: whether it has the keys is not known."""
-    shards = write_shards(tmp_path, (2, 2))
-    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
-    pages = serve_index(index)
-    pages.post("/api/marks", {"index": 0, "is_marked": True})
-    os.unlink(shards[1]["url"])
-    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 1}
-
-
 def test_what_can_be_saved(index, tmp_path, serve_index):
-    """A view that opens wherever it is unpacked, indices, keys."""
+    """A view that opens wherever it is unpacked, and indices."""
     pages = serve_index(index)
     pages.post("/api/marks", {"indices": [6, 0], "is_marked": True})
     answer = pages.client.get("/api/marks/marked.zip")
@@ -317,7 +221,6 @@ def test_what_can_be_saved(index, tmp_path, serve_index):
     zipfile.ZipFile(io.BytesIO(answer.content)).extractall(folder)
     assert list(ShardListDataset(folder / "marked.json").keys) == ["s0-000", "s1-003"]
     assert np.load(io.BytesIO(pages.client.get("/api/marks/marked.npy").content)).tolist() == [0, 6]
-    assert pages.client.get("/api/marks/marked.txt").text == "s0-000\ns1-003\n"
     assert pages.client.get("/api/marks/nothing").status_code == 404
 
 
@@ -330,21 +233,9 @@ def test_a_view_of_tars_without_an_index(tmp_path, serve_index):
     assert list(ShardListDataset(tmp_path / "e" / "marked.json").keys) == ["s1-000"]
 
 
-@pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"a\rb", "\ufeffa".encode()])
-def test_keys_that_no_list_can_have(tmp_path, serve_index, name):
-    """They are refused for a list of keys, by name; indices can be kept of them."""
-    write_tar(tmp_path / "a.tar", [(name.decode("utf-8", "surrogateescape") + ".txt", b"x")])
-    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}]})
-    pages = serve_index(index, marks=str(tmp_path / "m.txt"))
-    assert "cannot stand in a list" in pages.post("/api/marks", {"index": 0, "is_marked": True}, 400)["error"]
-    pages = serve_index(index, marks=str(tmp_path / "m.npy"))
-    assert pages.post("/api/marks", {"index": 0, "is_marked": True})["count"] == 1
-    assert pages.get("/api/marks/marked.txt", 400)["error"]
-
-
 def test_many_at_once(index, tmp_path, serve_index):
     """Of marks that come at the same time none is lost, in memory and in the file."""
-    path = tmp_path / "m.txt"
+    path = tmp_path / "m.npy"
     pages = serve_index(index, marks=str(path))
     threads = [
         threading.Thread(target=pages.served.marks.change, args=([k],), kwargs={"is_marked": True}) for k in range(7)
@@ -353,26 +244,25 @@ def test_many_at_once(index, tmp_path, serve_index):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(path.read_text().splitlines()) == len(pages.served.marks) == 7
+    assert len(np.load(path)) == len(pages.served.marks) == 7
 
 
 def test_a_remote_index(tmp_path, serve_index):
-    """A view of remote shards is kept here, and read again."""
+    """Marks of remote shards are kept here, and read again."""
     write_index(tmp_path, (3, 4))
     with Server(tmp_path) as server:
         url = f"{server.url}/index.json"
         (tmp_path / "m").mkdir()
-        path = str(tmp_path / "m" / "view.json")
+        path = str(tmp_path / "m" / "m.npy")
         serve_index(url, marks=path, cache_dir=tmp_path / "c").post("/api/marks", {"index": 4, "is_marked": True})
-        assert json.loads((tmp_path / "m" / "view.json").read_text())["view_of"] == url
+        assert np.load(path).tolist() == [4]
         again = serve_index(url, marks=path, cache_dir=tmp_path / "c")
         assert again.get("/api/marks", indices="3,4")["marked"] == [4]
 
 
-@pytest.mark.parametrize("name", ["m.json", "m.npy", "m.txt"])
-def test_two_servers_of_one_file(tmp_path, index, serve_index, name):
+def test_two_servers_of_one_file(tmp_path, index, serve_index):
     """What another one has marked meanwhile is not overwritten; a file that was deleted is written again."""
-    file = tmp_path / name
+    file = tmp_path / "m.npy"
     first, second = (serve_index(index, marks=str(file)) for _ in range(2))
     first.post("/api/marks", {"index": 1, "is_marked": True})
     assert "another program" in second.post("/api/marks", {"index": 2, "is_marked": True}, 400)["error"]
@@ -384,10 +274,9 @@ def test_two_servers_of_one_file(tmp_path, index, serve_index, name):
     assert serve_index(index, marks=str(file)).get("/api/marks")["count"] == 3
 
 
-@pytest.mark.parametrize("name", ["m.json", "m.npy", "m.txt"])
-def test_two_servers_at_once(tmp_path, index, serve_index, name, monkeypatch):
+def test_two_servers_at_once(tmp_path, index, serve_index, monkeypatch):
     """One that looks at the file while another is about to replace it waits; no mark that was answered is lost."""
-    file, answers = tmp_path / name, {}
+    file, answers = tmp_path / "m.npy", {}
     first, second = (serve_index(index, marks=str(file)) for _ in range(2))
     is_waiting = threading.Event()
     other = threading.Thread(target=lambda: answers.update(second=mark(second, 2)))

@@ -27,7 +27,7 @@ _WORDS = "To the pages of wids serve"
 
 @app.command(
     "serve",
-    epilog=examples("wids serve train.json", "wids serve https://host/train.json --marks bad.txt \\\n  --no-open"),
+    epilog=examples("wids serve train.json", "wids serve https://host/train.json --marks bad.npy \\\n  --no-open"),
 )
 def run_serve(
     index: Index,
@@ -56,8 +56,7 @@ def run_serve(
         typer.Option(
             "--marks",
             metavar="FILE",
-            help="Keep marked samples in this file: a view (.json), indices (.npy), or a key a line (any other), as "
-            "exclude takes them.",
+            help="Keep the indices of marked samples in this file, a .npy, as select and exclude take them.",
         ),
     ] = "",
     should_open: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,

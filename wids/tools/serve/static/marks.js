@@ -1,7 +1,7 @@
 // Marked samples: the server keeps them; pages hear of changes by the event "marks" of the document.
 import { ask } from "/static/common.js";
 
-/** Mark a sample, or no longer: `{count, also}`; `also`: others of the same key, where keys are kept. */
+/** Mark a sample, or no longer: `{count}`. */
 export const mark = (index, isMarked) => change({ index, is_marked: isMarked });
 
 /** Mark samples `start` to `end` - 1 of the list that a filter gives. */

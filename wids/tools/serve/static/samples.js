@@ -339,9 +339,9 @@ async function set(at, isMarked, isRange) {
   }
 }
 
-document.addEventListener("marks", ({ detail: { asked: body, also, ...facts } }) => {
+document.addEventListener("marks", ({ detail: { asked: body, ...facts } }) => {
   const isMarked = body.is_marked;
-  const changed = new Set([...(body.indices ?? [body.index]), ...also]);
+  const changed = new Set(body.indices ?? [body.index]);
   for (const [number, { rows }] of blocks) {
     rows?.forEach((each, k) => {
       const at = number * BLOCK + k;
@@ -354,17 +354,16 @@ document.addEventListener("marks", ({ detail: { asked: body, also, ...facts } })
     setMarked(element, Boolean(known.is_marked));
     element.setAttribute("aria-selected", String(Boolean(known.is_marked)));
   }
-  if (also.length) say(`${count(also.length)} other sample${also.length === 1 ? " has" : "s have"} the same key, and ${also.length === 1 ? "goes" : "go"} with it`);
   showMarks(facts);
 });
 
-function showMarks({ count: number, file, kind }) {
+function showMarks({ count: number, file }) {
   $("marked").textContent = `${count(number)} marked`;
   $("marks").classList.toggle("some", number > 0);
   $("kept").textContent = file
-    ? `Kept in ${file}${kind === "keys" ? ", a key a line: of a key that several samples have, all are meant." : kind === "view" ? ", a view of them." : ", their indices."}`
+    ? `Kept in ${file}, as indices.`
     : "Kept while wids serve runs: save them, or start it with --marks FILE.";
-  for (const id of ["as-view", "as-keys", "as-indices", "unmark"]) $(id).hidden = number === 0;
+  for (const id of ["as-view", "as-indices", "unmark"]) $(id).hidden = number === 0;
   $("only").disabled = number === 0 && !list.marked;
 }
 
@@ -383,43 +382,6 @@ $("unmark").addEventListener("click", async () => {
     await open();
   } catch (error) {
     say(error.message);
-  }
-});
-
-let comparing = new AbortController();
-
-$("as-keys").addEventListener("click", async () => {
-  comparing.abort();
-  comparing = new AbortController();
-  const { signal } = comparing;
-  const told = $("repeats");
-  const bar = make("progress", { "aria-label": "What was compared" });
-  const stop = () => {
-    comparing.abort();
-    told.replaceChildren();
-  };
-  told.replaceChildren(make("p", { class: "small soft" }, "Are the keys of other samples, too?"), bar, make("button", { class: "plain", type: "button", onclick: stop }, "Cancel"));
-  try {
-    let last;
-    for await (const step of steps("/api/marks/repeats", signal)) {
-      last = step;
-      if (step.total) [bar.max, bar.value] = [step.total, step.done];
-    }
-    const as = (words) => make("a", { class: "button", href: "/api/marks/marked.txt", download: true }, words);
-    if (!last.keys && !last.errors) {
-      told.replaceChildren();
-      const link = as("");
-      told.append(link);
-      link.click();
-      link.remove();
-      return;
-    }
-    const why = last.keys
-      ? `${count(last.keys)} of the keys ${last.keys === 1 ? "is" : "are"} of several samples, such as ${last.some[0]}: a list of keys means all of them. Indices or a view mean the marked ones alone.`
-      : `${count(last.errors)} shards could not be read: whether they have samples of the same keys, which a list means too, is not known.`;
-    told.replaceChildren(make("p", { class: "small error", role: "alert" }, why), as("Save keys anyway"));
-  } catch (error) {
-    fail(told, error);
   }
 });
 
