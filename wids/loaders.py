@@ -385,23 +385,30 @@ class ResumableLoader(Counting):
             loader_threads.check(loader)
 
     def __iter__(self) -> Iterator[Any]:
-        is_lightnings = sys._getframe(1).f_globals.get("__name__") in _LIGHTNINGS
-        begin = (
-            partial(self._begin_in_lightning, is_drawn_by_step=_is_drawn_by_step()) if is_lightnings else self._start
-        )
-        iteration = self._deliver(begin)
+        iteration = self._deliver(self._start)
         if self._iterations is None:
             self._iterations = weakref.WeakSet()
         self._iterations.add(iteration)
         return iteration
 
-    def _begin_in_lightning(self, *, is_drawn_by_step: bool) -> Iterator[Any]:
-        """Begin an epoch in Lightning, which by now has named it; see `_LIGHTNINGS`."""
-        length = self._find_length()
-        epoch_loop = _find_epoch_loop()
+    def _start(self) -> Iterator[Any]:
+        """An iteration of the loader; by now, a trainer that names epochs has named it."""
+        lightning = _find_lightning(sys._getframe(2))  # of what draws from `_deliver`
+        if lightning is not None:
+            self._begin_in(lightning[0], is_drawn_by_step=lightning[1])
+        if self._workers == "processes":
+            return iter(self._loader)
+        from wids import loader_threads
+
+        loader_threads.check(self._loader)  # its attributes may have been assigned since
+        return loader_threads.ThreadIterator(self._loader)
+
+    def _begin_in(self, epoch_loop: Any, *, is_drawn_by_step: bool) -> None:
+        """Begin an epoch in Lightning; see `_LIGHTNINGS`."""
         if epoch_loop is not None:
             count_as_begun(epoch_loop.trainer)
-        if not is_drawn_by_step and self._reads_ahead is (length is not None):
+        has_end = self._find_length() is not None
+        if not is_drawn_by_step and self._reads_ahead is has_end:
             if self._reads_ahead:
                 raise InputError("Lightning reads no batch ahead of an epoch with an end; leave reads_ahead=True out")
             raise InputError(
@@ -409,16 +416,6 @@ class ResumableLoader(Counting):
                 "skip: wids.resumable(loader, reads_ahead=True)"
             )
         check_length(self, "Lightning")
-        return self._start()
-
-    def _start(self) -> Iterator[Any]:
-        """An iteration of the loader."""
-        if self._workers == "processes":
-            return iter(self._loader)
-        from wids import loader_threads
-
-        loader_threads.check(self._loader)  # its attributes may have been assigned since
-        return loader_threads.ThreadIterator(self._loader)
 
     @property
     def batches_done(self) -> int:
@@ -584,24 +581,23 @@ def _unwrap(loader: Any) -> Any:
 _LIGHTNINGS = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
 
 
-def _is_drawn_by_step() -> bool:
-    """Whether Lightning hands the iterator to ``training_step(self, dataloader_iter)``, which reads ahead, or not."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").endswith((".combined_loader", ".fetchers")):
-        if type(frame.f_locals.get("self")).__name__ == "_DataLoaderIterDataFetcher":
-            return True
-        frame = frame.f_back
-    return False
+def _find_lightning(frame: Any) -> tuple[Any, bool] | None:
+    """Find Lightning in a frame that draws a batch.
 
-
-def _find_epoch_loop() -> Any:
-    """Lightning's loop over an epoch's training batches, if it draws one now; else None."""
-    frame: Any = sys._getframe(1)
+    Returns:
+        Its loop over an epoch's training batches (None: another of its loops draws), and whether it draws for
+        ``training_step(self, dataloader_iter)``, which reads ahead, or does not. None: the frame is not Lightning's.
+    """
+    if frame.f_globals.get("__name__") not in _LIGHTNINGS:
+        return None
+    is_drawn_by_step = False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").endswith(".loops.training_epoch_loop"):
-            return frame.f_locals["self"]
+        name, own = frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
+        if name.endswith(".loops.training_epoch_loop"):
+            return own, is_drawn_by_step
+        is_drawn_by_step |= name.endswith(".fetchers") and type(own).__name__ == "_DataLoaderIterDataFetcher"
         frame = frame.f_back
-    return None
+    return None, is_drawn_by_step
 
 
 def count_as_begun(trainer: Any) -> None:
