@@ -14,6 +14,7 @@ from wids.core.files import locks, replaced
 from wids.dataset import ShardListDataset
 from wids.errors import InputError, OutputError, OutputExistsError
 from wids.testing import Server
+from wids.tools.serve import marking
 from wids.tools.serve import marks as serve_marks
 from wids.tools.serve.served import Served
 
@@ -79,7 +80,7 @@ def test_what_is_no_request(index, serve_index, monkeypatch):
     pages = serve_index(index)
     assert pages.client.post("/api/marks", content=b"\xff{").status_code == 400
     assert pages.client.post("/api/marks", content=b"[" * 100_000).status_code == 400
-    monkeypatch.setattr(serve_marks, "_MAX_BODY", 10)
+    monkeypatch.setattr(marking, "_MAX_BODY", 10)
     assert pages.client.post("/api/marks", content=b" " * 11).status_code == 400
 
 

@@ -19,7 +19,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.tools.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample
+from wids.tools.serve import cache, epoch, facets, fields, marking, overview, places, sample, samples
 from wids.tools.serve.answers import answer
 from wids.tools.serve.guard import LOOPBACK, Guard
 
@@ -60,18 +60,13 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     environment.globals |= {"pages": PAGES, "version": __version__, "name": served.name}
     templates = Jinja2Templates(env=environment)
 
-    def show_samples(request: Request) -> Response:
-        facts = {"samples": len(served.dataset), "shards": len(served.collection.ends)}
-        return templates.TemplateResponse(request, "samples.html", facts)
-
     routes: list[Route | Mount] = [
         *overview.routes(served, templates),
         *fields.routes(served),
-        Route("/samples", show_samples),
-        *rows.routes(served),
+        *samples.routes(served, templates),
         *facets.routes(served),
         *places.routes(served),
-        *marks.routes(served),
+        *marking.routes(served),
         *epoch.routes(served, templates),
         *sample.routes(served, templates),
         *cache.routes(served, templates),

@@ -15,34 +15,23 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from starlette.responses import Response
-from starlette.routing import Route
 
 from wids.core.files import atomic, json_text
 from wids.core.files.replaced import ReplacedFile
 from wids.core.transport.upload import check_place, check_replaceable, explained
 from wids.errors import (
     InputError,
-    JsonError,
     OutputExistsError,
-    SelectionError,
     SpecError,
 )
-from wids.tools.serve.answers import answer
-from wids.tools.serve.rows import check_indices, parse_indices
-from wids.tools.serve.waiting import work_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from starlette.requests import Request
+    from collections.abc import Iterable
 
     from wids.core.index.selection import Integers
     from wids.dataset import ShardListDataset
-    from wids.tools.serve.served import Served
 
 MAX_MARKS = 1_000_000
-_MAX_BODY = 8 << 20
 _ADVICE = "start this wids serve again, and it reads the present file"
 _SUFFIX = ".npy"
 
@@ -51,7 +40,7 @@ class Marks:
     """The marked samples of a dataset.
 
     Args:
-        served: the dataset.
+        dataset: of the samples. name: it as people may see it.
         path: of the file that they are kept in, a local ``.npy``. "": they are in memory.
 
     Attributes:
@@ -64,8 +53,8 @@ class Marks:
 
     path: str
 
-    def __init__(self, served: Served, path: str = "") -> None:
-        self._served = served
+    def __init__(self, dataset: ShardListDataset[dict[str, Any]], name: str, path: str = "") -> None:
+        self._dataset, self._name = dataset, name
         self._marked = set[int]()
         self._lock = threading.Lock()
         self.path = ""
@@ -119,7 +108,7 @@ class Marks:
 
     def view(self) -> ShardListDataset[dict[str, Any]]:
         """A view of those that are marked."""
-        return self._served.dataset.select(self.indices())
+        return self._dataset.select(self.indices())
 
     def _write(self, marked: set[int]) -> None:
         if self.path:
@@ -144,7 +133,7 @@ class Marks:
             return not reasons
 
         try:
-            check_replaceable(self.path, f"file of marks of {self._served.name}", is_such, overwrite=None)
+            check_replaceable(self.path, f"file of marks of {self._name}", is_such, overwrite=None)
         except OutputExistsError as error:
             if not reasons:
                 raise
@@ -160,7 +149,7 @@ class Marks:
             found = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
         except (EOFError, ValueError):
             raise SpecError("it is no array of numbers", path=path) from None
-        total = len(self._served.dataset)
+        total = len(self._dataset)
         if found.ndim != 1 or found.dtype != np.int64 or (found[1:] <= found[:-1]).any():
             raise SpecError("it has no ascending indices", path=path)
         if len(found) and not 0 <= found[0] <= found[-1] < total:
@@ -187,78 +176,3 @@ def pack_view(marks: Marks) -> bytes:
         packed.writestr("marked.json", json.dumps(index, indent=1))
         packed.write(os.path.join(folder, rows), rows)
     return data.getvalue()
-
-
-# --- answers
-
-
-def routes(served: Served) -> list[Route]:
-    """``/api/marks``: the marks, and marking; files to download."""
-    marks = served.marks
-
-    async def respond(request: Request) -> Response:
-        if request.method != "POST":
-            asked = parse_indices(request.query_params.get("indices", ""), len(served.dataset))
-            return answer({**_facts_of(marks), "marked": [index for index in asked if marks.has(index)]})
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > _MAX_BODY:
-                raise InputError(f"a request has {_MAX_BODY} bytes at most")
-        return answer(await work_for(request, lambda: _change(served, bytes(body))))
-
-    def give(make: Callable[[], bytes], name: str, kind: str) -> Callable[[Request], Response]:
-        def give(_: Request) -> Response:
-            headers = {"content-disposition": f'attachment; filename="{name}"'}
-            return Response(make(), media_type=kind, headers=headers)
-
-        return give
-
-    files: list[tuple[Callable[[], bytes], str, str]] = [
-        (lambda: pack_view(marks), "marked.zip", "application/zip"),
-        (lambda: pack_indices(marks.indices()), "marked.npy", "application/octet-stream"),
-    ]
-    return [
-        Route("/api/marks", respond, methods=["GET", "POST"]),
-        *(Route(f"/api/marks/{name}", give(make, name, kind)) for make, name, kind in files),
-    ]
-
-
-def _facts_of(marks: Marks) -> dict[str, Any]:
-    return {"count": len(marks), "file": os.path.basename(marks.path)}
-
-
-def _change(served: Served, body: bytes) -> dict[str, Any]:
-    """Mark what a request names: ``index``, ``indices``; or ``start`` to ``end`` of the list that a page shows.
-
-    Raises:
-        InputError: it names nothing. SelectionError: a sample is not there. WidsError: see `Marks.change`.
-    """
-    try:
-        asked = json_text.parse(body)
-    except JsonError:
-        asked = None
-    if not isinstance(asked, dict) or not isinstance(asked.get("is_marked"), bool):
-        raise InputError('a request to mark is {"index": 5, "is_marked": true}')
-    total = len(served.dataset)
-    if "start" in asked:
-        start, end = _numbers([asked.get("start"), asked.get("end")])
-        chosen = served.choose(str(asked.get("where") or ""), is_marked=asked.get("marked") is True)
-        count = total if chosen is None else len(chosen)
-        if not start <= end <= count:
-            raise SelectionError(f"{start} to {end} is no range of {count} samples")
-        if end - start > MAX_MARKS:
-            raise InputError(f"{end - start:,} samples at once; {MAX_MARKS:,} can be marked: use wids view --where")
-        found = list(range(start, end)) if chosen is None else chosen[start:end].tolist()
-    else:
-        given = asked.get("indices", [asked.get("index")])
-        found = _numbers(given if isinstance(given, list) else [given])
-        check_indices(found, total)
-    served.marks.change(found, is_marked=asked["is_marked"])
-    return {**_facts_of(served.marks), "changed": len(found)}
-
-
-def _numbers(values: list[Any]) -> list[int]:
-    if bad := [value for value in values if type(value) is not int or value < 0]:
-        raise InputError(f"{bad[0]!r:.50} is no index: an integer, 0 or more")
-    return values

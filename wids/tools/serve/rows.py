@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from starlette.routing import Route
 
 from wids.columns.apart import SqlProcesses
 from wids.columns.kinds import writable
@@ -22,19 +21,16 @@ from wids.columns.plain import rows_of, to_plain
 from wids.columns.sql import within
 from wids.core.readers.lru import SizedLRUCache
 from wids.errors import InputError, SelectionError, WidsError, shorten, shown, without_secrets
-from wids.tools.serve.answers import answer
 from wids.tools.serve.previews import main_field
-from wids.tools.serve.waiting import WATCH_SECONDS, acquire, check_waited_for, is_left, watched
+from wids.tools.serve.waiting import WATCH_SECONDS, acquire, check_waited_for, is_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from starlette.requests import Request
-    from starlette.responses import Response
-
+    from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.selection import Integers
     from wids.core.tables.table import MemberTable
-    from wids.tools.serve.served import Served
+    from wids.dataset import ShardListDataset
 
 MAX_ROWS = 200
 _TABLE_BYTES, _MATCH_BYTES = 128 << 20, 256 << 20  # that are kept
@@ -64,11 +60,17 @@ class ServedRows:
     """Facts of samples, and which samples a predicate chooses.
 
     Args:
-        served: the dataset.
+        dataset: of the samples. collection: its samples and shards.
+        is_marked: whether the sample of an index is.
     """
 
-    def __init__(self, served: Served) -> None:
-        self._served, self._collection = served, served.collection
+    def __init__(
+        self,
+        dataset: ShardListDataset[dict[str, Any]],
+        collection: ShardCollection,
+        is_marked: Callable[[int], bool],
+    ) -> None:
+        self._dataset, self._collection, self._is_marked = dataset, collection, is_marked
         self._lock = threading.Lock()
         self._tables: SizedLRUCache[int, MemberTable] = SizedLRUCache(_TABLE_BYTES)
         self._matches: SizedLRUCache[str, Integers] = SizedLRUCache(_MATCH_BYTES)
@@ -91,8 +93,8 @@ class ServedRows:
             return None
 
         def find() -> Integers:
-            found = self.ask(lambda: self._served.dataset.find_rows(where))
-            is_narrow = len(self._served.dataset) < 1 << 32
+            found = self.ask(lambda: self._dataset.find_rows(where))
+            is_narrow = len(self._dataset) < 1 << 32
             narrow: Any = np.uint32 if is_narrow else np.int64
             kept: Integers = found.astype(narrow, copy=False)
             return kept
@@ -126,7 +128,7 @@ class ServedRows:
         Raises:
             QueryError, ColumnsError, DependencyError: see `wids.ShardListDataset.query`.
         """
-        found = self.ask(lambda: self._served.dataset.query(sql))
+        found = self.ask(lambda: self._dataset.query(sql))
         return [tuple(map(as_json, row)) for row in rows_of(found)]
 
     def _once(self, what: Any, work: Callable[[], Any]) -> Any:
@@ -236,7 +238,7 @@ class ServedRows:
                 "shard": k,
                 "row": int(row),
                 "dataset": self._collection.name_of(k),
-                "is_marked": self._served.marks.has(index),
+                "is_marked": self._is_marked(index),
             }
             found.append(facts | _facts_of(tables[k], int(row), field) | {"columns": values.get(index, {})})
         return found
@@ -333,27 +335,3 @@ def check_indices(numbers: Sequence[int], total: int) -> None:
     """
     if numbers and max(numbers) >= total:
         raise SelectionError(f"there is no sample {max(numbers)}; there are {total}, counted from 0")
-
-
-def routes(served: Served) -> list[Route]:
-    """``/api/rows``."""
-    rows = served.rows
-
-    def show(request: Request) -> Response:
-        """``indices=``, or ``start=`` and ``count=`` within those that ``where=`` and ``marked=1`` leave."""
-        query = request.query_params
-        field, columns = query.get("field", ""), [*filter(None, query.getlist("columns"))]
-        if "indices" in query:
-            indices = parse_indices(query["indices"], len(served.dataset))
-            places, total = range(len(indices)), len(indices)
-        else:
-            start = parse_integer(query, "start", 0)
-            count = parse_integer(query, "count", 50, most=MAX_ROWS)
-            chosen = served.choose(query.get("where", ""), is_marked=query.get("marked") == "1")
-            total = len(served.dataset) if chosen is None else len(chosen)
-            places = range(start, max(start, min(start + count, total)))
-            indices = list(places) if chosen is None else chosen[places.start : places.stop].tolist()
-        found = rows.describe(indices, field=field, columns=columns)
-        return answer({"total": total, "rows": [{"at": at, **row} for at, row in zip(places, found, strict=True)]})
-
-    return [Route("/api/rows", watched(show))]

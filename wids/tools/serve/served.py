@@ -76,8 +76,8 @@ class Served:
         is_whole = self.index is not None and self.collection.shards.selection is None
         self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
         self.previews = Previews(self.dataset)
-        self.rows = ServedRows(self)
-        self.marks = Marks(self, marks)
+        self.marks = Marks(self.dataset, self.name, marks)
+        self.rows = ServedRows(self.dataset, self.collection, self.marks.has)
         self.closing: list[Callable[[], None]] = [self.previews.close, self.rows.close]
 
     def columns(self) -> dict[str, str]:

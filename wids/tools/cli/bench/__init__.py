@@ -13,152 +13,26 @@ import os
 import pickle
 import statistics
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import typer
 
 from wids.core.files.terminal import progress
 from wids.core.transport.session import PLAIN
 from wids.errors import InputError
+from wids.tools.cli.bench.plan import BenchPlan, BenchReading, JobOptions
 from wids.tools.cli.bench.rank import COLLATIONS, PARTS, WORK, import_function
-from wids.tools.cli.format import count_of, format_rate, format_size, parse_size, print_json, print_table, print_text
-from wids.tools.cli.options import BatchOptions, CacheDir, Index, Json, OrderOptions, ReadFlags, SessionFlag
+from wids.tools.cli.format import count_of, format_rate, format_size, print_json, print_table, print_text
+from wids.tools.cli.options import BatchOptions, Index, Json, OrderOptions, ReadFlags, SessionFlag
 from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.ranks import temporary_directory, torchrun
 from wids.tools.cli.signals import Signals
 
-if TYPE_CHECKING:
-    from wids.core.transport.session import Session
-
-_JOB, _READING = "The job", "Reading"
-_MAX, _MAX_RANKS, _MAX_WORKERS, _MAX_SECONDS = 10**12, 4096, 1024, 1e6
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 _PASSES = ("with steps", "without steps", "taking times")
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 app: App = App()
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """The emulated job: its ranks, steps and loaders."""
-
-    step: Annotated[
-        float,
-        typer.Option(
-            min=1e-6, max=_MAX_SECONDS, metavar="S", help="Seconds of computing in a step.", rich_help_panel=_JOB
-        ),
-    ]
-    batch_size: Annotated[
-        int, typer.Option(min=1, max=_MAX, metavar="N", help="Samples in a rank's batch.", rich_help_panel=_JOB)
-    ]
-    ranks: Annotated[
-        int,
-        typer.Option(min=1, max=_MAX_RANKS, metavar="N", help="Processes, an accelerator each.", rich_help_panel=_JOB),
-    ] = 1
-    workers: Annotated[
-        int,
-        typer.Option(min=0, max=_MAX_WORKERS, metavar="N", help="DataLoader workers of a rank.", rich_help_panel=_JOB),
-    ] = 0
-    has_threads: Annotated[
-        bool,
-        typer.Option(
-            "--threads",
-            help="The workers are threads of the rank: wids.resumable(loader, workers='threads').",
-            rich_help_panel=_JOB,
-        ),
-    ] = False
-    prefetch_factor: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=_MAX_WORKERS,
-            metavar="N",
-            help="Batches that a worker makes ahead. Default: the DataLoader's.",
-            show_default=False,
-            rich_help_panel=_JOB,
-        ),
-    ] = None
-    persistent_workers: Annotated[
-        bool,
-        typer.Option(
-            "--persistent-workers/--no-persistent-workers",
-            help="Workers live on between epochs.",
-            rich_help_panel=_JOB,
-        ),
-    ] = False
-    epochs: Annotated[int, typer.Option(min=1, max=_MAX, metavar="N", help="Epochs.", rich_help_panel=_JOB)] = 1
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=_MAX,
-            metavar="N",
-            help="Steps of a rank in each of the three passes, at most. Default: those of the epochs.",
-            show_default=False,
-            rich_help_panel=_JOB,
-        ),
-    ] = None
-    seconds: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=_MAX_SECONDS, metavar="S", help="Seconds of each pass, at most.", rich_help_panel=_JOB
-        ),
-    ] = 30.0
-    warmup: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=_MAX,
-            metavar="N",
-            help="Steps at the beginning of each epoch that do not count.",
-            rich_help_panel=_JOB,
-        ),
-    ] = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchReading:
-    """How samples are had, and what becomes of them."""
-
-    decode: Annotated[
-        Literal["PIL", "numpy", "torch", "raw", "none"],
-        typer.Option(help="The format of the fields (transformations=).", rich_help_panel=_READING),
-    ] = "PIL"
-    transform: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Applied to each decoded sample; modules of the current directory are found, too.",
-            rich_help_panel=_READING,
-        ),
-    ] = ""
-    collate: Annotated[
-        str,
-        typer.Option(
-            metavar="default|list|MODULE:FUNCTION",
-            help="What makes a batch: the DataLoader's default, or a list of the samples. Default: a list, with "
-            "--transform default.",
-            show_default=False,
-            rich_help_panel=_READING,
-        ),
-    ] = ""
-    access: Annotated[
-        Literal["fetch", "range", "auto"],
-        typer.Option(help="Remote shards are downloaded, or samples read by byte ranges.", rich_help_panel=_READING),
-    ] = "fetch"
-    cache_size: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Bytes that the cache may hold. Default: as many as the disk has.",
-            show_default=False,
-            rich_help_panel=_READING,
-        ),
-    ] = None
-    cache_dir: CacheDir = ""
 
 
 @app.command(
@@ -200,17 +74,6 @@ def run_bench(
         print_json(report)
     else:
         _show(plan, report)
-
-
-@dataclass(frozen=True)
-class BenchPlan:
-    """What a rank needs to know; it travels to their processes."""
-
-    index: str
-    job: JobOptions
-    reading: BenchReading
-    order: OrderOptions
-    session: Session
 
 
 # --- what this process sees before it starts a rank, which takes seconds

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.dataset import ShardListDataset
-    from wids.tools.cli.bench import BenchPlan, BenchReading
+    from wids.tools.cli.bench.plan import BenchPlan, BenchReading
 
 COLLATIONS = ("default", "list")
 # What a sample goes through: the key of its seconds, and its name in the table.
