@@ -680,7 +680,6 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
-_TORCHDATAS = frozenset(("torchdata.nodes", "torchdata.stateful_dataloader"))
 # Why no weights are changed before the end of an epoch.
 _IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 
@@ -727,12 +726,7 @@ def _may_be_ahead(is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
 
 
 def _has_workers() -> bool:
-    """Whether this process has a child that ends with it, as workers of a DataLoader do.
-
-    With torchdata it has none: torchdata's loaders ask for the state when they draw, and know what they have handed on.
-    """
-    if not sys.modules.keys().isdisjoint(_TORCHDATAS):
-        return False
+    """Whether this process has a child that ends with it, as workers of a DataLoader do."""
     return any(child.daemon for child in multiprocessing.active_children())
 
 

@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wids
+from tests.support import house
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
 from wids.core.order import permutation
@@ -35,12 +36,12 @@ WINGS = (
     ("jobs",),
     ("columns",),
     ("writing",),
-    ("testing", "lightning", "hf", "otel"),
+    ("testing", "lightning", "hf", "otel", "types"),
     ("legacy",),
 )
 TOOLS = (
     ("simulate",),
-    ("facts",),
+    ("facts", "describe", "key_search"),
     ("serve",),
     ("cli",),
 )
@@ -50,6 +51,8 @@ BESIDE = {
     "loaders": {"samplers", "loader_threads"},
     "dataset": {"columns"},
 }
+# These only name what other rooms have, for users: `wids.jobs.pack`.
+DOORS = {ROOT / "__init__.py", ROOT / "jobs" / "__init__.py"}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
@@ -89,6 +92,8 @@ def modules() -> list[Path]:
 
 
 RINGS = ("core", "tools")
+# Of the table of sizes.
+ROW = re.compile(r"^\| ([*`][\w/*]+`?) \| \**(\d+)\** \| \**([\d,]+)\** \|$", re.MULTILINE)
 
 
 def part_of(path: Path) -> str:
@@ -109,13 +114,13 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
-def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
-    """Absolute names of the modules that a file imports; what only type checkers see is left out."""
+def imports_of(path: Path, *, is_top_only: bool, has_types: bool = False) -> set[str]:
+    """Absolute names of the modules that a file imports; ``has_types``: also those that only type checkers see."""
     found = set()
 
     def visit(node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test) and not has_types:
                 continue
             if is_top_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
@@ -140,14 +145,55 @@ def may_import(part: str, name: str) -> bool:
 
 
 def test_imports_go_one_way():
-    """A module imports only from its own part and from the layers below it."""
+    """A module imports only from its own room and from the rooms below it, types included."""
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules()
-        for name in sorted(imports_of(path, is_top_only=False))
+        if path not in DOORS
+        for name in sorted(imports_of(path, is_top_only=False, has_types=True))
         if not may_import(part_of(path), name)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that can reach each other."""
+    reach = {name: set(others) for name, others in graph.items()}
+    for middle in graph:
+        for name in graph:
+            if middle in reach[name]:
+                reach[name] |= reach[middle]
+    groups = {tuple(sorted({name} | {other for other in reach[name] if name in reach[other]})) for name in graph}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def test_there_is_no_circle():
+    """Neither of files nor of rooms, types and lazy imports included."""
+    paths = {path: ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in modules()}
+    files = {name: set[str]() for name in paths.values()}
+    rooms = {room_in(name): set[str]() for name in paths.values()}
+    for path, name in paths.items():
+        for imported in imports_of(path, is_top_only=False, has_types=True):
+            owner = paths.get(module_of(imported))
+            if owner not in (None, name):
+                files[name].add(owner)
+            if owner is not None and room_in(owner) != room_in(name) and path not in DOORS:
+                rooms[room_in(name)].add(room_in(owner))
+    assert circles(files) == []
+    assert circles(rooms) == []
+
+
+def test_the_table_of_sizes():
+    """CONTRIBUTING has the rings and folders there are, and their sizes within a twentieth."""
+    shown, found = (
+        {name: (int(modules), int(lines.replace(",", ""))) for name, modules, lines in re.findall(ROW, text)}
+        for text in ((ROOT.parent / ".github/CONTRIBUTING.md").read_text("utf-8"), "\n".join(house.table()))
+    )
+    assert shown.keys() == found.keys()
+    far = {
+        name for name in found if any(abs(a - b) > 1 + b / 20 for a, b in zip(shown[name], found[name], strict=True))
+    }
+    assert not far, "print it anew: python -m tests.support.house"
 
 
 def test_each_random_stream_is_given_out_once():

@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import random
-import sys
 import warnings
 from itertools import chain, islice, product
 
@@ -1031,10 +1030,8 @@ def test_states_of_assigned_numpy_integers_are_plain():
 
 
 @pytest.mark.parametrize("batching", ["batch_size", "batch_sampler", "batch_size=None"])
-def test_a_state_of_batches_that_the_loop_has_not_had_is_warned_of(batching, monkeypatch):
+def test_a_state_of_batches_that_the_loop_has_not_had_is_warned_of(batching):
     """While workers are ahead, and after the loop was left; not where the loop counts, nor at the end of an epoch."""
-    monkeypatch.delitem(sys.modules, "torchdata.stateful_dataloader")
-    monkeypatch.delitem(sys.modules, "torchdata.nodes", raising=False)
     sampler = alone(Numbers(60))
     options = {
         "batch_size": {"sampler": sampler, "batch_size": 2},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from wids.tools.cli.format import parse_size
-from wids.tools.cli.options import CacheDir, OrderOptions
+from wids.tools.cli.options import CacheDir, OrderOptions  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     from wids.core.transport.session import Session
