@@ -32,7 +32,7 @@ from wids.core.files.own_folder import OwnFolder
 from wids.core.files.replaced import ReplacedFile
 from wids.core.files.shared_files import SharedFiles
 from wids.core.readers.provider import AutoProvider
-from wids.jobs import index_edit, runner
+from wids.jobs import engines, index_edit, runner
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_tables import create_tables
 from wids.jobs.index_verify import verify
@@ -350,8 +350,8 @@ class Place:
 @pytest.mark.parametrize("name", ACTS)
 def test_an_interrupt_after_any_call_leaves_nothing(name, tmp_path, monkeypatch):
     """Neither part files and temporary directories, nor locks and descriptors; and then it can be done again."""
-    engine = lambda work, _, on_report, __: runner.SerialRunner(work, on_report or runner._ignore)  # noqa: E731
-    monkeypatch.setattr(runner, "_start", engine)
+    engine = lambda work, _, on_report, __: runner.SerialRunner(work, on_report or runner.ignore_report)  # noqa: E731
+    monkeypatch.setattr(engines, "_start", engine)
     place = Place(tmp_path, name)
     monkeypatch.setattr(tempfile, "tempdir", place.temporary)
     for _ in range(2):  # the first time, modules are imported

@@ -34,9 +34,9 @@ from wids.core.cache import limits, space, usage_hints
 from wids.core.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.core.files import system
 from wids.core.files.own_folder import LOCK_SUFFIX
-from wids.core.index import spec
 from wids.core.readers.provider import AutoProvider
 from wids.core.readers.remote import are_same
+from wids.core.shard import Shard
 from wids.core.tables import member_tables
 from wids.core.transport import concurrency, filesystems
 from wids.errors import WidsError
@@ -333,7 +333,7 @@ def live_to_call(count, directory, limit, old, new):
 
 def shard_of(entry):
     """A shard, from the entry of an index."""
-    return spec.Shard(**entry)
+    return Shard(**entry)
 
 
 # --- jobs

@@ -1319,12 +1319,15 @@ def _import_again(names):
     try:
         for name in names:
             importlib.import_module(name)
-        return {name: module for name, module in sys.modules.items() if _is_ours(name)}
+        found = {name: module for name, module in sys.modules.items() if _is_ours(name)}
     finally:
         for name in [name for name in sys.modules if _is_ours(name)]:
             del sys.modules[name]
         sys.modules.update(before)
         logger.handlers[:], logger.filters[:] = handlers, filters
+    for name in found:  # msgspec looks for the names in a struct's annotations in the module of this name
+        importlib.import_module(name)
+    return found
 
 
 def _replace(modules, fakes):

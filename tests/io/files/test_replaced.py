@@ -17,7 +17,6 @@ from wids.jobs.index_create import create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import create_tables
 from wids.legacy.wids_index import AtomicJsonUpdate
-from wids.tools.serve.served import Served
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -147,20 +146,3 @@ def test_an_index_that_is_made_again_keeps_its_tables(tmp_path, monkeypatch):
         refused += bool(told)
         stop += 1
     assert refused < calls / 4  # only from the last look on
-
-
-def test_a_view_is_saved_onto_marks(tmp_path, monkeypatch):
-    """Who saves a view comes last, or marking is refused: the view is never lost."""
-    index = write_index(tmp_path / "d")
-    watch_calls(monkeypatch)
-    stop, calls = 0, 1
-    while stop <= calls:
-        path = str(tmp_path / f"{stop}.json")
-        served, view = Served(index, marks=path), ShardListDataset(index).select([2])
-        found, _ = collide(partial(served.marks.change, [1], is_marked=True), partial(view.save, path), stop_at=stop)
-        calls = found if not stop else calls
-        assert ShardListDataset(path)[0]["__shardindex__"] == 2, stop
-        with pytest.raises(OutputError, match="another program"):
-            served.marks.change([4], is_marked=True)
-        served.close()
-        stop += 1
