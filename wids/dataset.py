@@ -42,7 +42,7 @@ from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.fields import Alternatives
-from wids.core.transport import retrying, stores
+from wids.core.transport import retrying, schemes
 from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
 from wids.events import format_size, logger
 
@@ -292,9 +292,7 @@ class ShardListDataset(Dataset[T_co]):
         super().__init__()
         release(self)
         if not (split is revision is config is None):
-            from wids.core.index.repository import with_split
-
-            shards = with_split(shards, split=split, revision=revision, config=config)
+            shards = schemes.with_split(shards, split=split, revision=revision, config=config)
         cache = arguments.parse_cache(
             cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local
         )
@@ -918,11 +916,11 @@ class ShardListDataset(Dataset[T_co]):
         # A worker's first download may meet a server that is just being restarted.
         counts = self._counts()
         own = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
-        return {**own, "_answered": retrying.answered(), "_pins": stores.hub_pins()}
+        return {**own, "_answered": retrying.answered(), "_pins": schemes.pins()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
-        stores.note_hub_pins(state.pop("_pins", {}))
+        schemes.note_pins(state.pop("_pins", {}))
         self._take(copy.copy(state["_collection"]))  # of a shallow copy: the shards may be other ones later
         self.__dict__.update({**state, "_collection": self._collection})
 

@@ -86,7 +86,7 @@ NEEDS = {
 MORE = {
     "a dataset on Google's": "wids.ShardListDataset('gs://bucket/train.json')",
     "a dataset on S3": "wids.ShardListDataset('s3://bucket/train.json')",
-    "a commit to the Hub": "from wids.core.transport.upload import Branch; Branch('hf://datasets/org/name')",
+    "a commit to the Hub": "from wids.hub.upload import Branch; Branch('hf://datasets/org/name')",
     "with_table": "wids.ShardListDataset({index!r}).with_table({{'index': [0], 'a': [1]}}, on='index')",
     "verify on Ray": "import wids.jobs; wids.jobs.verify({index!r}, engine='ray')",
     "wids.lightning": "import wids.lightning; wids.lightning.DataModule({index!r}, batch_size=2)",

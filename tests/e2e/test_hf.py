@@ -54,7 +54,7 @@ gated = stand_in.repositories["datasets/user/gated"]
 gated.is_gated, gated.token = True, "secret"
 import huggingface_hub as client
 files, api = client.HfFileSystem(), client.HfApi()
-from wids.core.transport import hub
+from wids.hub import source as hub
 there = client.get_hf_file_metadata(client.hf_hub_url("user/name", "train/3.tar", repo_type="dataset"))
 listing = hub.list_files("hf://datasets/user/name")
 def refused(name, revision=None):

@@ -4,7 +4,7 @@ import contextlib
 
 from notebooks.hub import Hub, Repository
 from tests.support.clocks import set_limits
-from wids.core.transport import hub
+from wids.hub import source as hub
 
 __all__ = ["Hub", "Repository", "begin_run", "standing_in"]
 

@@ -33,6 +33,7 @@ CORE = (
 )
 FACE = (("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads"),)
 WINGS = (
+    ("hub",),
     ("jobs",),
     ("columns",),
     ("writing",),

@@ -79,7 +79,7 @@ THREADS = {
     "core/collection/batches": {"wids-read": MOMENT},
     "core/collection/shard_collection": {"wids-tables": MOMENT},
     "columns/sql": {"wids-sql": MOMENT},
-    "core/index/loading": {"wids-hub": POOL},
+    "hub/datasets": {"wids-hub": POOL},
     "jobs/cache_warm": {"wids-look": POOL},
     "jobs/processes": {"wids-parent": ENDS},
     "jobs/runner": {"wids-job": EACH_STEP},

@@ -14,14 +14,15 @@ from tests.support.containers import mutate
 from wids.core.cache import usage_hints
 from wids.core.files.json_text import MAX_DEPTH, TOLERANT, JsonParser, parse, unique
 from wids.core.files.shared_files import SharedFile
-from wids.core.index import compiled_files, energon, loading, spec, view_file
+from wids.core.index import compiled_files, energon, spec, view_file
 from wids.core.index.packed_columns import SparseKeys, Texts
-from wids.core.index.repository import RepositorySplit, find_counts
 from wids.core.readers import remote_counts
 from wids.core.shard import MAX_COUNT
 from wids.core.tables import published_tables, table_packs
-from wids.core.transport import hub
 from wids.errors import FetchError, JsonError, SpecError, StateError, WidsError
+from wids.hub import datasets
+from wids.hub import source as hub
+from wids.hub.repository import RepositorySplit, find_counts
 from wids.jobs import journal
 from wids.jobs.problems import Finding
 
@@ -227,7 +228,7 @@ READERS = {
     "remote counts": ([5, 6], *shared(lambda file: remote_counts._take(2, file))),
     "split": (
         {"split": "train", "shards": [["a.tar", 5, 6]], "others": {"test": 1}, "notes": []},
-        loading._SPLITS.parse,
+        datasets._SPLITS.parse,
         (JsonError,),
     ),
     "pin": ({"commit": "0" * 40, "at": 5.0, "read": "1" * 40}, *shared(hub._take_pin)),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
-FILE, HUB = "file:", "hub:"
+FILE, VERSION = "file:", "hub:"
 _CRC32, _VERSION = "crc32:", "version:"
 
 
@@ -64,7 +64,7 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         table: the verified member table: saved beside it, or just built from it.
         origin: words that the table must have for what it came from, where its place does not say it; see
             `wids.core.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file,
-            with `HUB` for the version that a run reads.
+            with `VERSION` for the version that a run reads.
         miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
     """
     if cause := find_difference_in_size(shard, facts):
@@ -76,7 +76,7 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     marks = _marks(table.identity)
     for word in (origin or "").split():
         if word not in marks:
-            is_anew = word.startswith((FILE, HUB))
+            is_anew = word.startswith((FILE, VERSION))
             return "its source was rewritten" if is_anew else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"

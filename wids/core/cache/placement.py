@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wids.core.cache import freshness
 from wids.core.cache.directory import directory_of
 from wids.core.transport.place import Place
-from wids.core.transport.stores import find_hub
+from wids.core.transport.schemes import find_store
 from wids.errors import CacheError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Placement:
         """Words for what a cached copy must have come from, with spaces between; None: its path says it all.
 
         - Of a local shard: the size, time and inode of its file as it is now; nothing where it cannot be seen.
-        - Of a shard of the Hugging Face Hub: its version at the commit that this process reads, once that is known.
+        - Of a shard of a store with versions: the one that this process reads, once that is known.
         - Where ``localname`` may give two shards one path, a digest of the URL, its query aside (signatures change).
         """
         place, words = Place(url), []
@@ -98,8 +98,8 @@ class Placement:
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(path)
                 words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")
-        elif (hub := find_hub(place)) is not None and (known := hub.known_file(url, self._session)) is not None:
-            words.append(f"{freshness.HUB}{known.tag}")
+        elif (store := find_store(place)) is not None and (known := store.known_file(url, self._session)) is not None:
+            words.append(f"{freshness.VERSION}{known.tag}")
         return " ".join(words) or None
 
     def _absolute(self, path: str) -> str:

@@ -20,7 +20,7 @@ from wids.core.tables import table as tables
 from wids.core.transport import download
 from wids.core.transport.failures import InterruptedTransferError
 from wids.core.transport.place import Place
-from wids.core.transport.stores import find_hub
+from wids.core.transport.schemes import find_store
 from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class ShardDownload:
             check_content(shard.url, system.pread(fd, 512, 0))
             check_file(shard, fd, go_on=self._lock.touch)
             if not checksums.promised(shard):
-                self._compare_with_hub(fd)
+                self._compare_with_listing(fd)
             self._reserve(facts.size)
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
@@ -188,11 +188,11 @@ class ShardDownload:
                 self._raise_empty(f"{facts.size} bytes arrived")
         self._verified = CachedShard(lease, table)
 
-    def _compare_with_hub(self, fd: int) -> None:
-        """See that it is what the Hugging Face Hub says, if it comes from there."""
+    def _compare_with_listing(self, fd: int) -> None:
+        """See that it is what the listing of its store says, if that has a sha256."""
         url = self._shard.url
-        hub = find_hub(Place(url))
-        known = None if hub is None else hub.known_file(url, self._session)
+        store = find_store(Place(url))
+        known = None if store is None else store.known_file(url, self._session)
         if known is None or known.sha256 is None:
             return
         said = known.sha256
@@ -200,7 +200,7 @@ class ShardDownload:
         found = file_digest(fd, "sha256", go_on=self._lock.touch)
         if found != said:
             raise DigestMismatchError(
-                f"{url}: the sha256 of the received bytes is {found}, and the Hub says {said}; fetch it again and "
+                f"{url}: the sha256 of the received bytes is {found}, and its listing says {said}; fetch it again and "
                 "look for a proxy or a disk that changes bytes",
                 url=url,
                 expected=said,

@@ -26,7 +26,7 @@ from wids.core.files import page_cache
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index import compiled
 from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of_part
-from wids.core.index.loading import IndexRequest, load_index, load_named
+from wids.core.index.loading import IndexRequest, load_index
 from wids.core.index.readonly import LazyShardRows, ShardRow, ShardRows
 from wids.core.index.selection import RepeatedRows, no_sample
 from wids.core.index.shardlist import MANY
@@ -38,6 +38,7 @@ from wids.core.shard import MAX_COUNT
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.table import find_merged
 from wids.core.transport.place import Place
+from wids.core.transport.schemes import find_catalog
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, a_kind, shorten, shown
 from wids.events import MergedNames, emit, logger
@@ -45,7 +46,6 @@ from wids.events import MergedNames, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wids.core.index.repository import Named
     from wids.core.index.selection import SampleRows, Selection
     from wids.core.index.spec import ShardList
     from wids.core.order.layout import SourceSpan
@@ -75,7 +75,6 @@ _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network f
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INDEXES = (".json", compiled.SUFFIX)
-_HUB_NAMES = ("hf://datasets/", "https://huggingface.co/datasets/")
 _GLOB = frozenset("*?[")
 
 
@@ -89,24 +88,15 @@ def lists_shards(place: str) -> bool:
     return is_archive(place) or is_several(place)
 
 
-def _parse_name(given: str) -> Named | None:
-    """See `wids.core.index.repository.parse_name`, which is imported for what begins like the name of a data set."""
-    if not given.startswith(_HUB_NAMES):
-        return None
-    from wids.core.index.repository import parse_name
-
-    return parse_name(given)
-
-
 def is_several(given: str) -> bool:
-    """Whether a text is a directory, a glob and no existing file, or a data set of the Hub by its name.
+    """Whether a text is a directory, a glob and no existing file, or a data set by its name.
 
     The name of a directory of a store has a slash at its end.
     """
     place = Place(given)
     if "\0" in given or place.scheme == "pipe":
         return False
-    if _parse_name(given) is not None:
+    if find_catalog(given) is not None:
         return True
     if place.is_local:
         path = place.path
@@ -152,8 +142,9 @@ def load_shards(
         if not shards:
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards)
-        if (named := _parse_name(shards)) is not None:
-            found = load_named(named, shards, session=session, cache_dir=session.cache_dir or default_cache_dir())
+        if (catalog := find_catalog(shards)) is not None:
+            cache_dir = session.cache_dir or default_cache_dir()
+            found: ShardList = catalog.load_named(shards, session=session, cache_dir=cache_dir)
             found = found.with_header({**found.header, **(options or {})})
             return base, found.with_packs(own_packs(found.header, None, base)), session
         is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import glob
 import os
 import re
@@ -20,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.core.index import energon, foreign_data, repository
-from wids.core.index.patterns import Glob
-from wids.core.transport import filesystems, hub, retrying, urls
-from wids.core.transport.download import read_bytes
+from wids.core.index import energon, foreign_data
+from wids.core.transport import filesystems, retrying, schemes, urls
 from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
@@ -41,7 +38,7 @@ _ROWS = ".parquet"
 _ALONE = "give an index alone, by its path or URL; of several make one (wids index merge), or mix them (wids.mix)"
 _BESIDE = (*_INDEXES, ".widx", ".idx", ".tables", _ROWS, ".state", ".journal")
 _SHOWN = 3  # names in a message
-_READ = 16
+_MAX_SPLIT_BYTES = 4 << 20  # of a file of Energon's splits
 _MAX_NAMES = 2000  # that are looked at in a folder of another tool
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
@@ -141,8 +138,8 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
         return
     for name in urls.expand(source):
         place = Place(name)
-        if (named := repository.parse_name(name)) is not None:
-            yield find_split(named, name, reader_of(named, session), session=session)[0]
+        if (catalog := schemes.find_catalog(name)) is not None:
+            yield catalog.find_shards(name, session=session)
         elif place.is_local:
             yield _local(name, failed)
         elif place.scheme == "pipe":
@@ -153,41 +150,6 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
             yield list(_listed(name, "pattern", session))
         else:
             yield [Found(name)]
-
-
-def find_split(
-    named: repository.Named, name: str, read: repository.Read, *, session: Session
-) -> tuple[list[Found], repository.RepositorySplit]:
-    """The shards of a split of a data set of the Hub, in order, and its other splits.
-
-    Args:
-        named: the data set and the split.
-        name: as it was given, for messages.
-        read: see `reader_of`.
-        session: what opens URLs.
-
-    Raises:
-        SpecError: none exist. FetchError: the request to the Hub failed.
-    """
-    files = hub.list_files(named.root, session).files
-    sizes, archives = {path: file.size for path, file in files.items()}, filter(is_archive, files)
-    split = repository.find_split(sizes, archives, read, split=named.split, name=name, config=named.config)
-    if split.left:
-        more = f" and {len(split.left) - _SHOWN:,} more" if len(split.left) > _SHOWN else ""
-        words = ", ".join(map(shown, split.left[:_SHOWN])) + more
-        left = f"{name}: {len(split.left):,} .tar files belong to no split: {words}"
-        split = split._replace(notes=[*split.notes, left])
-    for note in split.notes:
-        logger.warning("%s", note)
-    shards = [Found(f"{named.root}/{path}", sizes[path], files[path].tag or None) for path in split.shards]
-    return shards, split
-
-
-def reader_of(named: repository.Named, session: Session) -> Callable[[str], bytes]:
-    """A function that reads a file of a data set of the Hub. It keeps the last few, which several callers may need."""
-    return functools.lru_cache(_READ)(
-        lambda path: read_bytes(f"{named.root}/{path}", session=session, max_bytes=repository.MAX_BYTES)
-    )
 
 
 def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
@@ -227,7 +189,7 @@ def _drop_excluded(directory: str, paths: list[str]) -> list[str]:
     for place in (os.path.join(directory, ".nv-meta", name) for name in energon.SPLITS):
         data = b""
         with contextlib.suppress(OSError), open(place, "rb") as file:
-            data = file.read(repository.MAX_CARD_BYTES)
+            data = file.read(_MAX_SPLIT_BYTES)
         if b"exclude" not in data:
             continue
         splits = energon.parse_splits(data, place=place)
@@ -366,7 +328,7 @@ def _remote_names(pattern: str, session: Session) -> list[str] | None:
     """As `_local_names`, of a store; [] if it gives no listing."""
     head = pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)]
     directory = head[: head.rfind("/") + 1]
-    if Place(pattern).scheme == "hf":
+    if schemes.find_listing(Place(pattern)) is not None:
         listed = _list(directory, "prefix", session)
         return [name.removeprefix(directory).partition("/")[0] for name in listed] if listed else None
     try:
@@ -392,13 +354,9 @@ def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> 
 def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
     """The files by name, with the listing's facts of each."""
     place = Place(url)
-    if place.scheme == "hf" and (where := hub.locate(place, session)) is not None:
-        root = url.rstrip("/").removesuffix(where.path).rstrip("/")
-        files = hub.list_files(place, session).files
-        home = f"{where.path}/" if where.path else ""
-        is_wanted = Glob(where.path).matches if kind == "pattern" else lambda path: path.startswith(home)
-        names = [where.path] if where.path in files else list(filter(is_wanted, files))
-        return {f"{root}/{path}": {"size": files[path].size, "etag": files[path].tag} for path in names}
+    if (listing := schemes.find_listing(place)) is not None:
+        found: dict[str, Any] = listing.list_files(url, session, is_pattern=kind == "pattern")
+        return found
 
     def once() -> dict[str, Any]:
         filesystem, name = filesystems.open_filesystem(url, session)

@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,28 +25,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.core.files import atomic, json_text, system
-from wids.core.files.json_text import JsonParser
 from wids.core.files.own_folder import default_cache_dir
-from wids.core.files.shared_files import SharedFiles, without_name
+from wids.core.files.shared_files import without_name
 from wids.core.index import checks, compiled, compiled_files, view_file
 from wids.core.index.compiled_files import CompiledIndexes, look_at
 from wids.core.index.fingerprint import contents, fingerprint, have_changed
-from wids.core.index.shardlist import Row, ShardListBuilder
 from wids.core.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.core.index.view_rows import ViewRows
 from wids.core.transport import retrying
 from wids.core.transport.download import MAX_READ_BYTES, download_to, read_bytes
 from wids.core.transport.place import Place, cache_directory
+from wids.core.transport.schemes import find_store
 from wids.core.transport.session import PLAIN, Session
-from wids.core.transport.stores import find_hub, open_source
+from wids.core.transport.stores import open_source
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, SpecError
-from wids.events import REPORTED, logger
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.core.files.shared_files import SharedFile
-    from wids.core.index import energon, repository
+    from wids.core.index import energon
     from wids.core.index.compiled import Compiled
     from wids.core.index.compiled_files import FileStatus
     from wids.core.index.shardlist import ShardList
@@ -152,91 +150,6 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     return _RemoteIndex(request, request.place).load()
 
 
-# --- a data set of the Hub, by its name
-
-
-class _KeptSplit(msgspec.Struct, frozen=True):
-    """Facts about a split: its shards (path, count or -1, bytes), the other splits, and notes for the user."""
-
-    split: str
-    shards: list[tuple[str, int, int]]
-    others: dict[str, int]
-    notes: list[str]
-
-
-_SPLITS = JsonParser(_KeptSplit)
-
-
-def load_named(named: repository.Named, name: str, *, session: Session, cache_dir: str | None) -> ShardList:
-    """The shards of a split of a data set of the Hugging Face Hub, with the counts from its files.
-
-    The counts are kept for the commit in the cache directory. A shard without a count is counted by the process that
-    opens the list.
-
-    Args:
-        named: the data set and the split.
-        name: as it was given, for messages.
-        session: what opens URLs.
-        cache_dir: keeps the counts; None: they are not kept.
-
-    Raises:
-        SpecError: none exist. FetchError: the request to the Hub failed.
-    """
-    from wids.core.index import discovery, repository
-    from wids.core.transport import hub
-
-    listing = hub.list_files(named.root, session)
-    made: list[_KeptSplit] = []
-
-    def make() -> bytes:
-        sizes, read = {path: file.size for path, file in listing.files.items()}, discovery.reader_of(named, session)
-        found, split = discovery.find_split(named, name, read, session=session)
-        with ThreadPoolExecutor(_READS_AT_A_TIME, "wids-hub") as pool:
-            counts = repository.find_counts(sizes, split, read, name=name, each=pool.map)
-        missing = len(split.shards) - len(counts.nsamples)
-        logger.info(
-            "%s: split %s: %d shards, %d of them with counts from %s; other splits: %s",
-            *(name, split.name, len(found), len(counts.nsamples), discovery.shown_names(counts.sources) or "no file"),
-            _name_splits(split.others) or "none",
-        )
-        if missing:
-            logger.warning(
-                "%s: the repository has no sample counts of %d of %d shards of the split %s; a user with write access "
-                "can publish an index with them: wids index create '%s' --upload",
-                *(name, missing, len(found), split.name, named._replace(split=split.name).text),
-                extra=REPORTED,
-            )
-        shards = [(path, counts.nsamples.get(path, -1), sizes[path]) for path in split.shards]
-        made[:] = [_KeptSplit(split.name, shards, split.others, list(split.notes))]
-        return msgspec.json.encode(made[0])
-
-    found = None
-    if cache_dir is not None and listing.commit:
-        key = hashlib.sha256(repr((hub.locate(Place(named.root), session), listing.commit, *named[1:])).encode())
-        kept = SharedFiles(cache_dir, ".split")
-        found = kept.get(
-            key.hexdigest(), lambda _, fd: system.write_all(fd, make(), 0), lambda file: _SPLITS.parse(file.data)
-        )
-    if found is None:
-        if not made:
-            make()
-        found = made[0]
-    for note in found.notes if not made else ():  # the test data that another process was told of are in this one, too
-        logger.warning("%s", note)
-    builder = ShardListBuilder()
-    for path, nsamples, size in found.shards:
-        url = f"{named.root}/{path}"
-        builder.append(url, Row(url=url, nsamples=nsamples, filesize=size), {})
-    words = [f"commit {listing.commit}"] if listing.commit else []
-    words += [f"other splits: {_name_splits(found.others)}"] if found.others else []
-    header = {"name": f"{named.root.removeprefix('hf://datasets/')} {found.split}"}
-    return builder.build({**header, "info": "; ".join(words)} if words else header)
-
-
-def _name_splits(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} ({count:,} shards)" for name, count in counts.items())
-
-
 # --- JSON
 
 
@@ -312,7 +225,7 @@ class _JsonIndex:
                 return found
         place, session = self._place, request.session
         read = partial(_read_index, place, session)
-        data = read() if (hub := find_hub(Place(place))) is None else hub.read_once(place, session, read)
+        data = read() if (store := find_store(Place(place))) is None else store.read_once(place, session, read)
         if is_energon(self._place):
             from wids.core.index import energon
 

@@ -19,10 +19,11 @@ from wids.core.transport import filesystems, plain_http, retrying, spans
 from wids.core.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
 from wids.core.transport.place import Place
 from wids.core.transport.scheduler import read_spans
+from wids.core.transport.schemes import find_store
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import HEAD, Precedence, Sink
 from wids.core.transport.spans import Span
-from wids.core.transport.stores import find_hub, open_source
+from wids.core.transport.stores import open_source
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def read_bytes(
                 if look is not None:
                     look(head)
                 return head + file.read()
-        if find_hub(place) is None and (plain := plain_http.open_plain(url, place, session, go_on=go_on)) is not None:
+        if find_store(place) is None and (plain := plain_http.open_plain(url, place, session, go_on=go_on)) is not None:
             with contextlib.suppress(plain_http.NeedsMoreError), plain:
                 return _read_stream(plain, most, look)
         with open_source(url, session, go_on=go_on) as source:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from wids.core.files import atomic, forks, system
-from wids.core.transport import filesystems
+from wids.core.transport import filesystems, schemes
 from wids.core.transport.http import HttpSource
 from wids.core.transport.pipe import PipeSource
 from wids.core.transport.place import Place
@@ -18,7 +17,7 @@ from wids.core.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 from wids.errors import NotAllowedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from wids.core.transport.source import Precedence, Sink
     from wids.core.transport.spans import Span
@@ -47,7 +46,7 @@ def open_source(
     Raises:
         NotAllowedError: the URL is a program, which is not allowed.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
-        FetchError, aiohttp.ClientError: see `wids.core.transport.hub.open_hub`.
+        FetchError, aiohttp.ClientError: see the store's module in `wids.core.transport.schemes`.
         OSError, botocore.exceptions.BotoCoreError: there are no credentials, or they cannot be had.
     """
     place = Place(url)
@@ -57,9 +56,9 @@ def open_source(
         return PipeSource(url, path, go_on=go_on)
     if place.is_local:
         return LocalSource(url, go_on=go_on)
-    hub = find_hub(place)
-    if hub is not None and (where := hub.locate(place, session)) is not None:
-        found: ByteSource = hub.open_hub(url, where, session, go_on=go_on, precedence=precedence)
+    store = schemes.find_store(place)
+    found = None if store is None else store.open_source(url, session, go_on=go_on, precedence=precedence)
+    if found is not None:
         return found
     filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
     if place.scheme in ("http", "https"):
@@ -70,30 +69,6 @@ def open_source(
         plain = AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
         return buckets.open_bucket(plain, filesystem, name, session.options_for(place)) or plain
     return SyncSource(url, filesystem, name, go_on=go_on)
-
-
-def find_hub(place: Place) -> Any:
-    """The module of the Hugging Face Hub, imported for the first place that may be there; else None."""
-    if place.scheme == "hf" or (place.scheme in ("http", "https") and "/resolve/" in str(place)):
-        with forks.lock:
-            from wids.core.transport import hub
-
-            return hub
-    return None
-
-
-def hub_pins() -> dict[tuple[str, ...], str]:
-    """The commits of the Hub that this process reads, to be passed to a new process; see `hub.pins`."""
-    find: Callable[[], dict[tuple[str, ...], str]] = getattr(sys.modules.get("wids.core.transport.hub"), "pins", dict)
-    return find()
-
-
-def note_hub_pins(pins: Mapping[tuple[str, ...], str]) -> None:
-    """Use these commits; see `wids.core.transport.hub.note_pins`."""
-    if pins:
-        from wids.core.transport import hub
-
-        hub.note_pins(pins)
 
 
 class LocalSource(ByteSource):

@@ -1,4 +1,4 @@
-"""Outputs: files in a local directory, in any store that fsspec knows, or committed to a repository of the Hub.
+"""Outputs: files in a local directory, or in any store that fsspec knows.
 
 A file is published complete or not at all. A local file is renamed from a part file; an object store shows an object
 after its upload; other stores get the file under another name, and rename it. A local output replaces an earlier one of
@@ -9,14 +9,13 @@ of its inputs, by any path.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import posixpath
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wids.core.files import atomic
-from wids.core.transport import filesystems, hub
+from wids.core.transport import filesystems
 from wids.core.transport.download import read_bytes
 from wids.core.transport.failures import missing_advice, public_cause
 from wids.core.transport.place import Place
@@ -265,118 +264,3 @@ def _explain(url: str, error: Exception) -> WidsError:
         return DependencyError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
     advice = "check the path and its permissions" if Place(url).is_local else "check the URL, credentials and options"
     return OutputError(f"{url}: cannot be written ({cause}); {advice}", url=url)
-
-
-class Commit(NamedTuple):
-    """A commit in a repository of the Hub.
-
-    Attributes:
-        name: 40 hexadecimal digits. page: its address, for people.
-    """
-
-    name: str
-    page: str
-
-
-class Branch:
-    """A branch of a repository of the Hugging Face Hub, to which files are committed by huggingface_hub.
-
-    Args:
-        root: ``hf://datasets/ORG/NAME``, and ``@BRANCH`` for any but ``main``. The caller knows that it exists.
-        session: opens URLs; the token is that of its options, or of huggingface_hub.
-
-    Raises:
-        DependencyError: huggingface_hub is not installed.
-        OutputError: no token exists, it may not write, or the revision is not a branch.
-    """
-
-    def __init__(self, root: str, session: Session = PLAIN) -> None:
-        where = hub.locate(Place(root), session)
-        if where is None:
-            raise ValueError(f"{root}: is not a repository of the Hugging Face Hub")
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise DependencyError(
-                f"{root}: huggingface_hub makes commits: pip install 'wids[hub]'", url=root
-            ) from error
-        self._root, self._where, self._session = root, where, session
-        self._branch = where.revision or "main"
-        self._kind = where.kind.removesuffix("s")
-        if hub.is_commit(self._branch):
-            raise self._read_only("a commit")
-        token = hub.find_token(root, session)
-        if token is None:
-            raise OutputError(
-                f"{root}: a commit needs a token with write access, and none was found; log in (hf auth login), or set "
-                "HF_TOKEN",
-                url=root,
-            )
-        self._api = huggingface_hub.HfApi(endpoint=where.endpoint, token=token)
-        with self._explained():
-            self._check()
-
-    def commit(self, data: bytes, path: str, *, message: str, parent: str) -> Commit:
-        """Commit a file.
-
-        Args:
-            data: its bytes.
-            path: of the file in the repository.
-            message: of the commit.
-            parent: the commit that it must follow.
-
-        Raises:
-            OutputError: it cannot be committed, or another commit follows that one already.
-        """
-        from huggingface_hub import CommitOperationAdd
-
-        with self._explained():
-            found = self._api.create_commit(
-                self._where.repository,
-                [CommitOperationAdd(path, data)],
-                commit_message=message,
-                repo_type=self._kind,
-                revision=self._branch,
-                parent_commit=parent,
-            )
-        hub.note_commit(self._root, found.oid, self._session)
-        return Commit(found.oid, str(found.commit_url))
-
-    def _check(self) -> None:
-        """Check in advance that a commit is allowed, as far as the Hub's client can."""
-        if self._branch != "main" and not self._branch.startswith("refs/pr/"):
-            refs = self._api.list_repo_refs(self._where.repository, repo_type=self._kind)
-            if self._branch not in {ref.name for ref in refs.branches}:
-                raise self._read_only("a tag" if self._branch in {ref.name for ref in refs.tags} else "no branch")
-        if "write" in inspect.signature(self._api.auth_check).parameters:
-            self._api.auth_check(self._where.repository, repo_type=self._kind, write=True)
-
-    def _read_only(self, what: str) -> OutputError:
-        return OutputError(
-            f"{self._root}: {self._branch} is {what}, and commits are made to branches; give the name of one, or none "
-            "for main",
-            url=self._root,
-        )
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise an OutputError with advice for any error of the Hub or of its client."""
-        try:
-            yield
-        except WidsError:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised again, explained
-            where, first = self._where, error
-            while getattr(first, "response", None) is None and (first.__cause__ or first.__context__) is not None:
-                first = first.__cause__ or first.__context__  # type: ignore[assignment]
-            status = getattr(getattr(first, "response", None), "status_code", None)
-            said = " ".join(str(getattr(first, "server_message", None) or first).split())[:300]
-            what = {
-                401: "the Hub does not accept the token; log in again (hf auth login), or set HF_TOKEN",
-                403: f"the token has no write access to this repository ({said}); use one with write access "
-                f"({where.endpoint}/settings/tokens), or offer the file: hf upload {where.repository} FILE "
-                f"--repo-type {self._kind} --create-pr",
-                412: "another commit was made since its files were listed; run it again",
-                429: "the Hub limits the rate of requests; run it again in some minutes",
-            }.get(status or 0, f"the commit failed ({said or type(error).__name__}); run it again, or check the URL")
-            raise OutputError(f"{self._root}: {what}", url=self._root) from public_cause(error, self._root)

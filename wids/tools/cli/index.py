@@ -36,9 +36,9 @@ from wids.tools.cli.progress import job_signals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wids.hub.upload import IndexUpload, Published
     from wids.jobs.index_create import IndexOutcome, IndexSettings
     from wids.jobs.index_edit import Merged
-    from wids.jobs.index_upload import IndexUpload, Published
 
 app: App = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
@@ -193,7 +193,7 @@ def create_index(
 
     engine, found, upload = run.options(), list(_with_stdin(sources)), None
     if should_upload:
-        from wids.jobs.index_upload import IndexUpload
+        from wids.hub.upload import IndexUpload
 
         upload = IndexUpload(found, session=flags.session)
         name = upload.name if name is None else name

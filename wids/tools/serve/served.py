@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.index.repository import parse_name
 from wids.core.transport.place import Place
 from wids.dataset import ShardListDataset
 from wids.errors import InputError
+from wids.hub.repository import parse_name
 from wids.tools.serve.marks import Marks
 from wids.tools.serve.previews import Previews
 from wids.tools.serve.rows import ServedRows

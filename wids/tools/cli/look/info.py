@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.core.index.repository import parse_name
 from wids.errors import JobError, ShardError, SpecError, WidsError, harmless
+from wids.hub.repository import parse_name
 from wids.tools.cli.format import (
     advise_compiling,
     count_of,

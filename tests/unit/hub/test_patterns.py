@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wids.core.index import patterns
-from wids.core.index.patterns import Glob, find_matches
 from wids.errors import SpecError
+from wids.hub import patterns
+from wids.hub.patterns import Glob, find_matches
 
 TOKENS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]", "[ab]": "[ab]", "[!]": re.escape("[!]")}
 

@@ -26,7 +26,7 @@ from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
 from wids.core.files import locks
 from wids.core.files.shared_files import SharedFiles
-from wids.core.transport import download, failures, filesystems, hub, stores
+from wids.core.transport import download, failures, filesystems, stores
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
 from wids.core.transport.source import Precedence
@@ -40,6 +40,7 @@ from wids.errors import (
     TooLongError,
     UnreachableError,
 )
+from wids.hub import source as hub
 
 BASE = "hf://datasets/org/set"
 

@@ -31,12 +31,12 @@ from urllib.parse import quote, unquote
 
 from wids.core.files.json_text import TOLERANT
 from wids.core.index import energon, foreign
-from wids.core.index.patterns import Matches, find_matches
 from wids.core.shard import MAX_COUNT
 from wids.core.tables.keys import first_dot
 from wids.core.transport import urls
 from wids.errors import InputError, JsonError, OutputExistsError, SpecError, WidsError, shorten, shown
 from wids.events import logger
+from wids.hub.patterns import Matches, find_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

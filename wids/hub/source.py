@@ -38,6 +38,7 @@ from wids.core.transport import filesystems, retrying
 from wids.core.transport.failures import PausedError, find_retry_after, is_transient
 from wids.core.transport.http import HttpSource
 from wids.core.transport.place import Place
+from wids.core.transport.schemes import KnownFile
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import HEAD, Stat, parse_tag
 from wids.errors import (
@@ -126,19 +127,6 @@ class HubPlace(NamedTuple):
         return f"{self.endpoint}/api/{self.kind}/{quote(self.repository)}"
 
 
-class File(NamedTuple):
-    """The entry of a file in a listing.
-
-    Attributes:
-        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: unknown, as for small files and in buckets.
-        tag: files with equal tags have equal bytes.
-    """
-
-    size: int
-    sha256: str | None
-    tag: str
-
-
 class HubListing(NamedTuple):
     """All files of a repository at one commit, or of a bucket.
 
@@ -147,7 +135,7 @@ class HubListing(NamedTuple):
     """
 
     commit: str
-    files: dict[str, File]
+    files: dict[str, KnownFile]
 
 
 def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
@@ -170,6 +158,18 @@ def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
     return None
 
 
+def find(url: str, session: Session = PLAIN) -> HubPlace:
+    """As `locate`, of a URL that must be on the Hub.
+
+    Raises:
+        ValueError: it is elsewhere.
+    """
+    where = locate(Place(url), session)
+    if where is None:
+        raise ValueError(f"{url}: is not a place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
+    return where
+
+
 def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
     """All files of the repository or bucket of a place; of a repository, at the commit that this process reads.
 
@@ -183,15 +183,13 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
             be read.
     """
     url = str(place)
-    where = locate(Place(url), session)
-    if where is None:
-        raise ValueError(f"{url}: is not a place on the Hugging Face Hub (hf://datasets/ORG/NAME)")
+    where = find(url, session)
     return retrying.try_repeatedly(
         lambda: _Hub(url, where, session, lambda: None).listing(), url=url, path=None, hooks=session.hooks
     )
 
 
-def known_file(url: str, session: Session = PLAIN) -> File | None:
+def known_file(url: str, session: Session = PLAIN) -> KnownFile | None:
     """The known entry of a file at the commit that this process reads, or None; sends no request."""
     try:
         where = locate(Place(url), session)
@@ -247,16 +245,17 @@ def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
     return found if found is not None else made[0] if made else read()
 
 
-def open_hub(
-    url: str, where: HubPlace, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
-) -> ByteSource:
-    """The source of a file of the Hub; see `wids.core.transport.stores.open_source`.
+def open_source(
+    url: str, session: Session, *, go_on: Callable[[], None], precedence: Precedence | None
+) -> ByteSource | None:
+    """The source of a file of the Hub; see `wids.core.transport.stores.open_source`. None: it is elsewhere.
 
     Raises:
         ShardNotFoundError: it does not exist. FetchDeniedError: it is gated.
         OSError, aiohttp.ClientError: the request for the listing failed.
     """
-    return HubSource(_Hub(url, where, session, go_on), precedence=precedence)
+    where = locate(Place(url), session)
+    return None if where is None else HubSource(_Hub(url, where, session, go_on), precedence=precedence)
 
 
 def pins() -> dict[tuple[str, ...], str]:
@@ -479,7 +478,7 @@ class _Hub:
     def _open_http(self, options: dict[str, Any]) -> Any:
         return filesystems.open_filesystem(self.where.endpoint, Session(options))[0]
 
-    def file(self) -> tuple[File | None, str]:
+    def file(self) -> tuple[KnownFile | None, str]:
         """(The entry of the file, its commit); (None, "") in a bucket.
 
         Raises:
@@ -501,7 +500,7 @@ class _Hub:
         """All files of the commit, or of the bucket now.
 
         Raises:
-            ShardNotFoundError, FetchDeniedError, OSError, aiohttp.ClientError: see `open_hub`.
+            ShardNotFoundError, FetchDeniedError, OSError, aiohttp.ClientError: see `open_source`.
         """
         where = self.where
         if where.kind == "buckets":
@@ -546,7 +545,7 @@ class _Hub:
                 kept.put(name, json.dumps(files).encode())
         return HubListing(commit, files)
 
-    def _list(self, url: str, key: tuple[str, ...]) -> dict[str, File]:
+    def _list(self, url: str, key: tuple[str, ...]) -> dict[str, KnownFile]:
         """All pages of a listing; received pages stay if one fails."""
         pages = _pages.setdefault(key, _Pages({}, url))
         while pages.next:
@@ -694,7 +693,7 @@ class _Redirect(NamedTuple):
 class _Pages:
     """An unfinished listing: the received files and pages, and the URL of the next page; "" at the end."""
 
-    def __init__(self, files: dict[str, File], url: str) -> None:
+    def __init__(self, files: dict[str, KnownFile], url: str) -> None:
         self.files, self.next, self.seen = files, url, set[str]()
         self.size_bytes = self.empty = 0
 
@@ -834,7 +833,7 @@ def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | 
 _YES = frozenset({"1", "ON", "YES", "TRUE"})
 
 
-def _file_of(entry: dict[str, Any]) -> File:
+def _file_of(entry: dict[str, Any]) -> KnownFile:
     """The file of an entry of a listing."""
     lfs = entry.get("lfs") or {}
     sha256 = lfs.get("oid") or lfs.get("sha256")
@@ -844,7 +843,7 @@ def _file_of(entry: dict[str, Any]) -> File:
     entry["path"].encode()  # raises for a lone surrogate
     if not 0 <= size <= _MAX_FILE_BYTES:
         raise ValueError(f"{size} is not a number of bytes")
-    return File(size, sha256, str(tag))
+    return KnownFile(size, sha256, str(tag))
 
 
 def _take_last(file: SharedFile) -> str | None:
@@ -862,7 +861,7 @@ def _take_pin(file: SharedFile) -> str | None:
     return pin.commit if is_new and _COMMIT.fullmatch(pin.commit) else None
 
 
-def _take_files(file: SharedFile) -> dict[str, File]:
+def _take_files(file: SharedFile) -> dict[str, KnownFile]:
     return _KEPT_LISTINGS.parse(file.data)
 
 
@@ -879,7 +878,7 @@ class _Pin(msgspec.Struct):
 
 
 _KEPT_PINS = JsonParser(_Pin)
-_KEPT_LISTINGS = JsonParser(dict[str, File])
+_KEPT_LISTINGS = JsonParser(dict[str, KnownFile])
 # The names of the file and of the rights, and a `_Redirect`.
 _KEPT_TARGETS = JsonParser(tuple[str, str, str, str, float])
 

@@ -4,10 +4,10 @@ from email.utils import formatdate
 
 import pytest
 
-from wids.core.transport import hub
 from wids.core.transport.place import Place
 from wids.core.transport.session import Session
 from wids.errors import InputError, ShardNotFoundError
+from wids.hub import source as hub
 
 HUB = "https://huggingface.co"
 

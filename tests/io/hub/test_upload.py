@@ -13,8 +13,8 @@ from tests.support.cache_shards import pack
 from tests.support.hub import begin_run
 from wids.core.transport.session import Session
 from wids.errors import DependencyError, FetchDeniedError, InputError, OutputError, OutputExistsError
+from wids.hub.upload import IndexUpload, Published
 from wids.jobs.index_create import create_index
-from wids.jobs.index_upload import IndexUpload, Published
 
 HUB, TOKEN = "hf://datasets/org/set", "hf_writer"
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from wids.core.index import patterns
-from wids.core.index.repository import find_counts, find_split, parse_name, with_split
 from wids.errors import InputError, SpecError, without_secrets
+from wids.hub import patterns
+from wids.hub.repository import find_counts, find_split, parse_name, with_split
 
 NAME = "hf://datasets/org/set"
 CARD = """---
