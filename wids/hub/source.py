@@ -3,14 +3,13 @@
 The revision of a repository is resolved to a commit once. A run passes the commit to the processes that it starts;
 other processes of the machine find it in the cache directory for a minute. A commit's files are listed once (paged).
 The listing is kept in the cache directory, and has sizes, versions and sha256 without a request for a file. The URL of
-a file redirects to another server, with a signature that expires. All processes of a user on a machine use the redirect
-until it expires or is refused. Only the Hub gets the token. After a 429, no thread of the process sends requests to
+a file redirects to another server, with a signature that expires. A process uses the redirect until it expires or is
+refused. Only the Hub gets the token. After a 429, no thread of the process sends requests to
 that part of the Hub for the stated time. With ``HF_HUB_OFFLINE``, no request is sent, and kept data are used at any
 age.
 
     .wids/indexes/KEY.pin, KEY.hub      a revision's commit and the time of its request; the files of a commit
     .wids/indexes/KEY.file              an index, or another small file that is read completely
-    .wids/indexes/KEY.redirect          the signed URL of a file of a commit, readable only by its user
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from wids.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from wids.core.transport.http import Answer
     from wids.core.transport.source import ByteSource, Precedence
@@ -85,15 +84,11 @@ class HubLimits(NamedTuple):
         pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
         target_seconds: a redirect is used without a new request, unless its signature expires earlier.
         early_seconds: margin before the expiry, because this machine's clock may be slow.
-        asking_seconds: the longest wait for another process that requests the same redirect, and may be stopped.
-        poll_seconds: the interval of checks during this wait.
     """
 
     pin_seconds: float = 60.0
     target_seconds: float = 3600.0
     early_seconds: float = 30.0
-    asking_seconds: float = 5.0
-    poll_seconds: float = 0.02
 
 
 LIMITS = HubLimits()
@@ -319,9 +314,7 @@ class HubSource(HttpSource):
         self._elsewhere = hub.open_elsewhere()
         self._there: tuple[str, HttpSource] | None = None
         self._failure: Exception | None = None
-        # A bucket has no commits, so each new process requests the redirects of its files.
-        self._shared = SharedFiles(_directory(hub.session), ".redirect") if commit else None
-        self._key = _digest(self._name, hub.access, str(system.user_id()))
+        self._key = self._name, hub.access
         if self._known() is None:
             hub.check_pause("resolvers")
 
@@ -338,13 +331,13 @@ class HubSource(HttpSource):
         while True:
             target, is_new = self._known(refused), False
             if target is None:
-                async with _lock_of(self._key), self._asking():
-                    target = self._known(refused)  # another read or process may have got it meanwhile
+                async with _lock_of(self._key):
+                    target = self._known(refused)  # another read may have got it meanwhile
                     if target is None:
                         found = await self._resolve(span, is_raw=is_raw)
                         if not isinstance(found, _Redirect):
                             return found
-                        target, is_new = self._remember(found), True
+                        target, is_new = _remember(self._key, found), True
             if self._there is None or self._there[0] != target.url:
                 there = HttpSource(self.url, self._elsewhere, target.url, go_on=self.go_on, precedence=self.precedence)
                 self._there = target.url, there
@@ -360,35 +353,8 @@ class HubSource(HttpSource):
     def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
         now = time.time()
         target = _targets.get(self._key)
-        if self._shared is not None and (target is None or target == refused or target.ends < now):
-            target = self._shared.find(self._key, self._take)
-        if target is None or target == refused or not now <= target.ends <= now + LIMITS.target_seconds:
-            return None
-        return target if target is _targets.get(self._key) else _remember(self._key, target)
-
-    def _take(self, file: SharedFile) -> _Redirect | None:
-        """The redirect that a process with the same rights got for this file; others may rename shared files."""
-        name, access, url, tag, ends = _KEPT_TARGETS.parse(file.data)
-        target = _Redirect(url, tag, ends)
-        is_own = (name, access) == (self._name, self._hub.access) and Place(target.url).scheme in ("http", "https")
-        return target if is_own else None
-
-    def _remember(self, target: _Redirect) -> _Redirect:
-        if self._shared is not None:
-            words = [self._name, self._hub.access, *target]
-            self._shared.put(self._key, json.dumps(words).encode(), is_brief=True)
-        return _remember(self._key, target)
-
-    @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
-        """Let one process at a time into the block for this file; after `asking_seconds`, another one as well."""
-        ends = time.monotonic() + LIMITS.asking_seconds
-        with contextlib.ExitStack() as stack:
-            while self._shared is not None and not stack.enter_context(self._shared.trying(self._key)):
-                if time.monotonic() > ends:
-                    break
-                await asyncio.sleep(LIMITS.poll_seconds)
-            yield
+        is_good = target is not None and target != refused and now <= target.ends <= now + LIMITS.target_seconds
+        return target if is_good else None
 
     async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
         """Request a file from the Hub, which sends small files itself, and redirects for others.
@@ -702,11 +668,11 @@ class _Pages:
 _pins: dict[tuple[str, ...], str] = {}
 _listings: dict[tuple[str, ...], HubListing] = {}
 _pages: dict[tuple[str, ...], _Pages] = {}
-_targets: dict[str, _Redirect] = {}
+_targets: dict[tuple[str, str], _Redirect] = {}
 _pauses: dict[tuple[str, str], float] = {}
 _MAX_TARGETS = 100_000
 _lock = threading.Lock()
-_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Lock]]
+_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock]]
 _locks = weakref.WeakKeyDictionary()
 
 
@@ -730,13 +696,13 @@ def _alone(go_on: Callable[[], None]) -> Iterator[None]:
         held.release()
 
 
-def _lock_of(key: str) -> asyncio.Lock:
+def _lock_of(key: tuple[str, str]) -> asyncio.Lock:
     """The lock of requests for the redirect of a URL; on the event loop."""
     locks = _locks.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     return locks.setdefault(key, asyncio.Lock())
 
 
-def _remember(key: str, target: _Redirect) -> _Redirect:
+def _remember(key: tuple[str, str], target: _Redirect) -> _Redirect:
     _targets.pop(key, None)
     while len(_targets) >= _MAX_TARGETS:
         _targets.pop(next(iter(_targets)))
@@ -879,8 +845,6 @@ class _Pin(msgspec.Struct):
 
 _KEPT_PINS = JsonParser(_Pin)
 _KEPT_LISTINGS = JsonParser(dict[str, KnownFile])
-# The names of the file and of the rights, and a `_Redirect`.
-_KEPT_TARGETS = JsonParser(tuple[str, str, str, str, float])
 
 
 def _digest(*words: str) -> str:

@@ -234,7 +234,6 @@ READERS = {
     "pin": ({"commit": "0" * 40, "at": 5.0, "read": "1" * 40}, *shared(hub._take_pin)),
     "last commit": ({"commit": "0" * 40, "at": 5.0, "read": "1" * 40}, *shared(hub._take_last)),
     "listing": ({"a.tar": [5, "0" * 64, "tag"], "b.tar": [5, None, "tag"]}, *shared(hub._take_files)),
-    "redirect": (["n", "a", "https://h/x", "tag", 5.5], hub._KEPT_TARGETS.parse, (JsonError,)),
     "answer of the Hub": ([{"type": "file"}], lambda data: hub._parse_json(data, "hf://x"), (FetchError,)),
     "sampler": (a_state, state, (JsonError, StateError)),
 }

@@ -158,14 +158,12 @@ class SharedFiles:
                 logger.debug("%s: no lock for a %s file (%s)", self._folder.path, self._suffix, error)
             yield is_alone
 
-    def publish(self, key: str, make: Callable[[str, int], object], *, is_brief: bool = False) -> bool:
+    def publish(self, key: str, make: Callable[[str, int], object]) -> bool:
         """Write the file of a key; False: that cannot be done here, or ``make`` says that there is to be none.
 
         Args:
             key: of the file.
             make: see `get`.
-            is_brief: it is of use for a short time, so that a crash of the machine may take it. Files that were not
-                used for long stay this time: there may be many of such.
 
         Raises:
             WidsError: see `get`.
@@ -178,11 +176,9 @@ class SharedFiles:
                     return False
                 if self._is_named:
                     system.write_all(fd, _MARK + os.path.basename(path).encode(), os.fstat(fd).st_size)
-                if not is_brief:
-                    os.fsync(fd)  # what columns hold is not checked each time that they are mapped
+                os.fsync(fd)  # what columns hold is not checked each time that they are mapped
                 os.replace(part, path)
-            if not is_brief:
-                self._sweep()
+            self._sweep()
         except OSError as error:
             if isinstance(error, WidsError) and not isinstance(error, CacheError):
                 raise
@@ -195,9 +191,9 @@ class SharedFiles:
             return False
         return True
 
-    def put(self, key: str, data: bytes, *, is_brief: bool = False) -> None:
+    def put(self, key: str, data: bytes) -> None:
         """Publish a small file; best effort."""
-        self.publish(key, lambda _, fd: system.write_all(fd, data, 0), is_brief=is_brief)
+        self.publish(key, lambda _, fd: system.write_all(fd, data, 0))
 
     def remove(self, key: str) -> None:
         """Delete a file that turned out to be damaged."""
