@@ -66,7 +66,7 @@ DOORS = {
 NEEDS = {
     "gcs": {"info gs://bucket/train.json", "a dataset on Google's"},
     "s3": {"info s3://bucket/train.json", "a dataset on S3"},
-    "hub": {"a commit to the Hub"},
+    "hub": {"info hf://datasets/org/name", "a data set of the Hub", "a commit to the Hub"},
     "parquet": {
         "pack rows.parquet -o rows/r-%d.tar --field .txt=a",
         "query",
@@ -86,6 +86,7 @@ NEEDS = {
 MORE = {
     "a dataset on Google's": "wids.ShardListDataset('gs://bucket/train.json')",
     "a dataset on S3": "wids.ShardListDataset('s3://bucket/train.json')",
+    "a data set of the Hub": "wids.ShardListDataset('hf://datasets/org/name')",
     "a commit to the Hub": "from wids.hub.upload import Branch; Branch('hf://datasets/org/name')",
     "with_table": "wids.ShardListDataset({index!r}).with_table({{'index': [0], 'a': [1]}}, on='index')",
     "verify on Ray": "import wids.jobs; wids.jobs.verify({index!r}, engine='ray')",

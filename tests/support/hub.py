@@ -1,12 +1,15 @@
 """The stand-in for the Hugging Face Hub, which is the notebooks' own, and runs of wids that know nothing of it yet."""
 
 import contextlib
+import os
+
+from huggingface_hub import constants
 
 from notebooks.hub import Hub, Repository
 from tests.support.clocks import set_limits
 from wids.hub import source as hub
 
-__all__ = ["Hub", "Repository", "begin_run", "standing_in"]
+__all__ = ["Hub", "Repository", "begin_run", "forget_login", "standing_in"]
 
 
 @contextlib.contextmanager
@@ -21,14 +24,22 @@ def standing_in(patch, cache_dir, name="org/set", **options):
     """
     with Hub(name=name, **options) as stand_in:
         patch.setenv("HF_ENDPOINT", stand_in.url)
-        patch.setenv("HF_HOME", str(cache_dir))  # no token in it
         patch.setenv("WIDS_CACHE", str(cache_dir))
-        of_token = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-        for variable in (*of_token, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-            patch.delenv(variable, raising=False)
+        forget_login(patch, cache_dir)
         hub.forget()
         yield stand_in
         hub.forget()
+
+
+def forget_login(patch, home):
+    """Nobody is logged in, in this process and its children; huggingface_hub reads the environment at its import."""
+    variables = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+    for variable in (*variables, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        patch.delenv(variable, raising=False)
+    patch.setenv("HF_HOME", str(home))
+    patch.setattr(constants, "HF_TOKEN_PATH", os.path.join(home, "token"))
+    patch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 def begin_run(patch):

@@ -23,14 +23,15 @@ import re
 import threading
 import time
 import weakref
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
+from concurrent import futures
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urljoin
 
 import msgspec
 
+from wids import __version__
 from wids.core.files import forks, system
-from wids.core.files.json_text import TOLERANT, JsonParser
+from wids.core.files.json_text import JsonParser
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.shared_files import SharedFile, SharedFiles
 from wids.core.transport import filesystems, retrying
@@ -41,6 +42,7 @@ from wids.core.transport.schemes import KnownFile
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import HEAD, Stat, parse_tag
 from wids.errors import (
+    DependencyError,
     FetchDeniedError,
     FetchError,
     InputError,
@@ -58,23 +60,24 @@ if TYPE_CHECKING:
     from wids.core.transport.source import ByteSource, Precedence
     from wids.core.transport.spans import Span
 
+T = TypeVar("T")
+
 _HUB = "https://huggingface.co"
 _WORDS = {"datasets": "data set", "models": "model", "spaces": "space", "kernels": "kernel", "buckets": "bucket"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Revisions whose slashes need no quoting.
 _SPECIAL = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _WEB = re.compile(r"/(?:(datasets|spaces|kernels|buckets)/)?([^/]+/[^/]+)/resolve/(.+)")
-_NEXT = re.compile(r"<([^<>]*)>\s*;[^,<]*\brel=\"?next\"?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_HOPS = 5
 _MAX_PAUSE_SECONDS = 3600.0  # longer than any retry budget
 _MAX_FILE_BYTES = 1 << 62
-_MAX_PAGE_BYTES = 64 << 20
 # Of a listing: all files, all bytes of its pages, and pages in a row without a new file (folders have such).
 _MAX_FILES, _MAX_LISTING_BYTES, _MAX_EMPTY_PAGES = 1 << 22, 1 << 30, 1000
 # Storage options with credentials, only for the Hub. The others also hold for the servers that it redirects to.
 _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
-_EXPIRED = frozenset({401, 403, 410})
+# Of stores, for a signature that has ended.
+_EXPIRED = frozenset({400, 401, 403, 410})
 
 
 class HubLimits(NamedTuple):
@@ -82,13 +85,11 @@ class HubLimits(NamedTuple):
 
     Attributes:
         pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
-        target_seconds: a redirect is used without a new request, unless its signature expires earlier.
-        early_seconds: margin before the expiry, because this machine's clock may be slow.
+        target_seconds: a redirect is used without a new request, unless the store refuses it.
     """
 
     pin_seconds: float = 60.0
     target_seconds: float = 3600.0
-    early_seconds: float = 30.0
 
 
 LIMITS = HubLimits()
@@ -203,9 +204,25 @@ def known_file(url: str, session: Session = PLAIN) -> KnownFile | None:
     return listing.files.get(where.path)
 
 
+def client(url: str) -> Any:
+    """The package huggingface_hub, which is imported for the first place of the Hub.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        with forks.lock:
+            import huggingface_hub.constants
+            import huggingface_hub.utils
+    except ImportError as error:
+        words = f"{url}: the Hugging Face Hub is read with huggingface_hub: pip install 'wids[hub]'"
+        raise DependencyError(words, url=url) from error
+    return huggingface_hub
+
+
 def is_offline() -> bool:
-    """Whether the variables of the Hub's client forbid requests."""
-    return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES
+    """Whether huggingface_hub sends no requests: ``HF_HUB_OFFLINE`` was set when it was imported."""
+    return bool(client("hf://").constants.HF_HUB_OFFLINE)
 
 
 def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
@@ -351,10 +368,9 @@ class HubSource(HttpSource):
                 return self._marked(answer, target.tag)
 
     def _known(self, refused: _Redirect | None = None) -> _Redirect | None:
-        now = time.time()
         target = _targets.get(self._key)
-        is_good = target is not None and target != refused and now <= target.ends <= now + LIMITS.target_seconds
-        return target if is_good else None
+        is_old = target is None or time.monotonic() - target.at > LIMITS.target_seconds
+        return None if is_old or target == refused else target
 
     async def _resolve(self, span: Span | None, *, is_raw: bool) -> _Redirect | Answer:
         """Request a file from the Hub, which sends small files itself, and redirects for others.
@@ -384,7 +400,7 @@ class HubSource(HttpSource):
                         url=self.url,
                     ) from None
                 if place.origin != Place(self._name).origin:
-                    return _Redirect(url, tag, _end_of(url, headers.get("Date")))
+                    return _Redirect(url, tag, time.monotonic())
             else:
                 return self._marked(answer, tag)
         raise FetchError(f"{self.url}: the Hub redirects more than {_MAX_HOPS} times", url=self.url)
@@ -418,20 +434,22 @@ class _Hub:
     def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))
-        self.session = session
+        self.session, self._client = session, client(url)
         is_web = Place(url).scheme != "hf"
         # The options of an hf:// URL are those of huggingface_hub's file system; only client_kwargs is for HTTP.
         own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
-        client = dict(own.get("client_kwargs") or {})
+        kwargs = dict(own.get("client_kwargs") or {})
         self._other = {name: value for name, value in own.items() if name not in _OWN_OPTIONS}
-        if client:
-            self._other["client_kwargs"] = {name: client[name] for name in client if name not in _OWN_OPTIONS}
+        if kwargs:
+            self._other["client_kwargs"] = {name: kwargs[name] for name in kwargs if name not in _OWN_OPTIONS}
         headers = dict(own.pop("headers", None) or {})
-        is_known = "authorization" in {name.lower() for name in (*headers, *(client.get("headers") or {}))}
-        is_known = is_known or "auth" in client
+        self._headers = {**(kwargs.get("headers") or {}), **headers}
+        if (auth := kwargs.get("auth") or own.get("auth")) is not None:
+            self._headers["Authorization"] = auth.encode()
+        is_known = "authorization" in {name.lower() for name in self._headers}
         token = None if is_known else _find_token(own.pop("token", options.get("token")), where.endpoint, options)
         if token:
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = self._headers["Authorization"] = f"Bearer {token}"
         self._has_token = bool(token) or is_known
         own = {name: value for name, value in own.items() if name not in ("endpoint", "token")} | {"headers": headers}
         self.access = _digest(repr(own))
@@ -493,10 +511,9 @@ class _Hub:
             commit = kept.find(key, _take_pin)
             if commit is None:
                 self.check_online(f"the commit of {revision}")
-                _, body = self._ask(f"{where.api}/revision/{quote(revision, safe='')}?expand=sha")
-                found = _parse_json(body, self.url)
-                commit = found.get("sha") if isinstance(found, dict) else None
-                if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+                answer = self._ask(f"{where.api}/revision/{quote(revision, safe='')}?expand=sha")
+                commit = self._parse(_REVISIONS, answer).sha
+                if not is_commit(commit):
                     raise FetchError(f"{self.url}: {where.endpoint} names no commit for {revision}", url=self.url)
                 kept.put(key, json.dumps({"commit": commit, "at": time.time()}).encode())
         _pins[_pin_of(where)] = commit
@@ -516,22 +533,17 @@ class _Hub:
         pages = _pages.setdefault(key, _Pages({}, url))
         while pages.next:
             try:
-                headers, body = self._ask(pages.next)
+                answer = self._ask(pages.next)
             except Exception as error:
                 if not is_transient(error, None):
                     _pages.pop(key, None)  # the next attempt starts again, because the page may no longer exist
                 raise
-            entries, before = _parse_json(body, self.url), len(pages.files)
-            try:
-                pages.files.update((each["path"], _file_of(each)) for each in entries if each["type"] == "file")
-            except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-                raise FetchError(
-                    f"{self.url}: a listing of {self.where.endpoint} is malformed", url=self.url
-                ) from error
-            found = _NEXT.search(headers.get("Link", ""))
+            entries, before = self._parse(_PAGES, answer), len(pages.files)
+            pages.files.update((each.path, each.file) for each in entries if each.type == "file")
             pages.seen.add(pages.next)
-            pages.next = urljoin(pages.next, found[1]) if found else ""
-            pages.size_bytes += len(body)
+            link = answer.links.get("next", {}).get("url")
+            pages.next = "" if link is None else urljoin(pages.next, link)
+            pages.size_bytes += len(answer.content)
             pages.empty = pages.empty + 1 if len(pages.files) == before else 0
             if what := self._trouble_of(pages):
                 _pages.pop(key, None)
@@ -549,37 +561,34 @@ class _Hub:
             return f"has {what}; at most {_MAX_FILES:,} files and {_MAX_LISTING_BYTES:,} bytes are read"
         return f"has {pages.empty:,} pages in a row without a new file" if pages.empty >= _MAX_EMPTY_PAGES else ""
 
-    def _ask(self, url: str) -> tuple[Mapping[str, str], bytes]:
-        """The headers and the body of an answer of the Hub's API."""
+    def _ask(self, url: str) -> Any:
+        """An answer of the Hub's API."""
         self.check_online("the list of its files")
         self.check_pause("api")
+        # The next page of a mirror may be on the Hub.
+        own = self._headers if Place(url).origin == Place(self.where.endpoint).origin else {}
+        utils = self._client.utils
+        headers = {**utils.build_hf_headers(token=False, library_name="wids", library_version=__version__), **own}
+
+        def ask() -> Any:
+            answer = utils.get_session().get(url, headers=headers, timeout=filesystems.LIMITS.read_seconds)
+            utils.hf_raise_for_status(answer)
+            return answer
+
         try:
-            return filesystems.run(self._get(url), go_on=self.go_on)
+            return _run_apart(ask, self.go_on)
         except Exception as error:
             explained = self.explained(error, "api")
             if explained is error:
                 raise
             raise explained from error
 
-    async def _get(self, url: str) -> tuple[Mapping[str, str], bytes]:
-        # The next page of a mirror may be on the Hub.
-        is_own = Place(url).origin == Place(self.where.endpoint).origin
-        filesystem = self.filesystem if is_own else self._open_http(self._other)
-        session = await filesystem.set_session()
-        options = {**filesystem.kwargs, "allow_redirects": True}
-        limit = filesystems.limit_of(_MAX_PAGE_BYTES)
-        async with await asyncio.wait_for(session.get(filesystem.encode_url(url), **options), limit) as response:
-            response.raise_for_status()
-            parts, size = [], 0
-            while data := await response.content.readany():
-                parts.append(data)
-                size += len(data)
-                if size > _MAX_PAGE_BYTES:
-                    raise FetchError(
-                        f"{self.url}: an answer of {self.where.endpoint} is longer than {_MAX_PAGE_BYTES >> 20} MiB",
-                        url=self.url,
-                    )
-            return response.headers, b"".join(parts)
+    def _parse(self, parser: JsonParser[T], answer: Any) -> T:
+        try:
+            return parser.parse(answer.content)
+        except JsonError as error:
+            words = f"{self.url}: an answer of {self.where.endpoint} is malformed ({error})"
+            raise FetchError(words, url=self.url) from error
 
     def check_online(self, what: str) -> None:
         """Refuse requests to the Hub and its stores if the user forbids them.
@@ -606,8 +615,9 @@ class _Hub:
 
     def explained(self, error: Exception, part: str) -> Exception:
         """The meaning of an error of the Hub: a typed error if it says more than its status, else the same error."""
-        status = getattr(error, "status", None)
-        headers = getattr(error, "headers", None) or {}
+        answer = getattr(error, "response", None)  # of huggingface_hub; aiohttp's errors have its attributes
+        status = getattr(answer, "status_code", None) or getattr(error, "status", None)
+        headers = getattr(error if answer is None else answer, "headers", None) or {}
         if status == 429 and (seconds := find_retry_after(error)) is not None:
             key = (self.where.endpoint, part)
             ends = retrying.now() + min(seconds, _MAX_PAUSE_SECONDS)
@@ -648,12 +658,12 @@ class _Redirect(NamedTuple):
     """A redirect of the Hub.
 
     Attributes:
-        url: signed. tag: of the file, from the Hub. ends: end of its use, in seconds since 1970.
+        url: signed. tag: of the file, from the Hub. at: when it came, by the monotonic clock.
     """
 
     url: str
     tag: str
-    ends: float
+    at: float
 
 
 class _Pages:
@@ -710,22 +720,6 @@ def _remember(key: tuple[str, str], target: _Redirect) -> _Redirect:
     return target
 
 
-def _end_of(url: str, date: str | None = None) -> float:
-    """The expiry of a signed URL by this machine's clock, at most in an hour; ``date``: the server's."""
-    now, ahead = time.time(), 0.0
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        ahead = now - parsedate_to_datetime(date or "").timestamp()
-    query = {name.lower(): values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
-    ends = now + LIMITS.target_seconds
-    with contextlib.suppress(ValueError, OverflowError):
-        if "expires" in query:
-            ends = min(ends, int(query["expires"]) + ahead - LIMITS.early_seconds)
-        for name in ("x-amz-expires", "x-goog-expires"):  # counted from the signature, which is new
-            if name in query:
-                ends = min(ends, now + int(query[name]) - LIMITS.early_seconds)
-    return ends
-
-
 def _directory(session: Session) -> str:
     return session.cache_dir or default_cache_dir()
 
@@ -765,7 +759,7 @@ def _split_revision(text: str) -> tuple[str, str]:
 
 
 def _known_commit(where: HubPlace) -> str | None:
-    return where.revision if _COMMIT.fullmatch(where.revision) else _pins.get(_pin_of(where))
+    return where.revision if is_commit(where.revision) else _pins.get(_pin_of(where))
 
 
 def _pin_of(where: HubPlace) -> tuple[str, ...]:
@@ -774,7 +768,7 @@ def _pin_of(where: HubPlace) -> tuple[str, ...]:
 
 
 def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
-    """The token of the Hub: as given, or that of huggingface_hub, by its rules.
+    """The token of the Hub: as given, or that of huggingface_hub.
 
     The latter is used only for the configured endpoint, or the one that the caller names.
     """
@@ -782,41 +776,35 @@ def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | 
         raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
     if given is False or (isinstance(given, str) and given):
         return given or None
-    is_implicit = given is not True and os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _YES
+    package = client(endpoint)
+    is_implicit = given is not True and package.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
     if is_implicit or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
         return None
-    text = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if not text:
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
-        path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
-        path = os.path.expandvars(os.path.expanduser(path))
-        with contextlib.suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            text = file.read()
-    return (text or "").replace("\r", "").replace("\n", "").strip() or None
+    token: str | None = package.get_token()
+    return token
 
 
-_YES = frozenset({"1", "ON", "YES", "TRUE"})
+def _run_apart(work: Callable[[], T], go_on: Callable[[], None]) -> T:
+    """The result of a blocking call, in a thread that nobody waits for after an exception of ``go_on``."""
+    future: futures.Future[T] = futures.Future()
 
+    def step() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            future.set_exception(error)
 
-def _file_of(entry: dict[str, Any]) -> KnownFile:
-    """The file of an entry of a listing."""
-    lfs = entry.get("lfs") or {}
-    sha256 = lfs.get("oid") or lfs.get("sha256")
-    sha256 = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
-    tag = sha256 or entry.get("xetHash") or entry.get("oid")
-    size = int(lfs.get("size", entry["size"]))
-    entry["path"].encode()  # raises for a lone surrogate
-    if not 0 <= size <= _MAX_FILE_BYTES:
-        raise ValueError(f"{size} is not a number of bytes")
-    return KnownFile(size, sha256, str(tag))
+    threading.Thread(target=step, daemon=True, name="wids-hub-api").start()
+    while not futures.wait([future], timeout=filesystems.LIMITS.poll_seconds).done:
+        go_on()
+    return future.result()
 
 
 def _take_last(file: SharedFile) -> str | None:
     """The last commit that was read, and so has a kept listing."""
     pin = _KEPT_PINS.parse(file.data)
     commit = pin.read or pin.commit
-    return commit if _COMMIT.fullmatch(commit) else None
+    return commit if is_commit(commit) else None
 
 
 def _take_pin(file: SharedFile) -> str | None:
@@ -824,7 +812,7 @@ def _take_pin(file: SharedFile) -> str | None:
         return _take_last(file)
     pin = _KEPT_PINS.parse(file.data)
     is_new = 0 <= time.time() - pin.at < LIMITS.pin_seconds
-    return pin.commit if is_new and _COMMIT.fullmatch(pin.commit) else None
+    return pin.commit if is_new and is_commit(pin.commit) else None
 
 
 def _take_files(file: SharedFile) -> dict[str, KnownFile]:
@@ -843,16 +831,42 @@ class _Pin(msgspec.Struct):
     read: str | None = None
 
 
+class _Revision(msgspec.Struct):
+    """An answer with the commit of a revision."""
+
+    sha: str
+
+
+class _Lfs(msgspec.Struct):
+    """What git has not, and its store has: the sha256 of a file, and its size."""
+
+    oid: str = ""
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)] | None = None
+
+
+class _Entry(msgspec.Struct, rename="camel"):
+    """An entry of a listing; ``oid``: its name in git."""
+
+    type: str
+    path: str
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)] = 0
+    oid: str | None = None
+    xet_hash: str | None = None
+    lfs: _Lfs | None = None
+
+    @property
+    def file(self) -> KnownFile:
+        """The file of the entry."""
+        lfs = self.lfs or _Lfs()
+        sha256 = lfs.oid if _SHA256.fullmatch(lfs.oid) else None
+        return KnownFile(self.size if lfs.size is None else lfs.size, sha256, sha256 or self.xet_hash or self.oid or "")
+
+
 _KEPT_PINS = JsonParser(_Pin)
 _KEPT_LISTINGS = JsonParser(dict[str, KnownFile])
+_REVISIONS = JsonParser(_Revision)
+_PAGES = JsonParser(list[_Entry], is_plain=True)
 
 
 def _digest(*words: str) -> str:
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _parse_json(body: bytes, url: str) -> Any:
-    try:
-        return TOLERANT.parse(body)
-    except JsonError as error:
-        raise FetchError(f"{url}: the Hub's answer is not JSON ({error})", url=url) from error

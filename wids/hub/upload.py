@@ -20,7 +20,7 @@ from wids.core.index.earlier import EarlierIndex
 from wids.core.index.spec import PACKS, parse_json
 from wids.core.transport.failures import public_cause
 from wids.core.transport.session import PLAIN, Session
-from wids.errors import DependencyError, InputError, OutputError, WidsError
+from wids.errors import InputError, OutputError, WidsError
 from wids.hub import datasets, repository, source
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ class Branch:
 
     def __init__(self, root: str, session: Session = PLAIN) -> None:
         where = source.find(root, session)
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise DependencyError(
-                f"{root}: huggingface_hub makes commits: pip install 'wids[hub]'", url=root
-            ) from error
+        client = source.client(root)
         self._root, self._where, self._session = root, where, session
         self._branch = where.revision or "main"
         self._kind = where.kind.removesuffix("s")
@@ -73,7 +68,7 @@ class Branch:
                 "HF_TOKEN",
                 url=root,
             )
-        self._api = huggingface_hub.HfApi(endpoint=where.endpoint, token=token)
+        self._api = client.HfApi(endpoint=where.endpoint, token=token)
         with self._explained():
             self._check()
 

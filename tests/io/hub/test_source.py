@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from torch.utils.data import DataLoader
 
 import wids
@@ -107,7 +108,7 @@ def test_threads_ask_the_resolver_once(stand_in, no_waits):
     assert stand_in.requests["api"] == 2
 
 
-def test_a_redirect_that_is_refused_or_has_ended_is_asked_for_again(stand_in):
+def test_a_redirect_that_is_refused_or_has_ended_is_asked_for_again(stand_in, set_limits):
     """Once."""
     stand_in.put({"a.tar": body_of(1)})
     shard = ShardBytes(f"{BASE}/a.tar")
@@ -115,8 +116,7 @@ def test_a_redirect_that_is_refused_or_has_ended_is_asked_for_again(stand_in):
     stand_in.expire()
     assert shard.read(5, 10) == body_of(1)[5:15]
     assert stand_in.requests["resolvers"] == 2
-    stand_in.expire()
-    stand_in.seconds = 20  # this machine's clock may be late
+    set_limits(hub, target_seconds=0.0)
     for _ in range(2):
         assert shard.read(5, 10) == body_of(1)[5:15]
     assert stand_in.requests["resolvers"] == 4
@@ -654,19 +654,18 @@ def test_a_dataset_gives_the_token_to_the_hub_alone(stand_in, tmp_path, monkeypa
 # --- offline
 
 
-@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_what_is_kept_opens_and_nobody_is_asked(stand_in, tmp_path, monkeypatch, no_waits, variable):
+def test_offline_what_is_kept_opens_and_nobody_is_asked(stand_in, tmp_path, monkeypatch, no_waits):
     """At the commit that was read last; what is not there says why, at once."""
     fill(stand_in, {"a": 2, "b": 2})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(variable, "1")
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE is set, and the commit of main is not kept in"):
             open_named(tmp_path)
     assert open_named(tmp_path)[0][".txt"] == b"a 0"
     stand_in.put({"train/a.tar": tar("c", 2)})
     stand_in.requests.clear()
     begin_run(monkeypatch)
-    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     dataset = open_named(tmp_path)
     assert [dataset[k][".txt"] for k in (0, 1)] == [b"a 0", b"a 1"]
     for options in ({}, {"access": "range"}):
@@ -688,7 +687,7 @@ def test_offline_an_index_that_was_read_opens_by_its_url(stand_in, dataset_on_hu
     assert len(dataset_on_hub()) == 40
     assert stand_in.requests["resolvers"] == asked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
         hub.forget()
         stand_in.requests.clear()
         assert dataset_on_hub()[0]["__key__"] == dataset[0]["__key__"]
@@ -716,10 +715,10 @@ def test_a_commit_that_was_made_here_is_not_read_yet(stand_in, monkeypatch):
         made = stand_in.put({name: b"newer"})
         hub.note_commit(BASE, made)
     hub.forget()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub.list_files(BASE).commit == commit
     hub.forget()
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert hub.list_files(BASE).commit == made
 
 
@@ -777,7 +776,7 @@ def test_a_page_of_a_listing_that_is_gone(stand_in, answering, no_waits):
     stand_in.put({f"{k}.tar": b"x" for k in range(9)})
     stand_in.page_size = 4
     answering(lambda path: (400, b"{}", {}) if "cursor" in path else None)
-    with pytest.raises(FetchError, match="400"):
+    with pytest.raises(FetchError, match="Bad request"):
         hub.list_files(BASE)
     answering(lambda _: None)
     stand_in.page_size = 5
@@ -792,7 +791,7 @@ def test_a_listing_of_files_that_cannot_be(answering, no_waits, words):
     """It is told by a typed error, whoever reads it."""
     entry = b'[{"type": "file", "path": "a.tar", "size": 7, "oid": "x", %s}]' % words.encode()
     answering(lambda path: (200, entry, {}) if "/tree/" in path else (200, b'{"sha": "%s"}' % (b"a" * 40), {}))
-    with pytest.raises(FetchError, match=r"a listing of .* is malformed"):
+    with pytest.raises(FetchError, match=r"an answer of .* is malformed"):
         wids.ShardListDataset(BASE)
 
 
@@ -850,15 +849,9 @@ def test_a_listing_without_an_end(limit, value, words, monkeypatch):
         number = next(numbers)
         assert number < 1000
         entry = {"type": "file", "path": "a.tar" if is_same else f"{number}.tar", "size": 1, "oid": "x"}
-        return {"Link": f'<{self.where.endpoint}/{number}>; rel="next"'}, json.dumps([entry]).encode()
+        links = {"next": {"url": f"{self.where.endpoint}/{number}"}}
+        return types.SimpleNamespace(links=links, content=json.dumps([entry]).encode())
 
     monkeypatch.setattr(hub._Hub, "_ask", ask)
     with pytest.raises(TooLongError, match=words):
         hub.list_files("hf://buckets/org/set")
-
-
-def test_the_header_of_the_next_page_is_read_in_linear_time():
-    """Of any header."""
-    assert hub._NEXT.search('<a>; rel="prev", <b>; rel="next"')[1] == "b"
-    assert hub._NEXT.search("<" * 100_000) is None
-    assert hub._NEXT.search("<a>;" * 30_000) is None

@@ -80,6 +80,7 @@ THREADS = {
     "core/collection/shard_collection": {"wids-tables": MOMENT},
     "columns/sql": {"wids-sql": MOMENT},
     "hub/datasets": {"wids-hub": POOL},
+    "hub/source": {"wids-hub-api": "it waits for a server alone, in huggingface_hub"},
     "jobs/cache_warm": {"wids-look": POOL},
     "jobs/processes": {"wids-parent": ENDS},
     "jobs/runner": {"wids-job": EACH_STEP},

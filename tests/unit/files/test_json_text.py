@@ -19,7 +19,7 @@ from wids.core.index.packed_columns import SparseKeys, Texts
 from wids.core.readers import remote_counts
 from wids.core.shard import MAX_COUNT
 from wids.core.tables import published_tables, table_packs
-from wids.errors import FetchError, JsonError, SpecError, StateError, WidsError
+from wids.errors import JsonError, SpecError, StateError, WidsError
 from wids.hub import datasets
 from wids.hub import source as hub
 from wids.hub.repository import RepositorySplit, find_counts
@@ -234,7 +234,7 @@ READERS = {
     "pin": ({"commit": "0" * 40, "at": 5.0, "read": "1" * 40}, *shared(hub._take_pin)),
     "last commit": ({"commit": "0" * 40, "at": 5.0, "read": "1" * 40}, *shared(hub._take_last)),
     "listing": ({"a.tar": [5, "0" * 64, "tag"], "b.tar": [5, None, "tag"]}, *shared(hub._take_files)),
-    "answer of the Hub": ([{"type": "file"}], lambda data: hub._parse_json(data, "hf://x"), (FetchError,)),
+    "answer of the Hub": ([{"type": "file", "path": "a", "lfs": {"oid": "x"}}], hub._PAGES.parse, (JsonError,)),
     "sampler": (a_state, state, (JsonError, StateError)),
 }
 FEW_AND_MANY = [
