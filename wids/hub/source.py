@@ -50,6 +50,7 @@ from wids.errors import (
     ShardNotFoundError,
     TooLongError,
     UnreachableError,
+    WidsError,
     shown,
 )
 
@@ -72,8 +73,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_HOPS = 5
 _MAX_PAUSE_SECONDS = 3600.0  # longer than any retry budget
 _MAX_FILE_BYTES = 1 << 62
-# Of a listing: all files, all bytes of its pages, and pages in a row without a new file (folders have such).
-_MAX_FILES, _MAX_LISTING_BYTES, _MAX_EMPTY_PAGES = 1 << 22, 1 << 30, 1000
+_MAX_PAGES = 10_000  # of a listing
 # Storage options with credentials, only for the Hub. The others also hold for the servers that it redirects to.
 _OWN_OPTIONS = frozenset({"headers", "cookies", "auth", "token", "endpoint"})
 # Of stores, for a signature that has ended.
@@ -187,11 +187,8 @@ def list_files(place: Place | str, session: Session = PLAIN) -> HubListing:
 
 def known_file(url: str, session: Session = PLAIN) -> KnownFile | None:
     """The known entry of a file at the commit that this process reads, or None; sends no request."""
-    try:
-        where = locate(Place(url), session)
-    except ValueError:
-        return None
-    commit = None if where is None or where.kind == "buckets" else _known_commit(where)
+    where = _find_repository(url, session)
+    commit = None if where is None else _known_commit(where)
     if where is None or commit is None:
         return None
     key = (*where[:3], commit)
@@ -236,12 +233,8 @@ def read_once(url: str, session: Session, read: Callable[[], bytes]) -> bytes:
     Raises:
         FetchError: of the Hub, see `list_files`, or of ``read``.
     """
-    try:
-        where = locate(Place(url), session)
-    except ValueError:
-        where = None
-    known = None
-    if where is not None and where.kind != "buckets":
+    where, known = _find_repository(url, session), None
+    if where is not None:
         list_files(url, session)
         known = known_file(url, session)
     if where is None or known is None:
@@ -293,8 +286,9 @@ def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
         return
     _pins[_pin_of(where)] = commit
     kept, key = SharedFiles(_directory(session), ".pin"), _digest(*where[:3], where.revision or "main")
-    pin = {"commit": commit, "at": time.time(), "read": kept.find(key, _take_last)}
-    kept.put(key, json.dumps(pin).encode())
+    kept.put(key, json.dumps({"commit": commit, "at": time.time()}).encode())
+    with contextlib.suppress(WidsError):
+        list_files(place, session)  # what is offline later reads the commit of the pin
 
 
 def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
@@ -435,23 +429,20 @@ class _Hub:
         self.url, self.where, self.go_on = url, where, go_on
         options = session.options_for(Place(url))
         self.session, self._client = session, client(url)
-        is_web = Place(url).scheme != "hf"
         # The options of an hf:// URL are those of huggingface_hub's file system; only client_kwargs is for HTTP.
-        own = dict(options) if is_web else {name: options[name] for name in ("client_kwargs",) if name in options}
-        kwargs = dict(own.get("client_kwargs") or {})
-        self._other = {name: value for name, value in own.items() if name not in _OWN_OPTIONS}
-        if kwargs:
-            self._other["client_kwargs"] = {name: kwargs[name] for name in kwargs if name not in _OWN_OPTIONS}
-        headers = dict(own.pop("headers", None) or {})
-        self._headers = {**(kwargs.get("headers") or {}), **headers}
-        if (auth := kwargs.get("auth") or own.get("auth")) is not None:
+        names = options if Place(url).scheme != "hf" else ("client_kwargs",)
+        own = {name: options[name] for name in names if name in options}
+        kwargs = dict(own.pop("client_kwargs", None) or {})
+        self._other = {name: own[name] for name in own if name not in _OWN_OPTIONS}
+        self._other["client_kwargs"] = {name: kwargs[name] for name in kwargs if name not in _OWN_OPTIONS}
+        found = {name: own.get(name) or kwargs.get(name) for name in ("auth", "cookies")}
+        self._headers = {**(kwargs.get("headers") or {}), **(own.get("headers") or {})}
+        if (auth := found.pop("auth")) is not None:
             self._headers["Authorization"] = auth.encode()
-        is_known = "authorization" in {name.lower() for name in self._headers}
-        token = None if is_known else _find_token(own.pop("token", options.get("token")), where.endpoint, options)
-        if token:
-            headers["Authorization"] = self._headers["Authorization"] = f"Bearer {token}"
-        self._has_token = bool(token) or is_known
-        own = {name: value for name, value in own.items() if name not in ("endpoint", "token")} | {"headers": headers}
+        self._has_token = "authorization" in {name.lower() for name in self._headers}
+        if not self._has_token and (token := _find_token(options.get("token"), where.endpoint, options)):
+            self._headers["Authorization"], self._has_token = f"Bearer {token}", True
+        own = {**self._other, **found, "headers": self._headers}
         self.access = _digest(repr(own))
         self.filesystem = self._open_http({**own, "allow_redirects": False})
 
@@ -529,37 +520,23 @@ class _Hub:
         return HubListing(commit, files)
 
     def _list(self, url: str, key: tuple[str, ...]) -> dict[str, KnownFile]:
-        """All pages of a listing; received pages stay if one fails."""
-        pages = _pages.setdefault(key, _Pages({}, url))
-        while pages.next:
+        """All pages of a listing; another try goes on after the received ones."""
+        pages = _pages.pop(key, None) or _Pages({}, [url])
+        while pages.urls[-1]:
             try:
-                answer = self._ask(pages.next)
+                answer = self._ask(pages.urls[-1])
             except Exception as error:
-                if not is_transient(error, None):
-                    _pages.pop(key, None)  # the next attempt starts again, because the page may no longer exist
+                if is_transient(error, None):  # otherwise the page may no longer exist
+                    _pages[key] = pages
                 raise
-            entries, before = self._parse(_PAGES, answer), len(pages.files)
-            pages.files.update((each.path, each.file) for each in entries if each.type == "file")
-            pages.seen.add(pages.next)
+            pages.files.update((each.path, each.file) for each in self._parse(_PAGES, answer) if each.type == "file")
             link = answer.links.get("next", {}).get("url")
-            pages.next = "" if link is None else urljoin(pages.next, link)
-            pages.size_bytes += len(answer.content)
-            pages.empty = pages.empty + 1 if len(pages.files) == before else 0
-            if what := self._trouble_of(pages):
-                _pages.pop(key, None)
-                raise TooLongError(f"{self.url}: a listing of {self.where.endpoint} {what}", url=self.url)
-        _pages.pop(key, None)
+            link = "" if link is None else urljoin(pages.urls[-1], link)
+            if link in pages.urls or len(pages.urls) > _MAX_PAGES:
+                words = f"a listing of {self.where.endpoint} has pages that form a loop, or more than {_MAX_PAGES:,}"
+                raise TooLongError(f"{self.url}: {words}", url=self.url)
+            pages.urls.append(link)
         return pages.files
-
-    @staticmethod
-    def _trouble_of(pages: _Pages) -> str:
-        """Why a listing is not read further; "": it is."""
-        if pages.next in pages.seen:
-            return "has pages that form a loop"
-        if len(pages.files) > _MAX_FILES or pages.size_bytes > _MAX_LISTING_BYTES:
-            what = f"{len(pages.files):,} files in {pages.size_bytes:,} bytes so far"
-            return f"has {what}; at most {_MAX_FILES:,} files and {_MAX_LISTING_BYTES:,} bytes are read"
-        return f"has {pages.empty:,} pages in a row without a new file" if pages.empty >= _MAX_EMPTY_PAGES else ""
 
     def _ask(self, url: str) -> Any:
         """An answer of the Hub's API."""
@@ -623,35 +600,27 @@ class _Hub:
             ends = retrying.now() + min(seconds, _MAX_PAUSE_SECONDS)
             _pauses[key] = max(_pauses.get(key, 0.0), ends)
         code, where = headers.get("X-Error-Code", ""), self.where
+        kind: type[FetchError] = ShardNotFoundError
         log_in = "check that its account may read it" if self._has_token else "log in (hf auth login), or set HF_TOKEN"
         if code == "GatedRepo":
-            return FetchDeniedError(
-                f"{self.url}: the repository is gated; accept its terms at {where.page}, and "
-                f"{'use a token of that account' if self._has_token else log_in}",
-                url=self.url,
-            )
-        if code == "RepoNotFound" or (status == 401 and not code and part == "api" and not self._has_token):
+            kind = FetchDeniedError
+            words = f"the repository is gated; accept its terms at {where.page}, and "
+            words += "use a token of that account" if self._has_token else log_in
+        elif code == "RepoNotFound" or (status == 401 and not code and part == "api" and not self._has_token):
             hint = " (that of a data set is hf://datasets/ORG/NAME)" if where.kind == "models" else ""
             token = "the token given may not read it" if self._has_token else "no token was given"
-            return ShardNotFoundError(
-                f"{self.url}: there is no {_WORDS[where.kind]} {where.repository} at {where.endpoint}, or it is "
-                f"private and {token}; check the name{hint}, or {log_in}",
-                url=self.url,
-            )
-        if status == 401 and not code and self._has_token:
-            return FetchDeniedError(
-                f"{self.url}: {where.endpoint} does not accept the token; log in again (hf auth login), or unset "
-                "HF_TOKEN where none is needed",
-                url=self.url,
-            )
-        if code == "RevisionNotFound":
-            revision = where.revision or "main"
-            return ShardNotFoundError(
-                f"{self.url}: {where.page} has no revision {revision}, or its commit was deleted since this run began; "
-                "check the name, or start again",
-                url=self.url,
-            )
-        return error
+            words = f"there is no {_WORDS[where.kind]} {where.repository} at {where.endpoint}, or it is private and "
+            words += f"{token}; check the name{hint}, or {log_in}"
+        elif status == 401 and not code and self._has_token:
+            kind = FetchDeniedError
+            words = f"{where.endpoint} does not accept the token; log in again (hf auth login), or unset HF_TOKEN "
+            words += "where none is needed"
+        elif code == "RevisionNotFound":
+            words = f"{where.page} has no revision {where.revision or 'main'}, or its commit was deleted since "
+            words += "this run began; check the name, or start again"
+        else:
+            return error
+        return kind(f"{self.url}: {words}", url=self.url)
 
 
 class _Redirect(NamedTuple):
@@ -666,12 +635,11 @@ class _Redirect(NamedTuple):
     at: float
 
 
-class _Pages:
-    """An unfinished listing: the received files and pages, and the URL of the next page; "" at the end."""
+class _Pages(NamedTuple):
+    """An unfinished listing: the received files, and the URLs of its pages, of which the last is next; "": none is."""
 
-    def __init__(self, files: dict[str, KnownFile], url: str) -> None:
-        self.files, self.next, self.seen = files, url, set[str]()
-        self.size_bytes = self.empty = 0
+    files: dict[str, KnownFile]
+    urls: list[str]
 
 
 # Answers of the Hub in this process; a forked child inherits them.
@@ -758,6 +726,14 @@ def _split_revision(text: str) -> tuple[str, str]:
     return unquote(revision), path
 
 
+def _find_repository(url: str, session: Session) -> HubPlace | None:
+    """The place of a file that has a commit; None: it is elsewhere, or in a bucket."""
+    with contextlib.suppress(ValueError):
+        where = locate(Place(url), session)
+        return None if where is None or where.kind == "buckets" else where
+    return None
+
+
 def _known_commit(where: HubPlace) -> str | None:
     return where.revision if is_commit(where.revision) else _pins.get(_pin_of(where))
 
@@ -800,18 +776,9 @@ def _run_apart(work: Callable[[], T], go_on: Callable[[], None]) -> T:
     return future.result()
 
 
-def _take_last(file: SharedFile) -> str | None:
-    """The last commit that was read, and so has a kept listing."""
-    pin = _KEPT_PINS.parse(file.data)
-    commit = pin.read or pin.commit
-    return commit if is_commit(commit) else None
-
-
 def _take_pin(file: SharedFile) -> str | None:
-    if is_offline():
-        return _take_last(file)
     pin = _KEPT_PINS.parse(file.data)
-    is_new = 0 <= time.time() - pin.at < LIMITS.pin_seconds
+    is_new = is_offline() or 0 <= time.time() - pin.at < LIMITS.pin_seconds
     return pin.commit if is_new and is_commit(pin.commit) else None
 
 
@@ -823,12 +790,11 @@ class _Pin(msgspec.Struct):
     """The commit of a revision, as other processes of the machine read it.
 
     Attributes:
-        commit: as looked up. at: when, in seconds since 1970. read: the last commit whose listing is kept; "": none.
+        commit: as looked up. at: when, in seconds since 1970.
     """
 
     commit: str
     at: float
-    read: str | None = None
 
 
 class _Revision(msgspec.Struct):
