@@ -3,10 +3,12 @@
 The revision of a repository is resolved to a commit once. A run passes the commit to the processes that it starts;
 other processes of the machine find it in the cache directory for a minute. A commit's files are listed once (paged).
 The listing is kept in the cache directory, and has sizes, versions and sha256 without a request for a file. The URL of
-a file redirects to another server, with a signature that expires. A process uses the redirect until it expires or is
-refused. Only the Hub gets the token. After a 429, no thread of the process sends requests to
-that part of the Hub for the stated time. With ``HF_HUB_OFFLINE``, no request is sent, and kept data are used at any
-age.
+a file redirects to another server, with a signature that expires; a process uses the redirect until it is refused. Only
+the Hub gets the token. After a 429, no thread of the process sends requests to that part of the Hub for the stated
+time. With ``HF_HUB_OFFLINE``, no request is sent, and kept data are used at any age.
+
+huggingface_hub has the session, the token and the errors of requests to the API. Pages, time limits and pauses are
+here: its own listings have no time limit, and sleep after a 429 where nobody can interrupt them.
 
     .wids/indexes/KEY.pin, KEY.hub      a revision's commit and the time of its request; the files of a commit
     .wids/indexes/KEY.file              an index, or another small file that is read completely
@@ -268,10 +270,22 @@ def pins() -> dict[tuple[str, ...], str]:
     return dict(_pins)
 
 
-def find_token(place: str, session: Session = PLAIN) -> str | None:
-    """The Hub token for a place: from the session's options, else that of huggingface_hub, else None."""
-    where, options = locate(Place(place), session), session.options_for(Place(place))
-    return None if where is None else _find_token(options.get("token"), where.endpoint, options)
+def find_token(endpoint: str, options: Mapping[str, Any]) -> str | None:
+    """The Hub token for requests to an endpoint: that of the options, else that of huggingface_hub, else None.
+
+    The latter is used only for the configured endpoint, or the one that the options name.
+    """
+    given = options.get("token")
+    if given not in (None, True, False) and not isinstance(given, str):
+        raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
+    if given is False or (isinstance(given, str) and given):
+        return given or None
+    package = client(endpoint)
+    is_off = given is not True and package.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
+    if is_off or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
+        return None
+    token: str | None = package.get_token()
+    return token
 
 
 def is_commit(revision: str) -> bool:
@@ -440,7 +454,7 @@ class _Hub:
         if (auth := found.pop("auth")) is not None:
             self._headers["Authorization"] = auth.encode()
         self._has_token = "authorization" in {name.lower() for name in self._headers}
-        if not self._has_token and (token := _find_token(options.get("token"), where.endpoint, options)):
+        if not self._has_token and (token := find_token(where.endpoint, options)):
             self._headers["Authorization"], self._has_token = f"Bearer {token}", True
         own = {**self._other, **found, "headers": self._headers}
         self.access = _digest(repr(own))
@@ -542,14 +556,21 @@ class _Hub:
         """An answer of the Hub's API."""
         self.check_online("the list of its files")
         self.check_pause("api")
-        # The next page of a mirror may be on the Hub.
-        own = self._headers if Place(url).origin == Place(self.where.endpoint).origin else {}
-        utils = self._client.utils
-        headers = {**utils.build_hf_headers(token=False, library_name="wids", library_version=__version__), **own}
+        utils, origin = self._client.utils, Place(self.where.endpoint).origin
+        plain = utils.build_hf_headers(token=False, library_name="wids", library_version=__version__)
 
         def ask() -> Any:
-            answer = utils.get_session().get(url, headers=headers, timeout=filesystems.LIMITS.read_seconds)
-            utils.hf_raise_for_status(answer)
+            session, at = utils.get_session(), url
+            follows = "follow_redirects" if hasattr(session, "follow_redirects") else "allow_redirects"
+            options = {"timeout": filesystems.LIMITS.read_seconds, follows: False}
+            for _ in range(_MAX_HOPS):
+                # A renamed repository leads to its new name; a mirror's next page may be on the Hub.
+                own = self._headers if Place(at).origin == origin else {}
+                answer = session.get(at, headers={**plain, **own}, **options)
+                utils.hf_raise_for_status(answer)
+                if not 300 <= answer.status_code < 400:
+                    break
+                at = urljoin(at, answer.headers.get("Location", ""))
             return answer
 
         try:
@@ -741,23 +762,6 @@ def _known_commit(where: HubPlace) -> str | None:
 def _pin_of(where: HubPlace) -> tuple[str, ...]:
     """The name of a revision: the default is main, so both share one commit."""
     return (*where[:3], where.revision or "main")
-
-
-def _find_token(given: Any, endpoint: str, options: Mapping[str, Any]) -> str | None:
-    """The token of the Hub: as given, or that of huggingface_hub.
-
-    The latter is used only for the configured endpoint, or the one that the caller names.
-    """
-    if given not in (None, True, False) and not isinstance(given, str):
-        raise InputError(f"the token of storage_options is of type {type(given).__name__}; it must be a text")
-    if given is False or (isinstance(given, str) and given):
-        return given or None
-    package = client(endpoint)
-    is_implicit = given is not True and package.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
-    if is_implicit or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
-        return None
-    token: str | None = package.get_token()
-    return token
 
 
 def _run_apart(work: Callable[[], T], go_on: Callable[[], None]) -> T:

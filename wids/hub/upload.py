@@ -19,6 +19,7 @@ from wids.core.index import writing
 from wids.core.index.earlier import EarlierIndex
 from wids.core.index.spec import PACKS, parse_json
 from wids.core.transport.failures import public_cause
+from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, OutputError, WidsError
 from wids.hub import datasets, repository, source
@@ -61,7 +62,7 @@ class Branch:
         self._kind = where.kind.removesuffix("s")
         if source.is_commit(self._branch):
             raise self._read_only("a commit")
-        token = source.find_token(root, session)
+        token = source.find_token(where.endpoint, session.options_for(Place(root)))
         if token is None:
             raise OutputError(
                 f"{root}: a commit needs a token with write access, and none was found; log in (hf auth login), or set "

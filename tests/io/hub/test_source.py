@@ -754,6 +754,33 @@ def answering(stand_in, monkeypatch):
     return put
 
 
+def test_a_repository_that_was_renamed(stand_in, answering):
+    """Its old name leads to the new one, with the token."""
+    stand_in.put({"a.tar": body_of(1)})
+    stand_in.repository.token = "s3cret"
+    moved = {"Location": ""}
+
+    def find(path):
+        moved["Location"] = path.replace("/org/old", "/org/set")
+        return (307, b"", dict(moved)) if "/org/old" in path else None
+
+    answering(find)
+    shard = ShardBytes("hf://datasets/org/old/a.tar", session=Session({"token": "s3cret"}))
+    assert shard.read(5, 10) == body_of(1)[5:15]
+
+
+def test_headers_of_the_hub_do_not_follow_to_another_server(stand_in, answering, server, no_waits):
+    """Of a redirect or a link of the API: neither the token nor others."""
+    stand_in.put({"a.tar": b"x"})
+    page = server.add("/page", b'[{"type": "file", "path": "b.tar", "size": 1, "oid": "x"}]')
+    answering(lambda path: (307, b"", {"Location": page}) if "/tree/" in path else None)
+    base, own = f"{stand_in.url}/datasets/org/set/resolve/main", {"Authorization": "Bearer s3cret", "X-Own": "own"}
+    assert hub.list_files(f"{base}/a.tar", Session({"headers": own})).files.keys() == {"b.tar"}
+    assert "Bearer s3cret" in stand_in.authorizations["api"]
+    assert len(server.headers) == 1
+    assert not {"authorization", "x-own"} & {name.lower() for name in server.headers[0]}
+
+
 @pytest.mark.parametrize("leads_to", ["{own}", "//", ""])
 def test_a_listing_without_end(stand_in, answering, no_waits, leads_to):
     """A page that leads to itself is told, not asked for again and again."""

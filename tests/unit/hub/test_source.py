@@ -71,7 +71,7 @@ def test_tokens(monkeypatch, tmp_path):
     """As huggingface_hub finds its own; it is for the endpoint in force alone."""
 
     def found(given=None, endpoint=HUB):
-        return hub._find_token(given, endpoint, {})
+        return hub.find_token(endpoint, {"token": given})
 
     assert found() is None
     (tmp_path / "token").write_text("filed\n")
@@ -87,7 +87,7 @@ def test_tokens(monkeypatch, tmp_path):
 def test_a_token_that_is_no_text(token):
     """It is not left out as if none was given."""
     with pytest.raises(InputError, match="it must be a text") as caught:
-        hub.find_token("hf://datasets/o/n", Session({"token": token}))
+        hub.find_token(HUB, {"token": token})
     assert "s3cret" not in str(caught.value)
 
 
