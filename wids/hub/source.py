@@ -213,10 +213,13 @@ def client(url: str) -> Any:
         with forks.lock:
             import huggingface_hub.constants
             import huggingface_hub.utils
+
+            package: Any = huggingface_hub
+            _ = package.get_token, package.utils.build_hf_headers  # both import more
     except ImportError as error:
         words = f"{url}: the Hugging Face Hub is read with huggingface_hub: pip install 'wids[hub]'"
         raise DependencyError(words, url=url) from error
-    return huggingface_hub
+    return package
 
 
 def is_offline() -> bool:
@@ -284,7 +287,8 @@ def find_token(endpoint: str, options: Mapping[str, Any]) -> str | None:
     is_off = given is not True and package.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
     if is_off or endpoint not in (_endpoint(), str(options.get("endpoint") or "").rstrip("/")):
         return None
-    token: str | None = package.get_token()
+    with _asking:
+        token: str | None = package.get_token()
     return token
 
 
@@ -671,6 +675,9 @@ _targets: dict[tuple[str, str], _Redirect] = {}
 _pauses: dict[tuple[str, str], float] = {}
 _MAX_TARGETS = 100_000
 _lock = threading.Lock()
+# Around each request of huggingface_hub, whose client a forked child closes: its locks must be free then.
+_asking = threading.Lock()
+forks.wait_for(_asking)
 _locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock]]
 _locks = weakref.WeakKeyDictionary()
 
@@ -770,7 +777,8 @@ def _run_apart(work: Callable[[], T], go_on: Callable[[], None]) -> T:
 
     def step() -> None:
         try:
-            future.set_result(work())
+            with _asking:
+                future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - for the caller
             future.set_exception(error)
 

@@ -869,3 +869,32 @@ def test_a_listing_without_an_end(monkeypatch):
     with pytest.raises(TooLongError, match="or more than 5"):
         hub.list_files("hf://buckets/org/set")
     assert next(numbers) < 10
+
+
+def end_with(connection):
+    """As a worker that opens something of the Hub itself: how many files there are."""
+    connection.send(len(hub.list_files("hf://buckets/org/b").files))
+    connection.close()
+
+
+def test_processes_that_are_forked_while_a_thread_asks(stand_in):
+    """A fork waits for its request: the child closes huggingface_hub's client, whose locks must be free."""
+    stand_in.put({"a.tar": b"x"}, "buckets/org/b")
+    assert len(hub.list_files("hf://buckets/org/b").files) == 1
+    is_over = threading.Event()
+
+    def ask():
+        while not is_over.is_set():
+            hub.list_files("hf://buckets/org/b")
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(30):
+            with child(end_with) as (_, connection):
+                assert receive(connection) == 1
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()

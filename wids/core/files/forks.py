@@ -1,10 +1,11 @@
 """Resources that a forked child inherits and must not use unchanged: the only module that handles forks.
 
-A fork copies one thread, all memory and all descriptors. So three things are said here, and nowhere else:
+A fork copies one thread, all memory and all descriptors. So four things are said here, and nowhere else:
 
 - ``with lock:`` a fork waits while this is locked. A lock that another thread holds in that moment, the import lock of
   a module say, is never released in the child, and a wait for it never ends. It goes around what takes such locks, and
   around steps that a child must not find half done; it is short. A thread may fork under it, or take it twice.
+- `wait_for`: a fork waits for another lock, which a client of others is used under that no child may find at work.
 - `call_in_child`: a module that keeps state about this process says which function resets it in a child.
 - `reset_in_child`: an object that holds a lock, or a descriptor that a child's copy would keep locked, is reset there.
   It is remembered weakly.
@@ -30,6 +31,7 @@ class Inherited(Protocol):
 
 lock: threading.RLock = threading.RLock()
 _functions: list[Callable[[], None]] = []
+_waited: list[threading.Lock] = []
 
 
 class _Weakly:
@@ -57,6 +59,15 @@ _MIN_SWEPT = 1024
 _objects = _Weakly()
 
 
+def wait_for(held: threading.Lock) -> None:
+    """Let each fork wait until a lock is free, which it then is in the child; for a module's own lock.
+
+    Who holds it takes no other lock of wids. A fork may wait as long as a server takes to answer.
+    """
+    with lock:
+        _waited.append(held)
+
+
 def call_in_child(function: Callable[[], None]) -> None:
     """Call ``function`` in each forked child, in its only thread."""
     _functions.append(function)
@@ -68,8 +79,20 @@ def reset_in_child(thing: Inherited) -> None:
         _objects.add(thing)
 
 
-def _start_child() -> None:
+def _prepare() -> None:
+    for held in _waited:  # before `lock`, which others need meanwhile
+        held.acquire()
+    lock.acquire()
+
+
+def _resume() -> None:
     lock.release()
+    for held in _waited:
+        held.release()
+
+
+def _start_child() -> None:
+    _resume()
     for function in _functions:
         function()
     for thing in _objects:
@@ -77,4 +100,4 @@ def _start_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_start_child)
+    os.register_at_fork(before=_prepare, after_in_parent=_resume, after_in_child=_start_child)
