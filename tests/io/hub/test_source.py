@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import operator
 import os
 import pickle
 import random
+import sys
 import threading
 import types
 from pathlib import Path
@@ -25,13 +27,14 @@ from tests.support.hub import begin_run
 from tests.support.servers import cut, status, whole
 from tests.support.shards import write_shard, write_shards
 from tests.support.tars import pack_of, table_of
-from wids.core.transport import download, failures, filesystems, stores
+from wids.core.transport import download, failures, filesystems, schemes, stores
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import Session
 from wids.core.transport.source import Precedence
 from wids.core.transport.spans import Span
 from wids.errors import (
     ChangedShardError,
+    DependencyError,
     DigestMismatchError,
     FetchDeniedError,
     FetchError,
@@ -74,6 +77,22 @@ def test_processes_that_start_together_read_one_commit(stand_in):
     stand_in.put({"a.tar": b"newer"})
     hub.forget()
     assert hub.list_files(BASE).files["a.tar"].size == 3
+
+
+def test_without_huggingface_hub(stand_in, tmp_path, monkeypatch, caplog):
+    """A URL of the Hub is read as any server's, with one warning; by its name, the error says what to install."""
+    [shard] = write_shards(tmp_path, [4])
+    stand_in.put({"a.tar": Path(shard["url"]).read_bytes()})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(schemes, "_is_installed", functools.cache(schemes._is_installed.__wrapped__))
+    url = f"{stand_in.url}/datasets/org/set/resolve/main/a.tar"
+    for name in ("one", "two"):
+        dataset = wids.ShardListDataset([(url, 4)], cache_dir=tmp_path / name, transformations="raw")
+        assert dataset[3][".txt"]
+    assert caplog.text.count("without huggingface_hub, URLs that may be the Hub's are read as any server's") == 1
+    assert stand_in.requests["api"] == 0
+    with pytest.raises(DependencyError, match=r"pip install 'wids\[hub\]'"):
+        wids.ShardListDataset([(f"{BASE}/a.tar", 4)], cache_dir=tmp_path / "three")[0]
 
 
 def test_many_samples_ask_the_resolver_once_for_a_shard(stand_in):

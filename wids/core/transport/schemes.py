@@ -5,11 +5,14 @@ A module is imported for the first place that may be its store's. No other modul
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from wids.core.files import forks
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,12 +62,14 @@ class _Scheme(NamedTuple):
     Attributes:
         store: a `Store`. catalog: its data sets by name; see `wids.hub.datasets`.
         names: a data set's name begins with one of these. mark: in the path of http(s) URLs that may be of the store.
+        package: that the store needs. Without it, http(s) URLs are read as those of any server.
     """
 
     store: str
     catalog: str
     names: tuple[str, ...]
     mark: str
+    package: str
 
 
 _HUB = _Scheme(
@@ -72,6 +77,7 @@ _HUB = _Scheme(
     "wids.hub.datasets",
     ("hf://datasets/", "https://huggingface.co/datasets/"),
     "/resolve/",
+    "huggingface_hub",
 )
 _SCHEMES = {"hf": _HUB}
 
@@ -81,7 +87,7 @@ def find_store(place: Place) -> Store | None:
     found = _SCHEMES.get(place.scheme)
     if found is None and place.scheme in ("http", "https"):
         text = str(place)
-        found = next((each for each in _SCHEMES.values() if each.mark in text), None)
+        found = next((each for each in _SCHEMES.values() if each.mark in text and _is_installed(each.package)), None)
     return None if found is None else cast("Store", _load(found.store))
 
 
@@ -113,6 +119,15 @@ def note_pins(found: Mapping[str, Mapping[Any, Any]]) -> None:
     """Use these versions; see `pins`."""
     for scheme, each in found.items():
         cast("Store", _load(_SCHEMES[scheme].store)).note_pins(each)
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    with forks.lock:
+        is_there = importlib.util.find_spec(package) is not None
+    if not is_there:
+        logger.warning("without %s, URLs that may be the Hub's are read as any server's: no commit is kept", package)
+    return is_there
 
 
 def _load(name: str) -> Any:
