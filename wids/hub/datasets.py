@@ -38,7 +38,7 @@ _READ = 16
 _READS_AT_A_TIME = 16
 
 
-class Split(NamedTuple):
+class NamedSplit(NamedTuple):
     """A split of a data set.
 
     Attributes:
@@ -68,7 +68,7 @@ class _KeptSplit(msgspec.Struct, frozen=True):
 _SPLITS = JsonParser(_KeptSplit)
 
 
-def open_split(name: str, session: Session) -> Split:
+def open_split(name: str, session: Session) -> NamedSplit:
     """The shards of a split, in order, and its other splits.
 
     Args:
@@ -93,7 +93,7 @@ def open_split(name: str, session: Session) -> Split:
     for note in split.notes:
         logger.warning("%s", note)
     found = [Found(f"{named.root}/{path}", files[path], listing.files[path].tag or None) for path in split.shards]
-    return Split(named, listing.commit, files, read, found, split)
+    return NamedSplit(named, listing.commit, files, read, found, split)
 
 
 def find_shards(name: str, session: Session) -> list[Found]:

@@ -822,7 +822,7 @@ class _Lfs(msgspec.Struct):
     size: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)] | None = None
 
 
-class _Entry(msgspec.Struct, rename="camel"):
+class _ListedFile(msgspec.Struct, rename="camel"):
     """An entry of a listing; ``oid``: its name in git."""
 
     type: str
@@ -843,7 +843,7 @@ class _Entry(msgspec.Struct, rename="camel"):
 _KEPT_PINS = JsonParser(_Pin)
 _KEPT_LISTINGS = JsonParser(dict[str, KnownFile])
 _REVISIONS = JsonParser(_Revision)
-_PAGES = JsonParser(list[_Entry], is_plain=True)
+_PAGES = JsonParser(list[_ListedFile], is_plain=True)
 
 
 def _digest(*words: str) -> str:
