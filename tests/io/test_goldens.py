@@ -1,5 +1,6 @@
 """Files and states that earlier versions wrote are read, whole; those of a newer one are read, or refused by name."""
 
+import copy
 import json
 import os
 import shutil
@@ -183,7 +184,7 @@ def test_states_of_another_version(version, case):
     state = {**case["state"], "wids": "1.7.0", "later": {"a": 1}}
     assert rest_of(case, state, world=int(world)) == case["rest"][world]
     assert rest_of(case, {k: v for k, v in state.items() if k != "wids"}, world=int(world)) == case["rest"][world]
-    order = json.loads(state["order"]) if isinstance(state["order"], str) else state["order"]
+    order = json.loads(state["order"]) if isinstance(state["order"], str) else copy.deepcopy(state["order"])
     inner = order.get("rule", order)
     inner["later"] = 5
     writer = rf"wids 1\.7\.0 wrote the state, and this is wids {wids.__version__}"
