@@ -1,1 +1,1 @@
-"""Shards on this disk: the directory, its space, leases, hints of use, prefetching, cleaning."""
+"""Shards on this disk: the directory, its space, leases, hints of use, eviction, cleaning."""
