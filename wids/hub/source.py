@@ -442,6 +442,7 @@ class _Hub:
     where: HubPlace
     access: str
     filesystem: Any
+    session: Session
 
     def __init__(self, url: str, where: HubPlace, session: Session, go_on: Callable[[], None]) -> None:
         self.url, self.where, self.go_on = url, where, go_on
