@@ -1,6 +1,6 @@
 """The pictures of wids/tools/serve/README.md: `wids serve` in Chromium, over patches of scikit-learn's two photographs.
 
-    python benchmarks/serve_pictures.py     writes wids/serve/pictures/*.png; half a minute
+    python benchmarks/serve_pictures.py     writes wids/tools/serve/pictures/*.png; half a minute
 
 A job trains from a slow server meanwhile, through a bounded cache: the cache page is a picture of it.
 """
