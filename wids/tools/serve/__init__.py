@@ -33,7 +33,7 @@ def start(
         port: where to listen; 0: any free port.
         cache_dir: where remote shards may be, as there; of an index only.
         storage_options: for fsspec, as there; of an index only.
-        marks: a file that marked samples are kept in: ``.json``: a view; ``.npy``: indices; any other: a key a line.
+        marks: a ``.npy`` that the indices of marked samples are kept in.
 
     Returns:
         The server: ``url`` to open, ``show(height=)`` for a notebook, ``close()``; also a ``with`` block.
