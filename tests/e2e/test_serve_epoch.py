@@ -148,7 +148,7 @@ def test_batches_of_like_length(browser, server, index):
 
 def test_answers_that_take_long(browser, index, set_limits):
     """Each answer comes to one block, or step: the page asks until all is there, and for no rank that was left."""
-    set_limits(epoch, seconds=0.0)
+    set_limits(epoch.Answers, seconds=0.0)
     sizes = ShardListDataset(index).read_column("bytes")
     ranks = [batches_of(index, rank, lengths=sizes, max_tokens=300, block=8) for rank in range(2)]
     server = PageServer(Served(str(index)), port=0)  # start would close the other one of this index

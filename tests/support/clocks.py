@@ -30,17 +30,18 @@ def wait_until(condition):
         pause.wait(0.005)
 
 
-def set_limits(module, patch=setattr, **changes):
-    """Put other clocks and limits into force: ``module.LIMITS`` with these fields changed.
+def set_limits(owner, patch=setattr, **changes):
+    """Put other clocks and limits into force: ``limits`` of a class, or ``LIMITS`` of a module, with changed fields.
 
     Tests have a fixture of this name, which puts them back.
 
     Args:
-        module: the one that has them.
+        owner: the class or module that has them.
         patch: a monkeypatch's ``setattr``; in a child process the plain one does.
-        changes: fields of ``module.LIMITS``; it has no others.
+        changes: fields of them; there are no others.
     """
-    patch(module, "LIMITS", module.LIMITS._replace(**changes))
+    name = "limits" if isinstance(owner, type) else "LIMITS"
+    patch(owner, name, getattr(owner, name)._replace(**changes))
 
 
 class PrefetchClock:

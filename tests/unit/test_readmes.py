@@ -213,12 +213,14 @@ UNITS |= {"min": 60, "h": 3600, "days": 86_400}
 
 
 def constant_of(name):
-    """The constant of a limit's name: ``cache.limits.wait_seconds`` is of that module, or of its `LIMITS`."""
+    """The constant of a limit's name: of that module, of its `LIMITS`, or of the limits of a class in it."""
     module, _, attribute = name.rpartition(".")
     inside = Path(*module.split(".")).with_suffix(".py")
     ring = next(ring for ring in ("core", "tools", "") if (WIDS / ring / inside).is_file())
     found = importlib.import_module(".".join(filter(None, ("wids", ring, module))))
-    return getattr(found, attribute) if hasattr(found, attribute) else getattr(found.LIMITS, attribute)
+    owners = [found, getattr(found, "LIMITS", None)]
+    owners += [each.limits for each in vars(found).values() if isinstance(each, type) and hasattr(each, "limits")]
+    return next(getattr(owner, attribute) for owner in owners if hasattr(owner, attribute))
 
 
 def test_a_limit_is_the_constant_of_its_name():
@@ -228,7 +230,7 @@ def test_a_limit_is_the_constant_of_its_name():
         number, _, unit = value.replace(",", "").partition(" ")
         try:
             is_right = float(number) * UNITS[unit] == pytest.approx(constant_of(name))
-        except (ImportError, AttributeError, KeyError, ValueError) as error:
+        except (ImportError, AttributeError, KeyError, StopIteration, ValueError) as error:
             wrong.append(f"{name} is {value!r}: {error!r}")
         else:
             wrong += [] if is_right else [f"{name} is {value!r}, and the constant is {constant_of(name)}"]

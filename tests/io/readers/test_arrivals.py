@@ -149,7 +149,7 @@ def test_a_sample_comes_before_its_shard(web, make, held):
 
 def test_a_process_that_has_spent_its_share_waits_for_the_shard(web, make, held, set_limits, monkeypatch):
     """One read is let in; the next one comes from the shard, which is on its way, and no more ranges are asked for."""
-    set_limits(pace, job_rate=0.001)
+    set_limits(pace.Pace, job_rate=0.001)
     dataset, looks = make("a"), threading.Semaphore(0)
     monkeypatch.setattr(provider, "_pause", types.SimpleNamespace(wait=lambda _: looks.release() or time.sleep(0.001)))
     assert dataset[3][".txt"] == text_of(3)
@@ -166,7 +166,7 @@ def test_a_process_that_has_spent_its_share_waits_for_the_shard(web, make, held,
 
 def test_a_process_goes_on_asking_when_its_turn_comes(web, make, set_limits):
     """Though the shard does not come."""
-    set_limits(pace, job_rate=50.0, burst_seconds=0.02)
+    set_limits(pace.Pace, job_rate=50.0, burst_seconds=0.02)
     dataset = make("a")
     assert dataset[3][".txt"] == text_of(3)
     wait_until(lambda: downloads(web, "a"))
@@ -709,7 +709,7 @@ def test_versions_are_not_mixed_in_a_first_read():
 def test_a_table_that_does_not_come(web, make, held, set_limits):
     """The shard is downloaded instead, soon, and the table is not waited for again."""
     held.go.set()
-    set_limits(range_provider, table_seconds=0.3)
+    set_limits(range_provider.RangeProvider, table_seconds=0.3)
     web.faults["/a.tar.widx"] = [stall]
     dataset = make("a")
     start = time.monotonic()
@@ -749,7 +749,7 @@ def test_a_batch_over_very_many_shards(web, make, held, monkeypatch, set_limits)
 def test_after_an_outage_samples_are_read_early_again(web, make, held, set_limits):
     """Where the limit has no space for the shard, it would be downloaded again and again from then on."""
     held.go.set()
-    set_limits(range_provider, answer_seconds=0.1, again_seconds=0.0)
+    set_limits(range_provider.RangeProvider, answer_seconds=0.1, again_seconds=0.0)
     dataset = make("a")
     web.faults["/a.tar"] = [status(503), status(503), whole]
     assert dataset[0][".txt"] == text_of(0)
@@ -854,7 +854,7 @@ def test_a_pack_that_lacks_shards(web, make, held):
 
 def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch, set_limits):
     """A directory that takes long, once, does not use up the time of the table that it was asked for."""
-    set_limits(range_provider, table_seconds=2.0)
+    set_limits(range_provider.RangeProvider, table_seconds=2.0)
     options, clock = packed(web), time.perf_counter
     late = []
 

@@ -25,7 +25,7 @@ def home(tmp_path):
 @pytest.fixture
 def pages(tmp_path, home, monkeypatch):
     """The pages of a dataset with that directory; each request looks anew."""
-    set_limits(cache, monkeypatch.setattr, pause_seconds=0.0)
+    set_limits(cache.Live, monkeypatch.setattr, pause_seconds=0.0)
     served = Served(write_index(tmp_path), cache_dir=home)
     yield TestClient(make_app(served), base_url="http://localhost", headers={"x-wids": "1"})
     served.close()
@@ -96,7 +96,7 @@ def test_pages_that_are_open_share_a_look(home, monkeypatch):
     """However many ask, the directory is looked at once for all."""
     os.mkdir(home)
     put_shard(home, "a.tar")
-    set_limits(cache, monkeypatch.setattr, pause_seconds=1000.0)
+    set_limits(cache.Live, monkeypatch.setattr, pause_seconds=1000.0)
     live, looks = cache.Live(home), []
     real = live._watch.look
     monkeypatch.setattr(live._watch, "look", lambda: looks.append(1) or real())

@@ -62,7 +62,7 @@ class Pages:
 @pytest.fixture
 def open_pages(set_limits):
     """Serve an index, whose answers may take as long as they do; each is closed at the end."""
-    set_limits(epoch, seconds=PATIENCE_SECONDS)
+    set_limits(epoch.Answers, seconds=PATIENCE_SECONDS)
     opened = []
 
     def open_one(index):
@@ -244,7 +244,7 @@ def test_open_shards(open_pages, plain, set_limits):
 
     whole = pages.get("/open", rank=1, step=3, **query)
     assert (whole["first"], whole["last"]) == (0, steps)
-    set_limits(epoch, open_samples=10)
+    set_limits(epoch.Answers, open_samples=10)
     for step in range(steps):
         shards = {one["shard"] for one in pages.get("/batch", rank=1, step=step, **query)["samples"]}
         assert shards <= is_open(whole, step)
@@ -300,7 +300,7 @@ def test_an_epoch_that_takes_long_to_cut(open_pages, plain, set_limits):
     query = {"lengths": "bytes", "max_tokens": "300", "batch_size": "", "block": "5", "world_size": "2"}
     whole = open_pages(plain)
     steps = whole.get("", **query)["steps"]
-    set_limits(epoch, seconds=0.0)
+    set_limits(epoch.Answers, seconds=0.0)
     pages = open_pages(plain)
     facts = pages.get("", **query)
     assert not facts["is_whole"]

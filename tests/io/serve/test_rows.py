@@ -170,7 +170,7 @@ def test_a_remote_set(tmp_path, ask):
 
 def test_a_slow_shard(tmp_path, serve_index, monkeypatch):
     """Rows of other shards do not wait for it; its own are pending, and asked for again."""
-    monkeypatch.setattr(serve_rows, "LIMITS", serve_rows.RowLimits(wait_seconds=0.05))
+    monkeypatch.setattr(serve_rows.ServedRows, "limits", serve_rows.RowLimits(wait_seconds=0.05))
     write_index(tmp_path, (2, 2))
     pages = serve_index(tmp_path / "index.json")
     served = pages.served

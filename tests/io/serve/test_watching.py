@@ -88,7 +88,7 @@ def test_shards(tmp_path):
 
 def test_what_comes_and_goes(tmp_path, monkeypatch):
     """What happened before the first look is told by the log; later changes come once each, with their bytes."""
-    set_limits(watching, monkeypatch.setattr, listing_pauses=0.0)
+    set_limits(watching.CacheWatch, monkeypatch.setattr, listing_pauses=0.0)
     space = Space(str(tmp_path), limit=None)
     for name in ("a.tar", "b.tar"):
         with space.lock():

@@ -176,7 +176,7 @@ def test_without_a_cache_directory(web, load, tmp_path):
 
 def test_a_large_directory(web, load, set_limits):
     """What the first request does not bring, others do."""
-    set_limits(table_packs, first_bytes=64)
+    set_limits(table_packs.TablePacks, first_bytes=64)
     dataset = load()
     check_samples(dataset)
     assert asked(web) == 3 + len(TAGS)  # the beginning, the rest of the header, the rest of the directory
@@ -378,21 +378,23 @@ def test_after_an_outage_the_pack_is_used_again(web, load, monkeypatch, no_waits
     assert asked(web) == failed
     web.faults[PACK] = []
     real = time.monotonic
-    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + table_packs.LIMITS.again_seconds)
+    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + table_packs.TablePacks.limits.again_seconds)
     assert dataset[2 * ROWS][".txt"] == b"c0"
     assert asked(web) == failed + 2
 
 
 def test_a_server_that_hangs(web, load, monkeypatch, set_limits, caplog):
     """The directory is waited for once, and not again every minute."""
-    set_limits(table_packs, directory_seconds=0.2, again_ratio=1e6)
+    set_limits(table_packs.TablePacks, directory_seconds=0.2, again_ratio=1e6)
     gate = web.gate()
     web.faults[PACK] = [gate]
     dataset = load()
     assert dataset[0][".txt"] == b"a0"
     gate.go.set()
     real = time.monotonic
-    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + 10 * table_packs.LIMITS.again_seconds)
+    monkeypatch.setattr(
+        table_packs.time, "monotonic", lambda: real() + 10 * table_packs.TablePacks.limits.again_seconds
+    )
     check_samples(dataset)
     assert asked(web) == 1
     (record,) = caplog.records
@@ -406,12 +408,12 @@ def test_processes_wait_at_the_same_time(web, load, monkeypatch):
 
     @contextlib.contextmanager
     def alone(*_):
-        passed.append(table_packs.LIMITS.directory_seconds)
+        passed.append(table_packs.TablePacks.limits.directory_seconds)
         yield
 
     monkeypatch.setattr(table_packs.SharedFiles, "alone", alone)
     assert load()[0][".txt"] == b"a0"
-    assert (passed, asked(web)) == ([table_packs.LIMITS.directory_seconds], 0)
+    assert (passed, asked(web)) == ([table_packs.TablePacks.limits.directory_seconds], 0)
 
 
 def test_what_the_cache_has_is_checked(web, load, tmp_path):

@@ -107,7 +107,7 @@ def test_batches_that_are_under_way_do_not_stop_for_their_shard():
 
 def test_a_node_that_has_spent_its_share_of_requests_waits_for_its_shard(set_limits):
     """The first batch comes by ranges, twice its share; the next ones when it is their turn: 5 requests a second."""
-    set_limits(pace, job_rate=5.0)
+    set_limits(pace.Pace, job_rate=5.0)
     found = simulate(one_shard(bandwidth=100.0, latency=0.1, workers=1))
     assert (found.total("range_requests"), found.total("shards")) == (100, 1)
     assert found.first_seconds == pytest.approx([1.1])
@@ -118,7 +118,7 @@ def test_a_node_that_has_spent_its_share_of_requests_waits_for_its_shard(set_lim
 
 def test_a_shard_that_comes_first_is_not_asked_for_again(set_limits):
     """The next batches wait for the shard alone, which comes before it is their turn."""
-    set_limits(pace, job_rate=1.0)
+    set_limits(pace.Pace, job_rate=1.0)
     found = simulate(one_shard(bandwidth=400.0, latency=0.1, workers=1))
     assert (found.total("range_requests"), found.total("shards")) == (10, 1)
     assert list(found.waits) == [0, 1]

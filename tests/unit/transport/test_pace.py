@@ -1,6 +1,6 @@
 """How many byte ranges a process asks for: a share in advance, then a rate, halved by refusals."""
 
-from wids.core.transport.pace import LIMITS, Pace
+from wids.core.transport.pace import Pace
 
 
 def test_a_share_in_advance_and_then_a_rate():
@@ -13,7 +13,7 @@ def test_a_share_in_advance_and_then_a_rate():
     assert not pace.may_ask(101.4, 10.0)
     assert pace.may_ask(101.7, 10.0)
     assert pace.may_ask(1000.0, 10.0)
-    pace.spend(10 * LIMITS.burst_seconds)
+    pace.spend(10 * Pace.limits.burst_seconds)
     assert not pace.may_ask(1000.0, 10.0)
 
 
@@ -38,7 +38,7 @@ def test_refusals_halve_the_share():
     assert not pace.may_ask(1.0, 64.0)
     for second in range(2, 20):
         pace.note_refusal(float(second))
-    assert pace._part == LIMITS.least
+    assert pace._part == Pace.limits.least
     assert pace.may_ask(60.0 * 10, 64.0)
     pace.spend(63)
     assert pace.may_ask(60.0 * 10, 64.0)

@@ -21,7 +21,7 @@ from wids.core.readers.remote import RangeReader, are_same
 from wids.core.tables import member_tables
 from wids.core.tables import table as tables
 from wids.core.tables.published_tables import PublishedTables
-from wids.core.transport import filesystems, pace, retrying
+from wids.core.transport import filesystems, retrying
 from wids.core.transport.failures import CancelledTransferError, forget_frames
 from wids.core.transport.pace import Pace
 from wids.core.transport.place import Place
@@ -52,9 +52,6 @@ class EarlyReadLimits(NamedTuple):
     again_seconds: float = 30.0
 
 
-LIMITS = EarlyReadLimits()
-
-
 class RangeProvider:
     """Reads members of remote shards where they are.
 
@@ -72,6 +69,8 @@ class RangeProvider:
     """
 
     has_tables: bool = False
+
+    limits: EarlyReadLimits = EarlyReadLimits()
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class RangeProvider:
 
     def may_ask(self) -> bool:
         """Whether this process may ask for more ranges of shards that are on their way."""
-        return self._pace.may_ask(time.monotonic(), pace.LIMITS.job_rate / processes_of_job())
+        return self._pace.may_ask(time.monotonic(), self._pace.limits.job_rate / processes_of_job())
 
     def open(self, shard: Shard) -> Reader:
         """See `wids.core.readers.provider.ShardProvider.open`."""
@@ -153,7 +152,7 @@ class RangeProvider:
             url,
             session=self._session,
             size=table.identity.size,
-            seconds=LIMITS.answer_seconds,
+            seconds=self.limits.answer_seconds,
             is_cancelled=is_there,
             needs_strong=True,
             is_expected=partial(_is_version_of, table.identity),
@@ -214,7 +213,7 @@ class RangeProvider:
         record = self._book.of(shard.url)
         try:
             self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
-            ends = time.perf_counter() + LIMITS.table_seconds
+            ends = time.perf_counter() + self.limits.table_seconds
             table = self._published.read(
                 shard,
                 shard_bytes=shard.filesize,
@@ -291,7 +290,7 @@ class RangeProvider:
         elif isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
             record.lacks_ranges = True
         else:
-            record.retry_at = time.monotonic() + LIMITS.again_seconds
+            record.retry_at = time.monotonic() + self.limits.again_seconds
 
     def _forget_guess(self, url: str, guess: Identity, error: FetchError | ShardError) -> None:
         """Have a shard opened without the table that the cache remembers: the shard was replaced since."""

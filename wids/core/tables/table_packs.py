@@ -60,9 +60,6 @@ class PackLimits(NamedTuple):
     again_ratio: float = 30.0
 
 
-LIMITS = PackLimits()
-
-
 class OpenPack(NamedTuple):
     """A pack whose directory is at hand.
 
@@ -99,6 +96,8 @@ class TablePacks:
         session: what opens URLs; its hooks are called with a `TableRead` for each directory and each table that came
             over a network.
     """
+
+    limits: PackLimits = PackLimits()
 
     def __init__(self, *, cache_dir: str | None, session: Session = PLAIN) -> None:
         self._session = session
@@ -256,7 +255,7 @@ class TablePacks:
         if Place(url).is_local:
             return _read_local(url), None
         # From before the lock: of many processes, each would else wait for the server in its turn.
-        ends = time.monotonic() + LIMITS.directory_seconds
+        ends = time.monotonic() + self.limits.directory_seconds
         fetched: list[tuple[OpenPack, ShardBytes]] = []
 
         def make(_: str, fd: int) -> None:
@@ -297,7 +296,7 @@ class TablePacks:
             is_cancelled=lambda: time.monotonic() > ends,
             needs_version=True,
         )
-        first = source.read_first(LIMITS.first_bytes)
+        first = source.read_first(self.limits.first_bytes)
         data, end = pack_format.read_head(source.read, place=url, size=source.size, data=first)
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
@@ -314,7 +313,7 @@ class TablePacks:
             if self._open.get(pack.url) is not pack:  # by another thread
                 return
             now = time.monotonic()
-            if now - self._replaced_at.get(pack.url, -math.inf) < LIMITS.again_seconds:
+            if now - self._replaced_at.get(pack.url, -math.inf) < self.limits.again_seconds:
                 self._give_up(pack.url, error)
                 return
             del self._open[pack.url]
@@ -324,12 +323,12 @@ class TablePacks:
     def _give_up(self, url: str, error: BaseException, *, took: float = 0.0) -> None:
         """Use a pack no more; for some time only where it may have been the network, or is being replaced."""
         self._open.pop(url, None)
-        pause = max(LIMITS.again_seconds, LIMITS.again_ratio * took)
+        pause = max(self.limits.again_seconds, self.limits.again_ratio * took)
         self._retry_at[url] = math.inf if _is_final(error) else time.monotonic() + pause
         what = error
         if isinstance(error, CancelledTransferError):
             what = TableError(
-                f"{url}: the directory of this pack did not come in {LIMITS.directory_seconds:.0f} s", url=url
+                f"{url}: the directory of this pack did not come in {self.limits.directory_seconds:.0f} s", url=url
             )
         self._warn(url, what)
 

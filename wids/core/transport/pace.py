@@ -28,11 +28,10 @@ class PaceLimits(NamedTuple):
     again_seconds: float = 30.0
 
 
-LIMITS = PaceLimits()
-
-
 class Pace:
     """The requests of one process; several threads may use it, and miscount a little."""
+
+    limits: PaceLimits = PaceLimits()
 
     def __init__(self) -> None:
         self._left: float | None = None  # requests that may be made at once; below 0: that were made too early
@@ -47,7 +46,7 @@ class Pace:
             rate: the share of the process, in requests a second.
         """
         rate *= self._part_at(now)
-        most = max(rate * LIMITS.burst_seconds, 1.0)
+        most = max(rate * self.limits.burst_seconds, 1.0)
         self._left = most if self._left is None else min(self._left + (now - self._at) * rate, most)
         self._at = now
         return self._left >= 1
@@ -62,13 +61,13 @@ class Pace:
 
     def note_refusal(self, now: float) -> None:
         """The store has answered that there are too many requests (429, 503)."""
-        if now - self._refused_at >= LIMITS.refusal_seconds:
-            self._part = max(self._part_at(now) / 2, LIMITS.least)
+        if now - self._refused_at >= self.limits.refusal_seconds:
+            self._part = max(self._part_at(now) / 2, self.limits.least)
             self._refused_at, self._left = now, min(self._left or 0.0, 0.0)
 
     def _part_at(self, now: float) -> float:
         """The part of its share that the process has after refusals."""
         if self._part == 1.0:
             return 1.0
-        found: float = self._part * 2.0 ** ((now - self._refused_at) // LIMITS.again_seconds)
+        found: float = self._part * 2.0 ** ((now - self._refused_at) // self.limits.again_seconds)
         return min(found, 1.0)

@@ -42,9 +42,6 @@ class LiveLimits(NamedTuple):
     jitter_seconds: float = 2.0
 
 
-LIMITS = LiveLimits()
-
-
 def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     """The page at ``/cache``, and what it asks for."""
     directory = served.cache_dir
@@ -76,6 +73,8 @@ class Live:
         directory: which; it may not exist.
     """
 
+    limits: LiveLimits = LiveLimits()
+
     def __init__(self, directory: str) -> None:
         self._directory, self._watch = directory, CacheWatch(directory, most=ROWS)
         self._lock = threading.Lock()
@@ -97,7 +96,7 @@ class Live:
             CacheError: the directory cannot be listed.
         """
         with self._lock:
-            if time.monotonic() - self._looked >= LIMITS.pause_seconds:
+            if time.monotonic() - self._looked >= self.limits.pause_seconds:
                 self._look = self._watch.look()
                 self._looked = time.monotonic()
                 self._update(self._look)
@@ -157,7 +156,7 @@ class Live:
             }
             if before is not None:
                 then = before[1]["next"]
-                if use is not None and then is not None and abs(use - then) <= LIMITS.jitter_seconds:
+                if use is not None and then is not None and abs(use - then) <= self.limits.jitter_seconds:
                     row["next"] = then  # an estimate that moves a little is no news
             rows[shard.number] = before if before is not None and before[1] == row else (revision, row)
         order = list(rows)

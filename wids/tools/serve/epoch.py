@@ -61,9 +61,6 @@ class EpochLimits(NamedTuple):
     open_samples: int = 200_000
 
 
-LIMITS = EpochLimits()
-
-
 def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     """``/epoch``, and what it asks for."""
     schedules = Schedules(served)
@@ -84,7 +81,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
 
     def about(work: Callable[[Schedule, QueryParams], dict[str, Any]]) -> Callable[[Request], Response]:
         def run(request: Request) -> Response:
-            end = time.monotonic() + LIMITS.seconds
+            end = time.monotonic() + Answers.limits.seconds
             try:
                 schedule = schedules.find(parse_settings(request.query_params), lambda: time.monotonic() > end)
                 with schedule.lock:
@@ -113,6 +110,8 @@ class Answers:
         schedules: its schedules.
     """
 
+    limits: EpochLimits = EpochLimits()
+
     def __init__(self, served: Served, schedules: Schedules) -> None:
         self._served, self._schedules, self._labels = served, schedules, ClassLabels()
 
@@ -120,7 +119,7 @@ class Answers:
         """How many steps there are; with ``more=1`` more of an epoch of batches of like length is cut."""
         table = schedule.table
         if not isinstance(table, Timetable) and not table.is_whole and query.get("more"):
-            end = time.monotonic() + LIMITS.seconds
+            end = time.monotonic() + self.limits.seconds
             table.go_on(lambda _: time.monotonic() > end)
         return {**_describe(schedule), "sources": _names_of(self._schedules)}
 
@@ -145,9 +144,9 @@ class Answers:
         table = schedule.table
         if isinstance(table, Timetable):
             passes = _MAX_BANDS * len(self._served.dataset)  # samples in so many: each pass has its own visits
-            count = max(min(LIMITS.open_samples, passes // table.world) // table.batch_size, 1)
+            count = max(min(self.limits.open_samples, passes // table.world) // table.batch_size, 1)
         else:
-            count = min(max(int(LIMITS.open_samples // table.config.rule.per_batch), 1), _OPEN_STEPS)
+            count = min(max(int(self.limits.open_samples // table.config.rule.per_batch), 1), _OPEN_STEPS)
         while True:
             first = max(min(step - count // 2, table.steps - count), 0)
             last = min(first + count, table.steps)
@@ -164,7 +163,7 @@ class Answers:
 
     def look(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
         """What batches are like at the steps that are named, as many of them as there is time for."""
-        table, end = schedule.table, time.monotonic() + LIMITS.seconds
+        table, end = schedule.table, time.monotonic() + self.limits.seconds
         rank, _ = _place_in(schedule, query)
         steps = [_step_in(schedule, text) for text in query.get("steps", "").split(",")[:POINTS] if text.strip()]
         column = query.get("label", "")
@@ -206,7 +205,7 @@ class Answers:
         if parts is None or not isinstance(table, Timetable):
             raise SelectionError("there are no sources whose turns could be counted")
         begin = parse_integer(query.get("from", "0"), "from", least=0, most=POINTS)
-        end, edges = time.monotonic() + LIMITS.seconds, _edges(table.steps)
+        end, edges = time.monotonic() + self.limits.seconds, _edges(table.steps)
         counts: list[list[int]] = []
         for step in edges[begin:].tolist():
             if counts and time.monotonic() > end:

@@ -53,9 +53,6 @@ class RowLimits(NamedTuple):
     error_seconds: float = 10.0
 
 
-LIMITS = RowLimits()
-
-
 class ServedRows:
     """Facts of samples, and which samples a predicate chooses.
 
@@ -63,6 +60,8 @@ class ServedRows:
         dataset: of the samples. collection: its samples and shards.
         is_marked: whether the sample of an index is.
     """
+
+    limits: RowLimits = RowLimits()
 
     def __init__(
         self,
@@ -199,7 +198,7 @@ class ServedRows:
         except BaseException as error:
             with self._lock:
                 if isinstance(error, WidsError):
-                    self._errors[k] = time.monotonic() + LIMITS.error_seconds, error
+                    self._errors[k] = time.monotonic() + self.limits.error_seconds, error
                     while len(self._errors) > MAX_ROWS:
                         del self._errors[next(iter(self._errors))]
                 del self._asked[k]
@@ -230,7 +229,7 @@ class ServedRows:
         places = [self._collection.locate(index) for index in indices]
         tables = {k: self._table_soon(k) for k in dict.fromkeys(k for k, _ in places)}
         values = self._values(indices, columns) if columns and indices else {}
-        wait(tables.values(), LIMITS.wait_seconds)
+        wait(tables.values(), self.limits.wait_seconds)
         found = []
         for index, (k, row) in zip(indices, places, strict=True):
             facts = {

@@ -51,9 +51,6 @@ class WatchLimits(NamedTuple):
     sort_seconds: float = 5.0
 
 
-LIMITS = WatchLimits()
-
-
 class WatchedShard(msgspec.Struct, kw_only=True):
     """A cached shard.
 
@@ -164,6 +161,8 @@ class CacheWatch:
         directory: which; it may not exist.
         most: shards that a look shows.
     """
+
+    limits: WatchLimits = WatchLimits()
 
     def __init__(self, directory: str, *, most: int = 200) -> None:
         self._home, self._most = CacheDirectory(os.path.abspath(os.path.expanduser(directory))), most
@@ -298,7 +297,8 @@ class CacheWatch:
         self._other_bytes = sum(map(_size_of, others))
         end, self._noted = time.monotonic(), {}
         self._states, self._listed, self._sort_at = states, end, 0.0
-        self._list_at = end + LIMITS.listing_pauses * (0.0 if is_first else end - start)  # at first all are looked at
+        took = 0.0 if is_first else end - start  # at first all are looked at
+        self._list_at = end + self.limits.listing_pauses * took
 
     def _see(self, name: str) -> WatchedShard | None:
         """Look at a shard that is new, or new in its place; None: it is gone again, or no file."""
@@ -333,7 +333,7 @@ class CacheWatch:
         """The shards that are shown."""
         now = time.monotonic()
         if len(self._shards) <= _FEW or now >= self._sort_at:
-            self._sort_at = now + LIMITS.sort_seconds
+            self._sort_at = now + self.limits.sort_seconds
             self._recent = heapq.nlargest(self._most, self._shards.values(), key=lambda each: each.used_seconds)
         coming = heapq.nsmallest(self._most, uses, key=uses.__getitem__)
         names = dict.fromkeys([*readers, *coming, *(shard.name for shard in self._recent)])
@@ -367,7 +367,7 @@ class CacheWatch:
     ) -> tuple[dict[str, list[int]], list[Holder]]:
         """(name -> ids of the processes that have it open, those processes)."""
         if locked is None:
-            if time.monotonic() - self._asked_at >= LIMITS.tool_seconds and self._shards:
+            if time.monotonic() - self._asked_at >= self.limits.tool_seconds and self._shards:
                 names = [shard.name for shard in self._choose({}, uses)][:_TOOL_SHARDS]
                 self._asked = holders.find_holders(map(self._home.shard, names))
                 self._asked_at = time.monotonic()

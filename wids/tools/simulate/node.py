@@ -20,7 +20,7 @@ from wids.core.order.layout import Visit
 from wids.core.prefetch import distance
 from wids.core.prefetch.window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 from wids.core.readers.access import Access, begins_download, choose
-from wids.core.transport import concurrency, pace
+from wids.core.transport import concurrency
 from wids.core.transport.pace import Pace
 from wids.tools.simulate.job import shards_of_batches
 from wids.tools.simulate.link import Clock, Delivery, Link
@@ -180,7 +180,7 @@ class Node:
         self._batches: dict[int, Callable[[int], dict[int, float]]] = {}
         self._under_way: set[int] = set()  # batches of which some ranges are still to come
         self._unread: dict[int, _Samples] = {}  # batch -> what it waits for
-        self._pace, self._rate_of_requests = Pace(), pace.LIMITS.job_rate / job.nodes
+        self._pace, self._rate_of_requests = Pace(), Pace.limits.job_rate / job.nodes
         self._own: set[tuple[int, int]] = set()  # downloads that who reads has begun: (rank, shard)
 
     # --- an epoch
