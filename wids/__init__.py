@@ -74,12 +74,17 @@ _MODULES = {
 # `import wids.wids_cleanup` searches this path.
 __path__.append(f"{__path__[0]}/legacy")
 
-# `import wids` of wids 0.1 imported its submodules, and programs use them as attributes: wids.wids.compute_num_samples.
+# Programs use these as attributes after `import wids`, as `wids.wids.compute_num_samples` of wids 0.1.
 _SUBMODULES = {
     "errors",
     "events",
     "hf",
+    "jobs",
     "lightning",
+    "otel",
+    "serve",
+    "testing",
+    "types",
     "wids",
     "wids_cleanup",
     "wids_decode",

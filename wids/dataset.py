@@ -341,7 +341,7 @@ class ShardListDataset(Dataset[T_co]):
         found = self._collection.counted(found)
         self._collection.adopt(found)
         self._take(self._collection)
-        self._given_index = shards if isinstance(shards, (str, os.PathLike)) else None
+        self._given_index = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
         self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
@@ -398,8 +398,7 @@ class ShardListDataset(Dataset[T_co]):
             ColumnsError, SpecError: that cannot be; nothing has changed.
         """
         collection, found = self._collection, self._collection.shards
-        if self._columns is not None:
-            self._columns.check_unused()
+        self._own_columns().check_unused()  # which are those of the index that was given, also from here on
         if found.selection is not None:
             raise SpecError(
                 "a view keeps the shards of its dataset; change them there, and make the view again",
@@ -982,7 +981,7 @@ class ShardListDataset(Dataset[T_co]):
         )
         collection.name, collection.place = own.name, own.place
         found.fields, found._substitutes, found._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
-        found._columns, found._transformations = self._columns and self._columns.unshown(), []  # noqa: SLF001
+        found._columns, found._transformations = self._own_columns().unshown(), []  # noqa: SLF001
         found._take(collection)  # noqa: SLF001
         found._note_work()  # noqa: SLF001
         return found

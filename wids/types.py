@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wids.batch_samplers import Batches
+    from wids.batch_samplers import Batches as Batches
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
     from wids.columns.spec import ColumnRule
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from wids.core.prefetch.ahead import Ahead
     from wids.core.readers.access import AccessMode
     from wids.core.tables.fields import FieldsArgument
-    from wids.core.tables.keys import CustomRule, KeyRule
+    from wids.core.tables.keys import CustomRule as CustomRule
+    from wids.core.tables.keys import KeyRule
     from wids.core.tables.table import Group
-    from wids.dataset import Location, Transform, Transforms
-    from wids.jobs.decode import Decode, Sample
+    from wids.dataset import Location
+    from wids.dataset import Transform as Transform
+    from wids.dataset import Transforms as Transforms
+    from wids.jobs.decode import Decode as Decode
+    from wids.jobs.decode import Sample as Sample
     from wids.jobs.index_verify import KeyCensus
-    from wids.jobs.progress import Progress, ShowProgress
+    from wids.jobs.progress import Progress
+    from wids.jobs.progress import ShowProgress as ShowProgress
     from wids.jobs.runner import Engine, EngineName
     from wids.writing.pack.listing import SampleProblem
 
@@ -57,10 +62,7 @@ _TYPES = {
 __all__ = [
     "AccessMode",
     "Ahead",
-    "Batches",
     "ColumnRule",
-    "CustomRule",
-    "Decode",
     "Engine",
     "EngineName",
     "Fields",
@@ -75,16 +77,12 @@ __all__ = [
     "OnCountMismatch",
     "Progress",
     "Reshuffle",
-    "Sample",
     "SampleProblem",
     "ShardLike",
     "Shards",
-    "ShowProgress",
     "SplitBy",
     "Stats",
     "Tail",
-    "Transform",
-    "Transforms",
 ]
 
 
@@ -96,3 +94,7 @@ def __getattr__(name: str) -> Any:
                 raise AttributeError(f"wids.types.{name} is for type checkers: import it under `if TYPE_CHECKING:`")
             return found
     raise AttributeError(f"module 'wids.types' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(name for names in _TYPES.values() for name in names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -72,10 +72,10 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         msgspec.convert(_plain(value), kind, dec_hook=_as_given)
     except msgspec.ValidationError as error:
         words = str(error).partition(" - at ")[0].replace("Expected", "expected")
-        words = words.replace("array", "list").replace("null", "None")  # its names are JSON's
+        words = words.replace("array", "list").replace("null", "None").replace("`object`", "`dict`")  # its names are JSON's
         if get_origin(kind) is Literal:
             words = f"give one of {', '.join(map(repr, get_args(kind)))}"
-        raise InputError(f"{name}={value!r:.200}: {words}", parameter=_last(name)) from None
+        raise InputError(f"{name}={_shown(value)}: {words}", parameter=_last(name)) from None
 
 
 def check_index(index: Any) -> None:
@@ -89,7 +89,7 @@ def check_index(index: Any) -> None:
     elif words := words_of_misuse(index):
         raise InputError(f"index {words}")
     elif isinstance(index, (bytes, dict)) or not (isinstance(index, Iterable) or hasattr(index, "read")):
-        raise InputError(f"index={index!r:.200}: give an index (a path, a URL or an open file) or a list of shards")
+        raise InputError(f"index={_shown(index)}: give an index (a path, a URL or an open file) or a list of shards")
     elif isinstance(index, (list, tuple)) and not index:
         raise InputError(f"index={index!r}: there are no shards; give at least one")
 
@@ -114,7 +114,7 @@ def text_of(name: str, value: Any) -> str:
     """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{name}={value!r:.200}: give a path, a URL or other text", parameter=_last(name))
+        raise InputError(f"{name}={_shown(value)}: give a path, a URL or other text", parameter=_last(name))
     return text
 
 
@@ -130,8 +130,14 @@ def texts_of(name: str, value: Any) -> list[str]:
         return [text_of(name, each) for each in value]
     except TypeError as error:
         raise InputError(
-            f"{name}={value!r:.200}: give a path, a URL or other text, or several", parameter=_last(name)
+            f"{name}={_shown(value)}: give a path, a URL or other text, or several", parameter=_last(name)
         ) from error
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; of a dict, which may have secrets, what it is."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return a_kind(value) if any(isinstance(part, Mapping) for part in parts) else f"{value!r:.200}"
 
 
 def _last(name: str) -> str:
@@ -143,11 +149,15 @@ def _plain(value: Any) -> Any:
     """A value as msgspec knows it: a path as text, an integer of another library as Python's."""
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
+        if not isinstance(text, str):
+            raise msgspec.ValidationError("Expected `str`, got `bytes`")
         if "\0" in text:
             raise msgspec.ValidationError("it has a NUL")
         return text
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
+    if isinstance(value, (set, frozenset)):
+        raise msgspec.ValidationError("Expected `array`, got a set, which has no order")
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

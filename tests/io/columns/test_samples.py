@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import wids
 from tests.support.cli import complaint, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.examples import examples
-from tests.support.shards import write_tar
+from tests.support.shards import write_index, write_tar
 from wids.columns import mapped
 from wids.columns.create import create_columns
 from wids.columns.spec import parse_spec
@@ -232,3 +234,34 @@ def test_view_command(index, tmp_path):
     told = run_ok("view", index, "--where", "label = 3", "--columns", elsewhere, "-o", out)
     assert "6 of 30 samples" in told
     assert keys(wids.ShardListDataset(out, transformations=[])) == [r["key"] for r in ROWS if r["label"] == 3]
+
+
+def test_samples_that_are_shown_have_the_names_of_fields(tmp_path):
+    """Also where no column was asked for before."""
+    dataset = wids.ShardListDataset(write_index(tmp_path), fields={"words": "txt"})
+    assert len(dataset._undecoded().find_rows("has_words")) == len(dataset)
+
+
+def test_a_rule_that_is_assigned(tmp_path):
+    """The columns stay those of the index that was given, whether or not one was asked for before."""
+    index = write_index(tmp_path)
+    before, after = wids.ShardListDataset(index), wids.ShardListDataset(index)
+    assert before.column_names
+    for dataset in (before, after):
+        dataset.spec = {**dataset.spec, "key_rule": "last-dot"}
+    assert after.column_names == before.column_names
+    assert after._own_columns().index == before._own_columns().index == index
+
+
+def test_a_dataset_of_a_path_is_pickled(tmp_path):
+    """As its text."""
+
+    class Held:
+        def __init__(self, path):
+            self.path, self.lock = path, threading.Lock()
+
+        def __fspath__(self):
+            return self.path
+
+    dataset = wids.ShardListDataset(Held(write_index(tmp_path)))
+    assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset)

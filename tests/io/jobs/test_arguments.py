@@ -1,5 +1,6 @@
 """What a caller gives a job: an error names it before any work is done; text, a `Path`, or several of them."""
 
+import os
 import pydoc
 import subprocess
 import sys
@@ -129,7 +130,7 @@ REFUSED = [
             (partial(call, 3), "index=3: give an index (a path, a URL or an open file) or a list of shards"),
             (partial(call, None), "index=None: give an index"),
             (partial(call, b"x"), "index=b'x': give an index"),
-            (partial(call, {}), "index={}: give an index"),
+            (partial(call, {}), "index=a dict: give an index"),
             (partial(call, ""), "index='': give a path"),
             (partial(call, "a\0b"), "index='a\\x00b': give a path"),
         ]
@@ -271,3 +272,33 @@ def test_a_script_without_a_guard_is_told(home):
 def test_help_of_each_name(name):
     """Its text can be had: the types in annotations are there."""
     assert name in pydoc.render_doc(getattr(jobs, name))
+
+
+SECRET = {"key": "AKIA", "secret": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: jobs.create_tables("d.json", SECRET),
+        lambda: jobs.create_columns("d.json", SECRET),
+        lambda: jobs.create_index([SECRET], "d.json"),
+        lambda: jobs.update_index("d.json", drop=[SECRET]),
+        lambda: jobs.verify(SECRET),
+        lambda: jobs.warm("d.json", jobs.WarmSettings(directory=SECRET)),
+    ],
+    ids=range(6),
+)
+def test_options_in_another_place_are_not_shown(call):
+    """A dict may have secrets."""
+    with pytest.raises((InputError, TypeError)) as caught:
+        call()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_values_that_look_right():
+    """A path of bytes, and a set, which has no order."""
+    with os.scandir(b".") as entries, pytest.raises(InputError, match="expected `str"):
+        jobs.warm("d.json", jobs.WarmSettings(directory=next(entries)))
+    with pytest.raises(InputError, match="got a set, which has no order"):
+        jobs.create_index(["a.tar"], output="d.json", settings=jobs.IndexSettings(counts={"a", "b"}))

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from wids.core.order.cursor import Cursor
 
 
+# Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
+_DEPTH = 8
+
+
 class Prefetching(Protocol):
     """The fetching of a run's shards ahead."""
 
@@ -106,10 +110,14 @@ def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
 
 def _is_asked_by_torchdata() -> bool:
     """Whether a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("wids."):
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None or str(frame.f_globals.get("__name__")).startswith("torchdata."):
+            break
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")).startswith("torchdata.")
+    else:
+        return False
+    return frame is not None
 
 
 def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int | None) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int 
             "drawn ahead, which a resumed loop would not get; take the state of wids.resumable(loader), which counts "
             "what its loop receives, or write state_dict(consumed=samples that the loop has received in this "
             "iteration)",
-            stacklevel=3,
+            stacklevel=4,  # above the method of the sampler, and what checks its arguments
         )
     if current is None:  # the next iteration
         current, config = run, sampler._config()
