@@ -314,10 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         self._first_byte_at = time.perf_counter() + hub.latency_seconds
         path, _, query = self.path.partition("?")
-        if path == "/api/agent-harnesses":  # which huggingface_hub asks by itself where an agent runs it
-            return self._send(404, b"", {})
         part = "api" if path.startswith("/api/") else "resolvers"
-        has_budget = hub.count(part, self.headers.get("Authorization"))
+        # What huggingface_hub asks by itself, where an agent runs it, does not count.
+        has_budget = path == "/api/agent-harnesses" or hub.count(part, self.headers.get("Authorization"))
         if hub.is_away:
             return self._send(503, b"", {})
         if hub.knows_no_token and self.headers.get("Authorization"):

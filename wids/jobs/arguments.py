@@ -62,6 +62,10 @@ def check_session(name: str, session: Any) -> None:
     check_by(f"{name}: ", session.check)
 
 
+# Names of JSON -> of Python, in messages of msgspec.
+_NAMES = {"array": "list", "null": "None", "`object`": "`dict`"}
+
+
 def check_value(name: str, value: Any, kind: Any) -> None:
     """Check that an argument fits an annotation, by `msgspec.convert`; a `Path` is as its text, which has no NUL.
 
@@ -72,7 +76,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         msgspec.convert(_plain(value), kind, dec_hook=_as_given)
     except msgspec.ValidationError as error:
         words = str(error).partition(" - at ")[0].replace("Expected", "expected")
-        words = words.replace("array", "list").replace("null", "None").replace("`object`", "`dict`")  # its names are JSON's
+        for theirs, ours in _NAMES.items():
+            words = words.replace(theirs, ours)
         if get_origin(kind) is Literal:
             words = f"give one of {', '.join(map(repr, get_args(kind)))}"
         raise InputError(f"{name}={_shown(value)}: {words}", parameter=_last(name)) from None
