@@ -472,8 +472,8 @@ def test_import_brings_no_heavy_module_and_touches_no_disk():
     assert others == []
 
 
-# Packages of stores, commands and columns, and of locks that the names of 0.1 have.
-APART = {"gcsfs", "s3fs", "huggingface_hub", "typer", "rich", "duckdb", "pyarrow", "starlette", "filelock"}
+# Packages of stores, commands and columns.
+APART = {"gcsfs", "s3fs", "huggingface_hub", "typer", "duckdb", "pyarrow", "starlette"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

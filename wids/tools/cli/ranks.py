@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from wids.tools.cli.signals import Signals
 
+# Of prctl, on Linux: the signal that a process gets when its parent ends.
+_DEATH = 1
 # A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
 _MAX_TEMPORARY_LENGTH = 50
 # A rank in torchrun's report of a failure: its number, its exit code, and what it said.
@@ -47,7 +50,8 @@ def torchrun(
         JobError: a rank failed or was killed.
     """
     # With this process's sys.path: python -m would put the current directory first.
-    start = f"import sys; sys.path[:] = {sys.path!r}; from torch.distributed.run import main; main()"
+    die = f"getattr(ctypes.CDLL(None), 'prctl', max)({_DEATH}, {int(signal.SIGTERM)})"  # when this process ends
+    start = f"import ctypes, sys; {die}; sys.path[:] = {sys.path!r}; from torch.distributed.run import main; main()"
     flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--log-dir={directory}"]
     usual = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
     if ranks > 1:
@@ -97,7 +101,11 @@ def explain(log: str) -> str:
 
 
 def end_with_stdin() -> None:
-    """In a rank: wait until the command closes stdin, or ends, which closes it too; then kill the process group."""
+    """In a rank: wait until the command closes stdin, or ends, which closes it too; then kill the process group.
+
+    Earlier versions of torch hold the GIL while ranks meet; there, Linux kills a rank whose torchrun has ended.
+    """
+    getattr(ctypes.CDLL(None), "prctl", max)(_DEATH, int(signal.SIGKILL))
     while os.read(0, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
