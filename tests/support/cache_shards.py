@@ -14,3 +14,13 @@ def write(path, data):
     with open(path, "wb") as file:
         file.write(data)
     return str(path)
+
+
+def serve_shards(server, count, rows=3, size=100):
+    """An index of shards behind HTTP."""
+    entries = []
+    for k in range(count):
+        data = shard(chr(ord("a") + k), rows, size)
+        url = server.add(f"/{chr(ord('a') + k)}.tar", data)
+        entries.append({"url": url, "nsamples": rows, "filesize": len(data)})
+    return entries

@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 WIDS = ROOT / "wids"
+# The rings that are folders.
+RINGS = ("core", "tools")
 # What PyTorch sees; all other modules beside the folders are doors of wings.
 FACE = frozenset(
     ("__init__", "dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads", "errors", "events")
@@ -32,11 +34,9 @@ def place_of(path):
     parts = path.relative_to(WIDS).with_suffix("").parts
     if len(parts) == 1:
         return ("face", "wids") if parts[0] in FACE else ("wings", "wids")
-    if parts[0] == "core":
-        return "core", "/".join(("wids", *parts[:2])) if len(parts) > 2 else "wids/core"
-    if parts[0] == "tools":
-        return "tools", "/".join(("wids", *parts[:2])) if len(parts) > 2 else "wids/tools"
-    return "wings", f"wids/{parts[0]}"
+    if parts[0] not in RINGS:
+        return "wings", f"wids/{parts[0]}"
+    return parts[0], "/".join(("wids", *parts[: min(len(parts) - 1, 2)]))
 
 
 def measure(root=WIDS):

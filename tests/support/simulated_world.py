@@ -37,18 +37,14 @@ ROWS = 3
 _SECOND = 1_000_000_000
 # Modules that a process needs, and all that these import.
 MODULES = (
-    *(
-        "wids.core.readers.provider",
-        "wids.core.readers.pool",
-        "wids.core.cache.cleanup",
-        "wids.core.prefetch.prefetcher",
-    ),
-    *(
-        "wids.core.transport.source",
-        "wids.core.prefetch.ahead",
-        "wids.core.collection.shard_collection",
-        "wids.core.index.shardlist",
-    ),
+    "wids.core.readers.provider",
+    "wids.core.readers.pool",
+    "wids.core.cache.cleanup",
+    "wids.core.prefetch.prefetcher",
+    "wids.core.transport.source",
+    "wids.core.prefetch.ahead",
+    "wids.core.collection.shard_collection",
+    "wids.core.index.shardlist",
 )
 # Everybody has ended by then, in simulated time.
 MOST_SECONDS = 600
@@ -412,9 +408,8 @@ class World:
         open_source = functools.partial(self._open_source, process)
         if not self.is_copying:
             process.put_in_place_of(process["wids.core.transport.stores"].open_source, open_source)
-        process.patch(
-            "wids.core.transport.plain_http", "open_plain", lambda _: lambda *_, **__: None
-        )  # all is its server's
+        # All that is read is its own server's.
+        process.patch("wids.core.transport.plain_http", "open_plain", lambda _: lambda *_, **__: None)
         limits = process["wids.core.cache.limits"]
         limits.LIMITS = type(limits.LIMITS)(wait_seconds=60.0 if self.is_calm else 6.0, stopped_seconds=4.0)
         locks = process["wids.core.files.locks"]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import house
 from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.house import RINGS
 from tests.support.shards import write_index
 from wids.core.order import permutation
 
@@ -92,7 +93,6 @@ def modules() -> list[Path]:
     return sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or not path.name.startswith("__"))
 
 
-RINGS = ("core", "tools")
 # Of the table of sizes.
 ROW = re.compile(r"^\| ([*`][\w/*]+`?) \| \**(\d+)\** \| \**([\d,]+)\** \|$", re.MULTILINE)
 

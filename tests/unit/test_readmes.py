@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import wids
+from tests.support.house import RINGS
 from tests.support.paths import ROOT
 from tests.support.readmes import READMES, anchor, anchors, blocks, indented_programs, inline_code, links
 from wids.events import parse_size
@@ -216,7 +217,7 @@ def constant_of(name):
     """The constant of a limit's name: of that module, of its `LIMITS`, or of the limits of a class in it."""
     module, _, attribute = name.rpartition(".")
     inside = Path(*module.split(".")).with_suffix(".py")
-    ring = next(ring for ring in ("core", "tools", "") if (WIDS / ring / inside).is_file())
+    ring = next(ring for ring in (*RINGS, "") if (WIDS / ring / inside).is_file())
     found = importlib.import_module(".".join(filter(None, ("wids", ring, module))))
     owners = [found, getattr(found, "LIMITS", None)]
     owners += [each.limits for each in vars(found).values() if isinstance(each, type) and hasattr(each, "limits")]

@@ -7,12 +7,12 @@ from collections import defaultdict
 import pytest
 
 from tests.support import tiers
+from tests.support.house import RINGS
 from tests.support.paths import ROOT
 
 WIDS, TESTS = ROOT / "wids", ROOT / "tests"
 # Every test goes through these: their own tests and the default tier guard them.
 EVERYWHERE = {"core/files"}
-RINGS = ("core", "tools")
 pytest_plugins = ["pytester"]
 
 

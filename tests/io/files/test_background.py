@@ -38,20 +38,10 @@ def test_the_end_of_a_process_waits_once_for_all_that_is_stuck(monkeypatch):
     assert waited == [background.END_SECONDS, 0.0, 0.0, 0.0]
 
 
-def serve_shards(server, count, rows=3, size=100):
-    """An index of shards behind HTTP."""
-    entries = []
-    for k in range(count):
-        data = shards.shard(chr(ord("a") + k), rows, size)
-        url = server.add(f"/{chr(ord('a') + k)}.tar", data)
-        entries.append({"url": url, "nsamples": rows, "filesize": len(data)})
-    return entries
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_process_that_ends_leaves_no_download(server, tmp_path, method):
     """A process of multiprocessing that ends while shards come ahead leaves neither part files nor plans."""
-    index = serve_shards(server, 4)
+    index = shards.serve_shards(server, 4)
     gate = server.gate()
     server.faults["/a.tar"] = [gate]
     context = multiprocessing.get_context(method)

@@ -785,16 +785,6 @@ def test_a_limit_below_one_shard_holds_no_more_than_two(make, tmp_path, share):
     assert most <= 2
 
 
-def serve_shards(server, count, rows=3, size=100):
-    """An index of shards behind HTTP."""
-    entries = []
-    for k in range(count):
-        data = shards.shard(chr(ord("a") + k), rows, size)
-        url = server.add(f"/{chr(ord('a') + k)}.tar", data)
-        entries.append({"url": url, "nsamples": rows, "filesize": len(data)})
-    return entries
-
-
 class Filtered(Dataset):
     """A wrapper as programs write it: some of the samples, and all else is the dataset's."""
 
@@ -828,7 +818,7 @@ class FilteredList(wids.ShardListDataset):
 @pytest.mark.parametrize("form", ["wrapper", "subclass"])
 def test_what_is_never_read_is_not_fetched(server, tmp_path, form, monkeypatch):
     """A dataset that chooses samples by itself does not have the first shards fetched in their place."""
-    index = serve_shards(server, 5)
+    index = shards.serve_shards(server, 5)
     if form == "wrapper":
         dataset = Filtered(wids.ShardListDataset(index, cache_dir=tmp_path / "cache"), range(9, 15))
     else:
@@ -867,7 +857,7 @@ def no_threads(monkeypatch):
 
 def test_without_threads_samples_are_read_all_the_same(server, tmp_path, no_threads):
     """The threads that listen and prefetch are not needed for reading."""
-    dataset = wids.ShardListDataset(serve_shards(server, 2), cache_dir=tmp_path / "cache")
+    dataset = wids.ShardListDataset(shards.serve_shards(server, 2), cache_dir=tmp_path / "cache")
     assert dataset[0][".txt"]
     assert len([dataset[i] for i in wids.ChunkedSampler(dataset)]) == 6
 
@@ -882,7 +872,7 @@ def test_a_fetch_whose_thread_cannot_start_ends_nothing(server, tmp_path, monkey
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    dataset = wids.ShardListDataset(serve_shards(server, 2), cache_dir=tmp_path / "cache")
+    dataset = wids.ShardListDataset(shards.serve_shards(server, 2), cache_dir=tmp_path / "cache")
     drawn = iter(wids.ChunkedSampler(dataset))
     next(drawn)
     live = [p for p in background._live if isinstance(p, prefetch.Prefetcher)]

@@ -112,12 +112,12 @@ def _is_asked_by_torchdata() -> bool:
     """Whether a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
     frame: Any = sys._getframe(2)
     for _ in range(_DEPTH):
-        if frame is None or str(frame.f_globals.get("__name__")).startswith("torchdata."):
+        if frame is None:
             break
+        if str(frame.f_globals.get("__name__")).startswith("torchdata."):
+            return True
         frame = frame.f_back
-    else:
-        return False
-    return frame is not None
+    return False
 
 
 def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wids.tools.cli.signals import Signals
 
-# Of prctl, on Linux: the signal that a process gets when its parent ends.
+# Of prctl, on Linux: the signal that a process gets when its parent ends. Where there is no prctl, `max` does nothing.
 _DEATH = 1
 # A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
 _MAX_TEMPORARY_LENGTH = 50
