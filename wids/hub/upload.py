@@ -85,19 +85,26 @@ class Branch:
         Raises:
             OutputError: it cannot be committed, or another commit follows that one already.
         """
-        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub import CommitOperationAdd, constants
 
+        where = self._where
         with self._explained():
-            found = self._api.create_commit(
-                self._where.repository,
-                [CommitOperationAdd(path, data)],
-                commit_message=message,
-                repo_type=self._kind,
-                revision=self._branch,
-                parent_commit=parent,
-            )
-        source.note_commit(self._root, found.oid, self._session)
-        return Commit(found.oid, str(found.commit_url))
+            try:
+                made = self._api.create_commit(
+                    where.repository,
+                    [CommitOperationAdd(path, data)],
+                    commit_message=message,
+                    repo_type=self._kind,
+                    revision=self._branch,
+                    parent_commit=parent,
+                ).oid
+            except ValueError:
+                # Before 1.8 huggingface_hub cannot parse the answer of an endpoint that it was not imported with.
+                made = self._api.repo_info(where.repository, repo_type=self._kind, revision=self._branch).sha
+                if where.endpoint == constants.ENDPOINT or made in (None, parent):
+                    raise
+        source.note_commit(self._root, made, self._session)
+        return Commit(made, f"{where.page}/commit/{made}")
 
     def _check(self) -> None:
         """Check in advance that a commit is allowed, as far as the Hub's client can."""
