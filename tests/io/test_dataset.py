@@ -44,9 +44,9 @@ from wids.core.files import atomic, forks, page_cache
 from wids.core.index.fingerprint import fingerprint
 from wids.core.order import layout
 from wids.core.order.layout import inside_of
+from wids.core.place import Place
 from wids.core.readers import pool
 from wids.core.transport import download, retrying
-from wids.core.transport.place import Place
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,

@@ -23,7 +23,8 @@ ROOT = Path(wids.__file__).parent
 # From the bottom up. A room may import those of the rows above it, and what `BESIDE` adds.
 CORE = (
     ("files",),
-    ("shard", "order"),
+    ("place", "order"),
+    ("shard",),
     ("transport",),
     ("tables",),
     ("index", "codecs"),

@@ -32,7 +32,7 @@ from wids.core.collection.shard_collection import lists_shards, load_shards
 from wids.core.files import atomic
 from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of
 from wids.core.index.paths import absolute
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.upload import check_no_device, check_place, check_replaceable
 from wids.errors import ColumnsError, DecodeError, InputError, JobError, OutputError

@@ -25,10 +25,10 @@ from wids.core.codecs.decode import SampleDecoder
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
 from wids.core.index.discovery import Found, look_local
+from wids.core.place import Place
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.transport.failures import CancelledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ClosedReaderError, DecodeError, WidsError, a_kind, shown
 from wids.events import Fetched, RangesRead, TableRead

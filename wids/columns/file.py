@@ -24,9 +24,9 @@ from wids.core.files.json_text import JsonParser
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index.fingerprint import contents, have_changed
+from wids.core.place import Place, cache_directory
 from wids.core.transport import retrying
 from wids.core.transport.download import download_to
-from wids.core.transport.place import Place, cache_directory
 from wids.core.transport.stores import open_source
 from wids.errors import CacheError, ColumnsError, JsonError, MissingTableError, ShardNotFoundError
 

@@ -18,8 +18,8 @@ import numpy as np
 from wids.columns.file import fetch_table
 from wids.columns.packages import import_arrow, import_parquet, import_part
 from wids.core.index.discovery import list_names
+from wids.core.place import Place
 from wids.core.transport import urls
-from wids.core.transport.place import Place
 from wids.errors import ColumnsError, InputError, MissingTableError, a_kind, shown
 
 if TYPE_CHECKING:

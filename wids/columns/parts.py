@@ -27,7 +27,7 @@ from wids.columns.packages import import_arrow
 from wids.core.files import atomic, locks
 from wids.core.index.discovery import look_local
 from wids.core.index.paths import absolute
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import ColumnsError
 from wids.events import logger
 from wids.jobs.journal import STATE_SUFFIX, KnownShards, parse_records

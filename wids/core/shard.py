@@ -6,11 +6,14 @@ from typing import Annotated
 
 import msgspec
 
+from wids.core.files.lazy import Lazy
+from wids.core.place import Place
+
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
+class Shard(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One shard as an index describes it.
 
     Attributes:
@@ -28,3 +31,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     md5sum: str | None = None
     crc32: str | None = None
     packs: tuple[str, ...] = ()
+
+    @Lazy
+    def place(self) -> Place:
+        """Its URL, parsed."""
+        return Place(self.url)

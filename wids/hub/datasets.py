@@ -18,8 +18,8 @@ from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index.discovery import Found, is_archive, shown_names
 from wids.core.index.shardlist import Row, ShardListBuilder
+from wids.core.place import Place
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.errors import shown
 from wids.events import REPORTED, logger
 from wids.hub import repository, source

@@ -36,10 +36,10 @@ from wids.core.files import forks, system
 from wids.core.files.json_text import JsonParser
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.shared_files import SharedFile, SharedFiles
+from wids.core.place import Place
 from wids.core.transport import filesystems, retrying
 from wids.core.transport.failures import PausedError, find_retry_after, is_transient
 from wids.core.transport.http import HttpSource
-from wids.core.transport.place import Place
 from wids.core.transport.schemes import KnownFile
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import HEAD, Stat, parse_tag

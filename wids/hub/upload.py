@@ -18,8 +18,8 @@ from wids.core.files import atomic
 from wids.core.index import writing
 from wids.core.index.earlier import EarlierIndex
 from wids.core.index.spec import PACKS, parse_json
+from wids.core.place import Place
 from wids.core.transport.failures import public_cause
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, OutputError, WidsError
 from wids.hub import datasets, repository, source

@@ -25,11 +25,11 @@ from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.space import table_allowance
 from wids.core.files import atomic, system
 from wids.core.files.own_folder import default_cache_dir
+from wids.core.place import cache_directory
 from wids.core.readers.provider import AutoProvider, open_in_place
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables.table import is_standard
 from wids.core.transport.failures import CancelledTransferError
-from wids.core.transport.place import cache_directory
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import CacheError, CacheFull, InputError, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried

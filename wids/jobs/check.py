@@ -21,12 +21,12 @@ from wids.core.files.identity import Identity
 from wids.core.index import checksums
 from wids.core.index.discovery import look_local
 from wids.core.index.paths import absolute
+from wids.core.place import Place
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables import foreign, member_tables
 from wids.core.tables import table as tables
 from wids.core.tables.table_packs import TablePacks
 from wids.core.transport import download, retrying
-from wids.core.transport.place import Place
 from wids.core.transport.range_client import ShardBytes
 from wids.errors import (
     FetchDeniedError,

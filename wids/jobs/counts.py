@@ -17,10 +17,10 @@ import msgspec
 from wids.core.files.json_text import TOLERANT
 from wids.core.index import discovery
 from wids.core.index.spec import parse_json
+from wids.core.place import Place
 from wids.core.shard import MAX_COUNT
 from wids.core.transport import urls
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError
 

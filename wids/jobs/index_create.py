@@ -20,10 +20,10 @@ from wids.core.index import checksums, writing
 from wids.core.index.discovery import look_for_shards, refuse_indexes
 from wids.core.index.paths import check_index_replaceable, check_output
 from wids.core.index.shardlist import GROUPING_KEYS, parse_grouping, said_grouping
+from wids.core.place import Place
 from wids.core.tables.member_tables import check_table_replaceable
 from wids.core.tables.table import SUFFIX as TABLE_SUFFIX
 from wids.core.tables.table import check_grouping, is_standard
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JobError, OutputError, ShardNotFoundError, SpecError
 from wids.jobs.arguments import Text, check_by, check_job, check_value, text_of, texts_of

@@ -24,8 +24,8 @@ from wids.core.index.fingerprint import fingerprint
 from wids.core.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.core.index.shardlist import Row
 from wids.core.index.spec import PACKS, check_head, own_packs, parse_json
+from wids.core.place import Place, relative_name
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place, relative_name
 from wids.errors import InputError, OutputError, OutputExistsError, SelectionError, SpecError
 from wids.jobs import view_edit
 from wids.jobs.arguments import check_job, text_of, texts_of

@@ -23,13 +23,13 @@ from wids.core.index import checks, compiled, writing
 from wids.core.index.discovery import look_local
 from wids.core.index.paths import absolute, check_output
 from wids.core.index.spec import PACKS, own_packs, parse_json
+from wids.core.place import Place
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables import member_tables, pack_format
 from wids.core.tables import table as tables
 from wids.core.tables.member_tables import check_table_replaceable
 from wids.core.transport.download import read_bytes
 from wids.core.transport.failures import forget_frames
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.upload import check_place, check_replaceable
 from wids.errors import FetchError, JobError, OutputError, SpecError, TableError

@@ -12,9 +12,9 @@ import numpy as np
 
 from wids.core.collection.shard_collection import lists_shards
 from wids.core.index.checksums import promised
+from wids.core.place import Place
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.tables.table import check_grouping
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.upload import Target
 from wids.errors import CacheError, ClusterError, InputError, OutputError, WorkerError, without_secrets

@@ -18,7 +18,7 @@ import msgspec
 from wids.core.files import atomic, json_text, system
 from wids.core.files.json_text import JsonParser
 from wids.core.index.writing import relative_to
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.upload import Target, check_replaceable
 from wids.errors import JsonError, OutputError, OutputExistsError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.core.place import Place
 from wids.core.tables.table import GroupOptions
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from wids.core.files import atomic, system, tempdirs
 from wids.core.files.identity import Identity
 from wids.core.index import checksums
 from wids.core.index.discovery import Found, mark_words
+from wids.core.place import Place
 from wids.core.readers.header_reader import FIRST_BYTES, WORTH_BYTES, Window
 from wids.core.tables import member_tables, tar
 from wids.core.tables import table as tables
 from wids.core.tables.member_tables import check_table_replaceable
 from wids.core.tables.tar import Members
 from wids.core.transport import download, retrying
-from wids.core.transport.place import Place
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.upload import Target

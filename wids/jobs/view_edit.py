@@ -21,7 +21,7 @@ from wids.core.index.shardlist import said_grouping
 from wids.core.index.spec import list_shards
 from wids.core.index.view_rows import SharedSelection
 from wids.core.index.view_saving import check_not_parent, name_parent, save, write_view
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import SpecError
 from wids.events import logger
 

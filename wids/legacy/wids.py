@@ -13,13 +13,13 @@ from wids.core.collection.arguments import digest_name as hash_dataset_name
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files.open_file import OpenFile
 from wids.core.files.own_folder import default_cache_dir
+from wids.core.place import Place, cache_directory
 from wids.core.readers.local import LocalReader
 from wids.core.readers.lru import LRUCache
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard
 from wids.core.tables import table
-from wids.core.transport.place import Place, cache_directory
 from wids.dataset import ShardListDataset
 from wids.errors import DigestMismatchError
 from wids.legacy import refuse

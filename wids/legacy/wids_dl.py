@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 from filelock import FileLock
 
 from wids.core.files import atomic, locks
+from wids.core.place import Place
 from wids.core.transport import download
-from wids.core.transport.place import Place
 from wids.core.transport.session import Session
 from wids.errors import FetchError
 from wids.events import logger

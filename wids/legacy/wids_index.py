@@ -14,9 +14,9 @@ from wids.core.index import writing
 from wids.core.index.earlier import EarlierIndex
 from wids.core.index.paths import check_index_replaceable
 from wids.core.index.writing import shorten_name
+from wids.core.place import Place
 from wids.core.transport import urls
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.errors import SpecError, WidsError
 from wids.jobs.engines import run
 from wids.jobs.index_edit import read_index
@@ -46,8 +46,8 @@ __getattr__: Callable[[str], NoReturn] = refuse(
     __name__,
     {
         "print_long_info": "main_info prints it; `wids info INDEX` says more",
-        "urlfile": "use wids.core.transport.place.Place(url).name",
-        "urldirbase": "use wids.core.transport.place.Place(url).directory",
+        "urlfile": "use wids.core.place.Place(url).name",
+        "urldirbase": "use wids.core.place.Place(url).directory",
         **dict.fromkeys(("maybe_read", "maybe_decode"), _RAW),
     },
 )

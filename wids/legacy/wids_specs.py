@@ -7,8 +7,8 @@ import os
 from typing import IO, Any
 
 from wids.core.index.spec import ShardList, list_shards, parse_index, parse_json
+from wids.core.place import Place
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.errors import SpecError, a_kind
 from wids.wids_dl import download_and_open  # by the name that it has for users, as in `wids.wids`
 

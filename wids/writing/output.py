@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.core.files import atomic, system
+from wids.core.place import Place, relative_name
 from wids.core.tables.member_tables import check_table_replaceable
 from wids.core.tables.table import SUFFIX
-from wids.core.transport.place import Place, relative_name
 from wids.core.transport.upload import Target, explained
 from wids.errors import OutputExistsError, SpecError
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from wids.core.codecs.encoders import encode_field, extension_of, is_encoded_anew
 from wids.core.files import finalizers, tempdirs
 from wids.core.order.validation import suggest_names
+from wids.core.place import Place
 from wids.core.tables import headers
 from wids.core.tables.keys import encode_name, first_dot
-from wids.core.transport.place import Place
 from wids.core.transport.session import Session
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown
 from wids.events import logger, parse_size

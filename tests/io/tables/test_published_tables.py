@@ -17,12 +17,12 @@ from tests.support.servers import Server, status
 from wids.core.cache.directory import CacheDirectory
 from wids.core.files import locks
 from wids.core.files.shared_files import SharedFiles
+from wids.core.place import Place
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables import published_tables
 from wids.core.tables import table as tables
 from wids.core.tables.published_tables import ENOUGH, MissingTables, PublishedTables
 from wids.core.transport.failures import CancelledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.session import Session
 from wids.errors import FetchError, ShardNotFoundError
 

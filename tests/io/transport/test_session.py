@@ -12,7 +12,7 @@ from tests.support.shards import write_shards
 from wids import errors
 from wids.core.collection.shard_collection import load_shards
 from wids.core.index.discovery import find_shards
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import Session
 
 CREDENTIALS = {"x-api-key": "s3cret-key", "authorization": "Basic bWU6czNjcmV0", "cookie": "id=s3cret"}

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.support.hub import forget_login
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import Session
 from wids.errors import InputError, ShardNotFoundError
 from wids.hub import source as hub

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN, Session
 
 OWN, THEIRS = {"headers": {"a": "1"}}, {"headers": {"b": "2"}}

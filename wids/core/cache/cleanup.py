@@ -31,8 +31,8 @@ from wids.core.files import locks
 from wids.core.files.holders import find_holders
 from wids.core.files.own_folder import LOCK_SUFFIX
 from wids.core.order.validation import suggest_names
+from wids.core.place import cache_directory
 from wids.core.tables import table as tables
-from wids.core.transport.place import cache_directory
 from wids.errors import CacheError
 from wids.events import Swept, format_size, logger
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from wids.core.cache import freshness
 from wids.core.cache.directory import directory_of
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.schemes import find_store
 from wids.errors import CacheError
 

@@ -15,11 +15,11 @@ from wids.core.cache.leases import Lease
 from wids.core.cache.space import table_allowance
 from wids.core.files import atomic, locks, system
 from wids.core.index import checksums
+from wids.core.place import Place
 from wids.core.tables import member_tables, tar
 from wids.core.tables import table as tables
 from wids.core.transport import download
 from wids.core.transport.failures import InterruptedTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.schemes import find_store
 from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
 

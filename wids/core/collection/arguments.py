@@ -25,10 +25,10 @@ from wids.core.collection.substitutes import Substitutes
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index.shardlist import grouping_keys
 from wids.core.order.validation import check_flag, parse_int
+from wids.core.place import Place, cache_directory
 from wids.core.readers.provider import parse_access
 from wids.core.tables.fields import parse_fields
 from wids.core.tables.table import GroupOptions, check_grouping, find_groupings
-from wids.core.transport.place import Place, cache_directory
 from wids.core.transport.session import Session
 from wids.errors import InputError, a_kind, without_secrets
 from wids.events import fallback, format_size, logger, parse_size

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.core.files import atomic, json_text
+from wids.core.place import Place
 from wids.core.shard import Count  # noqa: TC001 - msgspec reads the annotations
-from wids.core.transport.place import Place
 from wids.errors import InputError, JsonError, OutputError, without_secrets
 from wids.events import logger
 

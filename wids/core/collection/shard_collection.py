@@ -32,12 +32,12 @@ from wids.core.index.selection import RepeatedRows, no_sample
 from wids.core.index.shardlist import MANY
 from wids.core.index.spec import list_shards, own_packs
 from wids.core.order.state import digest
+from wids.core.place import Place
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import MAX_COUNT
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.table import find_merged
-from wids.core.transport.place import Place
 from wids.core.transport.schemes import find_catalog
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, a_kind, shorten, shown

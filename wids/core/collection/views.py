@@ -15,7 +15,7 @@ from wids.core.index.fingerprint import portable_names
 from wids.core.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.core.index.view_rows import SharedSelection
 from wids.core.order.permutation import SPLIT, random_words
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import InputError, shown
 from wids.events import logger
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wids.core.index.shardlist import Row
-    from wids.core.transport.place import Place
+    from wids.core.place import Place
 
 # Servers and command lines take no longer URL, and each message about the shard would repeat it.
 _MAX_URL = 1 << 17

@@ -26,8 +26,8 @@ from wids.core.files.container import START_BYTES, Format, Invariant, ascending,
 from wids.core.index.fingerprint import contents, fingerprint_of
 from wids.core.index.packed_columns import SparseKeys, Texts, damaged, join_texts, sort_hashes
 from wids.core.index.shardlist import CRC32_BYTES, MD5_BYTES, Facts, ShardList
+from wids.core.place import Place
 from wids.core.shard import MAX_COUNT
-from wids.core.transport.place import Place
 from wids.core.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.core.index import energon, foreign_data
+from wids.core.place import Place
 from wids.core.transport import filesystems, retrying, schemes, urls
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import FetchDeniedError, SpecError, WidsError, shown
 from wids.events import logger

@@ -16,7 +16,7 @@ from wids.core.index import checksums, compiled, writing
 from wids.core.index.shardlist import GROUPING_KEYS, KNOWN_KEYS
 from wids.core.index.spec import PACKS, own_packs, parse_json
 from wids.core.index.view_file import View
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import SpecError, WidsError
 
 if TYPE_CHECKING:

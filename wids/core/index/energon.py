@@ -18,9 +18,9 @@ import msgspec
 
 from wids.core.index import checks, foreign
 from wids.core.index.spec import parse_json
+from wids.core.place import Place
 from wids.core.shard import MAX_COUNT
 from wids.core.transport import urls
-from wids.core.transport.place import Place
 from wids.errors import SpecError, shown
 from wids.events import logger
 

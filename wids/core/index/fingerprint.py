@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.core.transport.place import Place, plain_name
+from wids.core.place import Place, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,9 +32,9 @@ from wids.core.index.compiled_files import CompiledIndexes, look_at
 from wids.core.index.fingerprint import contents, fingerprint, have_changed
 from wids.core.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.core.index.view_rows import ViewRows
+from wids.core.place import Place, cache_directory
 from wids.core.transport import retrying
 from wids.core.transport.download import MAX_READ_BYTES, download_to, read_bytes
-from wids.core.transport.place import Place, cache_directory
 from wids.core.transport.schemes import find_store
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.stores import open_source

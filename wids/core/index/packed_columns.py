@@ -15,7 +15,7 @@ import numpy as np
 
 from wids.core.files.container import hash_of
 from wids.core.files.json_text import TOLERANT
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import JsonError, SpecError
 
 if TYPE_CHECKING:

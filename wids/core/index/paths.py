@@ -13,7 +13,7 @@ from wids.core.files import container
 from wids.core.index import compiled, writing
 from wids.core.index.earlier import EarlierIndex, other_compiled
 from wids.core.index.spec import PACKS, is_index
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.upload import check_place, check_replaceable
 from wids.errors import OutputError
 

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from wids.core.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
+from wids.core.place import Place
 from wids.core.shard import Count, Shard
 from wids.core.tables.keys import NAMED_RULES
 from wids.core.tables.table import GROUPS, GroupOptions
-from wids.core.transport.place import Place
 from wids.errors import SpecError, shown
 from wids.events import logger
 

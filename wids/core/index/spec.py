@@ -36,8 +36,8 @@ from wids.core.index.shardlist import (
     parse_grouping,
     said_grouping,
 )
+from wids.core.place import Place
 from wids.core.transport import urls
-from wids.core.transport.place import Place
 from wids.core.transport.urls import MAX_SHARDS
 from wids.errors import JsonError, NotAllowedError, SpecError, a_kind, shown
 from wids.events import logger

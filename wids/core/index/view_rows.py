@@ -26,8 +26,8 @@ from wids.core.files import atomic, system
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index import view_file
 from wids.core.index.selection import Selection
+from wids.core.place import Place
 from wids.core.transport.download import download_to, read_bytes
-from wids.core.transport.place import Place
 from wids.errors import SpecError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from wids.core.index.paths import ViewShards, absolute, check_index_replaceable,
 from wids.core.index.shardlist import GROUPING_KEYS
 from wids.core.index.spec import parse_json
 from wids.core.index.view_file import SUFFIX, View, pack_rows
-from wids.core.transport.place import Place, relative_name
+from wids.core.place import Place, relative_name
 from wids.core.transport.upload import check_replaceable
 from wids.errors import SpecError
 from wids.events import logger

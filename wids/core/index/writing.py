@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from wids.core.transport.place import Place, relative_name
+from wids.core.place import Place, relative_name
 from wids.errors import SpecError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def relative_to(place: str, home: str | None) -> str:
     """``place`` relative to the directory ``home``, if it is below it; otherwise unchanged.
 
     Args:
-        place: a URL or an absolute path, also as `wids.core.transport.place.Place.of_path` gives it.
+        place: a URL or an absolute path, also as `wids.core.place.Place.of_path` gives it.
         home: a URL or an absolute path.
     """
     name = Place(place).below(home)

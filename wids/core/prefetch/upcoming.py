@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from wids.core.cache.space import shard_bytes
 from wids.core.files import page_cache
+from wids.core.place import Place
 from wids.core.prefetch import distance
 from wids.core.prefetch.window import PlannedDownload
 from wids.core.transport import concurrency, filesystems
-from wids.core.transport.place import Place
 from wids.errors import CacheFull
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from wids.core.files import system
 from wids.core.files.lazy import Lazy
 from wids.core.files.nearest import name_nearest
 from wids.core.files.open_file import OpenFile
+from wids.core.place import Place
 from wids.core.readers.access import Access, can_range, choose, reads_ranges
 from wids.core.readers.arrivals import Arrivals
 from wids.core.readers.base import announce
@@ -26,7 +27,6 @@ from wids.core.readers.local import Blocks, LocalReader
 from wids.core.readers.range_provider import RangeProvider
 from wids.core.tables import member_tables
 from wids.core.tables import table as tables
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
 from wids.events import logger

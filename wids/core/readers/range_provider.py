@@ -14,6 +14,7 @@ from wids.core.cache.book import ShardBook
 from wids.core.cache.freshness import version_in, version_mark
 from wids.core.files.identity import Identity
 from wids.core.files.ranks import processes_of_job
+from wids.core.place import Place
 from wids.core.readers.access import costs_less
 from wids.core.readers.base import announce
 from wids.core.readers.header_reader import scan_headers
@@ -24,7 +25,6 @@ from wids.core.tables.published_tables import PublishedTables
 from wids.core.transport import filesystems, retrying
 from wids.core.transport.failures import CancelledTransferError, forget_frames
 from wids.core.transport.pace import Pace
-from wids.core.transport.place import Place
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError

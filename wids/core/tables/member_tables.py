@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wids.core.files import container, system
 from wids.core.files.atomic import open_file
+from wids.core.place import Place
 from wids.core.tables import foreign, keys, tar
 from wids.core.tables import table as tables
 from wids.core.tables.tar import Members
 from wids.core.transport import download, retrying
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import AlikeKeys, BytesUnread, emit, logger

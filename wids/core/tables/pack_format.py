@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wids.core.files.container import START_BYTES, Format, Invariant, NoFacts, ascending, hash_of, lengths
-from wids.core.transport.place import Place, plain_name
+from wids.core.place import Place, plain_name
 from wids.core.transport.urls import MAX_SHARDS
 from wids.errors import TableError
 

@@ -21,11 +21,11 @@ import msgspec
 from wids.core.files import forks, locks
 from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
+from wids.core.place import Place
 from wids.core.tables import member_tables
 from wids.core.tables.table_packs import TablePacks
 from wids.core.transport import retrying
 from wids.core.transport.failures import CancelledTransferError, forget_frames
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import FetchError, JsonError, ShardNotFoundError, TableError
 from wids.events import TableRead, emit, logger

@@ -27,9 +27,9 @@ import msgspec
 from wids.core.files import atomic, forks, system
 from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
+from wids.core.place import Place
 from wids.core.tables import member_tables, pack_format
 from wids.core.transport.failures import CancelledTransferError, forget_frames
-from wids.core.transport.place import Place
 from wids.core.transport.range_client import ShardBytes
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import Stat

@@ -15,9 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wids.core.files import system
+from wids.core.place import Place
 from wids.core.transport import filesystems, plain_http, retrying, spans
 from wids.core.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.scheduler import read_spans
 from wids.core.transport.schemes import find_store
 from wids.core.transport.session import PLAIN, Session

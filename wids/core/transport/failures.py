@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 
 from wids.core.files import system
 from wids.core.files.nearest import name_nearest
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import (
     CacheError,
     CorruptHeaderError,

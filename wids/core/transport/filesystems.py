@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from wids.core.files import forks
+from wids.core.place import Place
 from wids.core.transport import concurrency
 from wids.core.transport.failures import StalledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import Precedence, parse_tag
 from wids.errors import InputError

@@ -16,9 +16,9 @@ import zlib
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from wids.core.place import Place
 from wids.core.transport import filesystems
 from wids.core.transport.failures import InterruptedTransferError, StalledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat, parse_tag
 from wids.core.transport.spans import Span
 

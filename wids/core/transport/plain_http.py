@@ -34,7 +34,7 @@ from wids.core.transport.source import ByteSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.core.transport.place import Place
+    from wids.core.place import Place
     from wids.core.transport.session import Session
     from wids.core.transport.source import Sink, Stat
     from wids.core.transport.spans import Span

@@ -13,9 +13,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from wids.core.place import Place
 from wids.core.transport import filesystems, retrying, spans
 from wids.core.transport.failures import CancelledTransferError, is_overload
-from wids.core.transport.place import Place
 from wids.core.transport.scheduler import read_spans
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import Sink

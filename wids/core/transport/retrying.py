@@ -14,6 +14,7 @@ import random
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from wids.core.place import Place
 from wids.core.transport.failures import (
     DAMAGE,
     CancelledTransferError,
@@ -25,7 +26,6 @@ from wids.core.transport.failures import (
     public_cause,
     words_of,
 )
-from wids.core.transport.place import Place
 from wids.errors import WidsError
 from wids.events import Retried, emit
 

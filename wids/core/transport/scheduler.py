@@ -9,9 +9,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wids.core.place import Place
 from wids.core.transport import filesystems
 from wids.core.transport.failures import DAMAGE, InterruptedTransferError, StalledTransferError, is_transient
-from wids.core.transport.place import Place
 from wids.core.transport.source import Sink
 
 if TYPE_CHECKING:

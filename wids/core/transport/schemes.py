@@ -17,7 +17,7 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wids.core.transport.place import Place
+    from wids.core.place import Place
     from wids.core.transport.session import Session
     from wids.core.transport.source import ByteSource, Precedence
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wids.core.transport.place import SERVICE_ORIGINS, Place
+from wids.core.place import SERVICE_ORIGINS, Place
 from wids.errors import a_kind
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.core.files import atomic, forks, system
+from wids.core.place import Place
 from wids.core.transport import filesystems, schemes
 from wids.core.transport.http import HttpSource
 from wids.core.transport.pipe import PipeSource
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 from wids.errors import NotAllowedError

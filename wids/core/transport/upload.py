@@ -15,10 +15,10 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from wids.core.files import atomic
+from wids.core.place import Place
 from wids.core.transport import filesystems
 from wids.core.transport.download import read_bytes
 from wids.core.transport.failures import missing_advice, public_cause
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
 

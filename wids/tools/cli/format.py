@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from wids import errors, events
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import harmless, without_secrets
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN
 from wids.errors import OutputExistsError
 from wids.events import ONE_FORM

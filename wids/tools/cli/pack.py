@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.tools.cli.format import (
     count_of,

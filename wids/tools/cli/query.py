@@ -115,8 +115,8 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.columns.samples import beside
     from wids.core.collection.shard_collection import ShardCollection, load_shards
     from wids.core.files.own_folder import default_cache_dir
+    from wids.core.place import cache_directory
     from wids.core.readers.provider import AutoProvider
-    from wids.core.transport.place import cache_directory
     from wids.errors import QueryError
 
     cache_dir = cache_directory(default_cache_dir())

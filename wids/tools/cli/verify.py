@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.options import GroupFlag, Index, Json, Overwrite, RuleFlag, RunFlags, SessionFlag, Shards
 from wids.tools.cli.plain_help import App, examples

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.core.transport.session import PLAIN
 from wids.tools.cli.format import count_of, parse_range, shown_path
 from wids.tools.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag

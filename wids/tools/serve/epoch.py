@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from starlette.routing import Route
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import SelectionError, shorten, without_secrets
 from wids.tools.serve.answers import answer
 from wids.tools.serve.epoch_settings import NAMES, Schedules, Settings, SettingsError, parse_integer, parse_settings

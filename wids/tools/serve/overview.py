@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.errors import WidsError, shorten, without_secrets
 from wids.tools import facts
 from wids.tools.serve.answers import answer

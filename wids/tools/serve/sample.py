@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from wids.core.codecs import pictures
 from wids.core.codecs.html import class_name
+from wids.core.place import Place
 from wids.core.readers.lru import SizedLRUCache, deep_size
-from wids.core.transport.place import Place
 from wids.errors import (
     ColumnsError,
     DecodeError,

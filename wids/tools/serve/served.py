@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.transport.place import Place
+from wids.core.place import Place
 from wids.dataset import ShardListDataset
 from wids.errors import InputError
 from wids.hub.repository import parse_name

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from wids.columns.samples import beside
 from wids.core.collection.shard_collection import ShardCollection, is_archive, load_shards
 from wids.core.index import compiled
+from wids.core.place import Place
 from wids.core.readers.pool import default_capacity
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables import headers
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.keys import encode_name
-from wids.core.transport.place import Place
 from wids.errors import SampleError, shown
 from wids.hub.repository import parse_name
 from wids.writing.pack.listing import SourceListing

@@ -15,10 +15,10 @@ import msgspec
 
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
 from wids.core.files import atomic
+from wids.core.place import Place
 from wids.core.tables import headers
 from wids.core.tables.keys import encode_name
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, shorten, shown
 from wids.writing.pack.parquet import InRow, read_content

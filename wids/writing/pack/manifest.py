@@ -22,8 +22,8 @@ import msgspec
 from wids.core.codecs.encoders import encode_field
 from wids.core.files.json_text import TOLERANT, unique
 from wids.core.index.discovery import find_shards
+from wids.core.place import Place
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, a_kind, shorten, shown
 from wids.writing.pack import saved

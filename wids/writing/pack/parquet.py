@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.columns.packages import import_arrow, import_part
+from wids.core.place import Place
 from wids.core.transport.download import read_bytes
-from wids.core.transport.place import Place
 from wids.errors import DependencyError, FetchError, InputError, SampleError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.core.order.permutation import PACKING, permutation
+from wids.core.place import Place
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.table import SUFFIX as TABLE_SUFFIX
-from wids.core.transport.place import Place
 from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
 from wids.jobs.job import ShardJob
 from wids.jobs.journal import JobJournal

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from wids.core.files import tempdirs
+from wids.core.place import Place
 from wids.core.tables import headers
 from wids.core.transport.failures import CancelledTransferError
-from wids.core.transport.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import SampleError, WidsError, shown
 from wids.jobs.arguments import Text  # noqa: TC001 - `check_struct` reads the annotations

@@ -13,8 +13,8 @@ from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.terminal import progress as bar_of
 from wids.core.index.discovery import recognise_foreign
 from wids.core.index.paths import absolute
+from wids.core.place import cache_directory
 from wids.core.tables.fields import parse_fields
-from wids.core.transport.place import cache_directory
 from wids.errors import InputError
 from wids.hub.repository import parse_name
 from wids.jobs.arguments import Text, check_job, check_struct, text_of, texts_of

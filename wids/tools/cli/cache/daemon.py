@@ -25,7 +25,7 @@ import typer
 from wids.core.cache.cleanup import clean_repeatedly, list_matches
 from wids.core.files import locks
 from wids.core.files.holders import find_holders
-from wids.core.transport.place import cache_directory
+from wids.core.place import cache_directory
 from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
 from wids.tools.cli.cache.listing import take_listing

@@ -19,7 +19,7 @@ from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.space import Space
 from wids.core.files import locks, system
 from wids.core.files.holders import Holder, find_holders
-from wids.core.transport.place import cache_directory
+from wids.core.place import cache_directory
 from wids.errors import CacheError
 
 if TYPE_CHECKING:

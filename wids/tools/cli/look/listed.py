@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from wids.core.collection.shard_collection import ShardCollection, load_shards
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.terminal import progress
+from wids.core.place import Place, cache_directory
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.published_tables import PublishedTables
-from wids.core.transport.place import Place, cache_directory
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.jobs.cache_warm import part_bytes
 from wids.tools.cli.format import count_of, format_size, printable

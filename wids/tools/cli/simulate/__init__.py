@@ -70,7 +70,7 @@ def run_simulate(
 def _reader_of(index: str | None, shards: options.Described, batches: BatchOptions) -> ReadColumn:
     """What reads a column of the index, if there is one."""
     from wids.core.files.own_folder import default_cache_dir
-    from wids.core.transport.place import cache_directory
+    from wids.core.place import cache_directory
 
     def refuse(name: str) -> Any:
         raise typer.BadParameter(f"there is no INDEX that could have a column {name!r:.80}; give FILE.npy")

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from wids.core.transport.place import Place, plain_name, relative_name
+from wids.core.place import Place, plain_name, relative_name
 
 checked = settings(max_examples=examples(300))
 
