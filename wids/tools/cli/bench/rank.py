@@ -61,29 +61,35 @@ def _measure(*, plan: str) -> None:
     Raises:
         JobError: any error, in words.
     """
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
-    dist.init_process_group("gloo", timeout=_PATIENCE)
+    # Without a process group: one of torch 2.3 may hang when it is destroyed.
+    store, rank, ranks = next(iter(rendezvous("env://", timeout=_PATIENCE)))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # what a transformation prints is no part of the report
         sys.path.insert(0, os.getcwd())
-        rank, ranks = dist.get_rank(), dist.get_world_size()
         try:
             with open(plan, "rb") as file:
                 passes = passes_of(rank, pickle.load(file))  # noqa: S301 - the command wrote it
-            found: list[dict[str, Any]] = []
+            measured: list[dict[str, Any]] = []
             for number, run in enumerate(passes):
-                dist.barrier()
+                _meet(store, f"pass {number}", ranks)
                 if not rank:
                     print(json.dumps({"pass": number}), file=out, flush=True)
-                found.append(run())
-            every: list[Any] = [None] * ranks
-            dist.gather_object(found, None if rank else every)
+                measured.append(run())
+            store.set(f"rank {rank}", json.dumps(measured))
+            if not rank:
+                every = [json.loads(store.get(f"rank {number}")) for number in range(ranks)]
+                print(json.dumps({"found": list(zip(*every, strict=True))}), file=out, flush=True)
         except Exception as error:  # noqa: BLE001 - the command shows it
             raise JobError(in_words(error)) from None
-        if not rank:
-            print(json.dumps({"found": list(zip(*every, strict=True))}), file=out, flush=True)
-    dist.destroy_process_group()
+
+
+def _meet(store: Any, name: str, ranks: int) -> None:
+    """Wait until all ranks have come here."""
+    if store.add(name, 1) == ranks:
+        store.set(f"{name}: all", "")
+    store.wait([f"{name}: all"], _PATIENCE)
 
 
 def in_words(error: Exception) -> str:
