@@ -29,14 +29,14 @@ from wids.core.tables.table import MemberTable, build_table, parse_table
 from wids.errors import SpecError, TableError
 
 
-class Facts(msgspec.Struct):
+class Header(msgspec.Struct):
     """What the header of the format below says."""
 
     name: str
     more: dict[str, object] = {}
 
 
-FORMAT = Format("test", 3, Facts, {"a": "u8", "b": "i8", "c": "u4", "d": "u1", "e": "u8?"}, ())
+FORMAT = Format("test", 3, Header, {"a": "u8", "b": "i8", "c": "u4", "d": "u1", "e": "u8?"}, ())
 COLUMNS = {
     "a": st.lists(st.integers(0, (1 << 64) - 1), max_size=9),
     "b": st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=9),
@@ -54,17 +54,17 @@ class Broken(Exception):  # noqa: N818 - what a file is
 def packed(columns, facts=None, *, tail=b""):
     """A file of the format above."""
     arrays = {name: np.array(numbers, TYPES[name]) for name, numbers in columns.items()}
-    return b"".join(FORMAT.pack(facts or Facts("n"), arrays, tail=len(tail))) + tail
+    return b"".join(FORMAT.pack(facts or Header("n"), arrays, tail=len(tail))) + tail
 
 
 @settings(max_examples=examples(100))
 @given(st.fixed_dictionaries(COLUMNS), st.text(max_size=5), st.binary(max_size=20))
 def test_round_trip(columns, name, tail):
     """Any numbers, given in any byte order; also by a decoder that knows the text of the format alone."""
-    facts = Facts(name, {"x": [1, None, "\udce9"], "big": 1 << 80})
+    facts = Header(name, {"x": [1, None, "\udce9"], "big": 1 << 80})
     data = packed(columns, facts, tail=tail)
     found = FORMAT.unpack(data, Broken)
-    assert found.facts == facts
+    assert found.header == facts
     assert {key: list(column) for key, column in found.columns.items()} == columns
     assert data[found.end :] == tail
     assert found.end % 8 == 0
@@ -161,10 +161,10 @@ def test_invariants(name, items, monkeypatch):
     """Each holds of what it should, and of nothing else, wherever the pieces end in which columns are compared."""
     monkeypatch.setattr(container, "_CHECKED_ITEMS", items)
     invariant, sound, others = INVARIANTS[name]
-    form = Format("test", 1, Facts, {"a": "u8", "b": "i8", "d": "u1"}, [invariant])
+    form = Format("test", 1, Header, {"a": "u8", "b": "i8", "d": "u1"}, [invariant])
     for columns in (sound, *others):
         arrays = {key: np.array(columns.get(key, []), TYPES[key]) for key in "abd"}
-        data = b"".join(form.pack(Facts("four"), arrays))
+        data = b"".join(form.pack(Header("four"), arrays))
         if columns is sound:
             form.unpack(data, Broken)
         else:

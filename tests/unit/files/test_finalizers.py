@@ -36,7 +36,7 @@ GENERATORS = {
     "tools/cli/look/show._read": "closes a shard that was read, in a command",
     "core/collection/shard_collection.member_tables": "tells the threads of a pool to end",
     "columns/join._reading": "nothing",
-    "core/files/holders._facts_of": "nothing",
+    "core/files/holders._list_processes": "nothing",
     "core/files/page_cache._control_groups": "closes a file that was read",
     "core/index/spec._expand": "nothing",
     "jobs/check._problems_beside": "closes a file that was read",

@@ -113,7 +113,7 @@ def test_an_index_with_sub_datasets():
     parsed = parse_index(json.dumps(raw), place=None, load=None)
     mapped = unpack(pack(parsed))
     check_same(mapped, parsed)
-    assert mapped.facts.is_local is False
+    assert mapped.summary.is_local is False
 
 
 def test_relative_urls_follow_the_file():
@@ -128,9 +128,9 @@ def test_relative_urls_follow_the_file():
     for mapped in (near, far):
         assert [mapped.urls.index(url) for url in mapped.urls] == [0, 1, 2, 3, 0]
         assert fingerprint(mapped) == fingerprint(list_shards([(url, 2) for url in mapped.urls]))
-    assert [unpack(data, home=home).facts.is_local for home in ("/data", "https://host")] == [False, False]
+    assert [unpack(data, home=home).summary.is_local for home in ("/data", "https://host")] == [False, False]
     alone = pack(list_shards([("a.tar", 1)]), texts=["a.tar"])
-    assert [unpack(alone, home=home).facts.is_local for home in ("/data", "https://host")] == [True, False]
+    assert [unpack(alone, home=home).summary.is_local for home in ("/data", "https://host")] == [True, False]
 
 
 def test_counts_make_another_list():
@@ -139,7 +139,7 @@ def test_counts_make_another_list():
     mapped = unpack(pack(parsed))
     for shards in (mapped, parsed):
         known = shards.with_known({2: 9}, {0: 7})
-        assert (known.facts, known.nsamples, known.filesizes) == (None, [0, 1, 9, 3], [7, -1, -1, -1])
+        assert (known.summary, known.nsamples, known.filesizes) == (None, [0, 1, 9, 3], [7, -1, -1, -1])
         assert list(known.ends()) == [0, 1, 10, 13]
         assert described(copy.deepcopy(known)) == described(pickle.loads(pickle.dumps(known))) == described(known)
         assert (shards.nsamples, shards.filesizes, list(shards.ends())) == ([0, 1, 2, 3], [-1] * 4, [0, 1, 3, 6])

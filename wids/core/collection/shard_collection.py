@@ -465,8 +465,8 @@ class ShardCollection:
         """Whether any shard goes through the cache."""
         if self._is_remote is None:
             is_copied = self.provider.cache.placement.cache_local
-            facts = self.shards.facts
-            is_local = all(Place(url).is_local for url in self.shards.urls) if facts is None else facts.is_local
+            summary = self.shards.summary
+            is_local = all(Place(url).is_local for url in self.shards.urls) if summary is None else summary.is_local
             self._is_remote = is_copied or not is_local
         return self._is_remote
 

@@ -38,21 +38,21 @@ END_SECONDS = 5.0
 _live: weakref.WeakKeyDictionary[Downloading, int] = weakref.WeakKeyDictionary()
 
 
-def end_at_exit(found: Downloading) -> None:
+def end_at_exit(download: Downloading) -> None:
     """End it when this process ends, if it is still there."""
-    if found in _live and _live[found] == os.getpid():
+    if download in _live and _live[download] == os.getpid():
         return
     atexit.unregister(_end_all)
     atexit.register(_end_all)
     if multiprocessing.parent_process() is not None:  # these leave without atexit
         multiprocessing.util.Finalize(None, _end_all, exitpriority=100)
-    _live[found] = os.getpid()
+    _live[download] = os.getpid()
 
 
 def _end_all() -> None:
-    live = [found for found, pid in list(_live.items()) if pid == os.getpid()]
-    for found in live:
-        found.end(is_finished=False)
+    live = [download for download, pid in list(_live.items()) if pid == os.getpid()]
+    for download in live:
+        download.end(is_finished=False)
     end = time.monotonic() + END_SECONDS
-    for found in live:
-        found.join(max(end - time.monotonic(), 0.0))
+    for download in live:
+        download.join(max(end - time.monotonic(), 0.0))

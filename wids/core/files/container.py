@@ -1,7 +1,7 @@
 """The container of every binary file that wids writes: member tables, packs of them, compiled indexes, rows of views.
 
-Pure: bytes in, views of them out. A format is a `Format`: its kind, its version, the facts of its header, its sections
-with their types, and their invariants. Little-endian, no pickle; every section starts at a multiple of 8, so a file
+Pure: bytes in, views of them out. A format is a `Format`: its kind, its version, its header, its sections with
+their types, and their invariants. Little-endian, no pickle; every section starts at a multiple of 8, so a file
 may be mapped, and its beginning says which byte ranges hold what::
 
     offset  size  field
@@ -16,7 +16,7 @@ may be mapped, and its beginning says which byte ranges hold what::
                   sections, each padded with zeros to 8 bytes
                   tail: bytes that the sections lead to; they have checksums of their own
 
-Every later 1.y reads the files of any 1.x. A reader passes over facts and sections that it does not know; sections that
+Every later 1.y reads the files of any 1.x. A reader passes over keys and sections that it does not know; sections that
 a later version adds follow the others. What it adds has a default for files without it. If a reader of before would
 misread a file, the kind gets another version, and the earlier one is read as well.
 
@@ -66,7 +66,7 @@ _MAX_HEAD_BYTES = 256 << 20
 _CHECKED_ITEMS = 1 << 16
 
 
-class NoFacts(msgspec.Struct):
+class NoHeader(msgspec.Struct):
     """The header of a file that says nothing of its own."""
 
 
@@ -75,7 +75,7 @@ class _Head(msgspec.Struct, Generic[F]):
 
     sections: list[tuple[str, str, int]]
     tail: int
-    facts: F
+    header: F = msgspec.field(name="facts")
 
 
 class Invariant(NamedTuple):
@@ -83,7 +83,7 @@ class Invariant(NamedTuple):
 
     Attributes:
         what: names the fault where it does not hold.
-        holds: called with the header's facts and the columns.
+        holds: called with the header and the columns.
     """
 
     what: str
@@ -94,14 +94,14 @@ class Unpacked(msgspec.Struct, Generic[F], frozen=True):
     """A file that was opened.
 
     Attributes:
-        facts: what its header says.
+        header: the values of "facts" in the file's header.
         columns: its sections by name, as numbers; views of the file.
         start: where the sections begin.
         end: where the sections end, and the tail begins.
         identity: tells this file from others.
     """
 
-    facts: F
+    header: F
     columns: dict[str, memoryview]
     start: int
     end: int
@@ -114,7 +114,7 @@ class Format(Generic[F]):
     Args:
         kind: its name, 8 ASCII letters at most.
         version: raised only if a reader of before would misread it.
-        facts: the type of what the header says; its values are those of JSON.
+        header: the type of the header's "facts"; its values are those of JSON.
         sections: name -> type (``"u1"``, ``"u4"``, ``"u8"``, ``"i8"``), in the order of the file. A type that ends in
             ``"?"`` is of a section that may be missing, and is empty then.
         invariants: compared in this order whenever a file is opened.
@@ -124,7 +124,7 @@ class Format(Generic[F]):
     version: int
 
     def __init__(
-        self, kind: str, version: int, facts: type[F], sections: Mapping[str, str], invariants: Sequence[Invariant]
+        self, kind: str, version: int, header: type[F], sections: Mapping[str, str], invariants: Sequence[Invariant]
     ) -> None:
         self.kind, self.version = kind, version
         self._prefix = _START.pack(MAGIC, kind.encode(), version, 0, 0, 0)[:_PREFIX_BYTES]
@@ -134,19 +134,19 @@ class Format(Generic[F]):
         for name, typed in self._sections.items():
             more = {(*listing, (name, typed.rstrip("?"))) for listing in self._listings}
             self._listings = more | self._listings if typed.endswith("?") else more
-        self._head: type[_Head[F]] = _Head[facts]  # type: ignore[valid-type]
+        self._head: type[_Head[F]] = _Head[header]  # type: ignore[valid-type]
         self._parser = JsonParser[_Head[F]](self._head, max_bytes=_MAX_HEAD_BYTES, is_finite=False)
 
-    def pack(self, facts: F, columns: Mapping[str, Data], *, tail: int = 0) -> list[bytes | memoryview]:
+    def pack(self, header: F, columns: Mapping[str, Data], *, tail: int = 0) -> list[bytes | memoryview]:
         """The file, in parts; the caller writes the ``tail`` bytes that follow.
 
         Args:
-            facts: for the header.
+            header: the values of "facts".
             columns: each section's items, little-endian or as this machine has numbers.
-            tail: how many bytes follow.
+            tail: number of bytes that follow.
 
         Raises:
-            TypeError, ValueError: the facts have values that JSON does not have.
+            TypeError, ValueError: the header has values that JSON does not have.
         """
         body: list[bytes | memoryview] = []
         listed, checksum = [], 0
@@ -159,7 +159,7 @@ class Format(Generic[F]):
                 body.append(part)
                 checksum = crc32(part, checksum)
         head = json.dumps(
-            {"sections": listed, "tail": tail, "facts": {n: getattr(facts, n) for n in facts.__struct_fields__}},
+            {"sections": listed, "tail": tail, "facts": {n: getattr(header, n) for n in header.__struct_fields__}},
             separators=(",", ":"),
         ).encode()
         head += b" " * (-len(head) % 8)
@@ -169,10 +169,10 @@ class Format(Generic[F]):
         return [checked + head, *body]
 
     def head_end(self, data: bytes | memoryview, broken: Broken) -> int:
-        """Where the header ends, by the first `START_BYTES`; no more than that of a header of 4 GB.
+        """Offset of the end of the header, read from the first `START_BYTES`; at most that of a header of 4 GB.
 
         Raises:
-            what ``broken`` makes: it is no such file, or of another version.
+            the error that ``broken`` makes: it is no such file, or of another version.
         """
         if len(data) >= START_BYTES and data[:_PREFIX_BYTES] == self._prefix:
             return START_BYTES + int.from_bytes(data[20:24], "little")
@@ -185,10 +185,10 @@ class Format(Generic[F]):
         raise broken(f"has version {version}, and this wids reads version {self.version}")
 
     def body_end(self, data: bytes | memoryview, broken: Broken, *, size: int | None = None) -> int:
-        """Where the sections end, by a beginning of the file that has its header; ``size``: bytes of the file.
+        """Offset of the end of the sections, by the file's beginning with its header; ``size``: bytes of the file.
 
         Raises:
-            what ``broken`` makes: it is no such file, damaged, or of another size.
+            the error that ``broken`` makes: it is no such file, damaged, or of another size.
         """
         return self._look(memoryview(data), broken, size)[2]
 
@@ -205,7 +205,7 @@ class Format(Generic[F]):
                 the format's invariants are compared always.
 
         Raises:
-            what ``broken`` makes: it is no such file, of another version, cut short, damaged, or not consistent.
+            the error that ``broken`` makes: it is no such file, of another version, cut short, damaged, inconsistent.
         """
         view = memoryview(data)
         head, at, end = self._look(view, broken, len(view) if size is None else size)
@@ -220,9 +220,9 @@ class Format(Generic[F]):
                 columns[name] = _native(view[at : at + size], _CODES[typed])
             at += size + -size % 8
         for what, holds in self._invariants:
-            if not holds(head.facts, columns):
+            if not holds(head.header, columns):
                 raise broken(what)
-        return Unpacked(head.facts, columns, start, end, bytes(view[:START_BYTES]))
+        return Unpacked(head.header, columns, start, end, bytes(view[:START_BYTES]))
 
     def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int, int]:
         """(the header, where it ends, where the sections end)."""
@@ -265,10 +265,10 @@ def kind_of(data: bytes) -> str | None:
 
 
 def within(name: str, low: int, high: Any) -> Invariant:
-    """No number of a column is below ``low`` or above ``high``: a number, or a function of facts and columns."""
+    """No number of a column is below ``low`` or above ``high``: a number, or a function of header and columns."""
 
-    def holds(facts: Any, columns: Sections) -> bool:
-        most, column = _value(high, facts, columns), columns[name]
+    def holds(header: Any, columns: Sections) -> bool:
+        most, column = _value(high, header, columns), columns[name]
         is_above = low <= 0 and column.format in "BIQ"
         return all(part.max() <= most and (is_above or part.min() >= low) for part in _parts(column))
 
@@ -280,18 +280,18 @@ def ends(name: str, total: Any, *, first: int | None = None, is_strict: bool = F
 
     Args:
         name: of the column.
-        total: the length of the column of this name, a number, or a function of facts and columns; that of an empty
+        total: the length of the column of this name, a number, or a function of header and columns; that of an empty
             column is 0.
         first: what the first number is; None: anything from 0.
         is_strict: no piece is empty.
     """
 
-    def holds(facts: Any, columns: Sections) -> bool:
+    def holds(header: Any, columns: Sections) -> bool:
         column = columns[name]
         if not len(column):
-            return first is None and _value(total, facts, columns) == 0
+            return first is None and _value(total, header, columns) == 0
         is_sound = column[0] == first if first is not None else column[0] >= is_strict
-        return bool(is_sound) and column[-1] == _value(total, facts, columns) and _is_ascending(column, is_strict)
+        return bool(is_sound) and column[-1] == _value(total, header, columns) and _is_ascending(column, is_strict)
 
     return Invariant(f"points outside itself ({name})", holds)
 
@@ -304,7 +304,7 @@ def ascending(name: str) -> Invariant:
 def sums(name: str, counts: str, total: Any) -> Invariant:
     """A column has the running sums of another one, none of which is negative; the last sum is ``total``."""
 
-    def holds(facts: Any, columns: Sections) -> bool:
+    def holds(header: Any, columns: Sections) -> bool:
         if len(columns[name]) != len(columns[counts]):
             return False
         before = 0
@@ -315,24 +315,24 @@ def sums(name: str, counts: str, total: Any) -> Invariant:
             if (last[1:] - last[:-1] != now[1:]).any():
                 return False
             before = int(last[-1])
-        return bool(before == _value(total, facts, columns))
+        return bool(before == _value(total, header, columns))
 
     return Invariant(f"contradicts itself ({name})", holds)
 
 
 def lengths(expected: Mapping[str, Any]) -> Invariant:
-    """Each column has so many items: as many as a column of that name, a number, or a function of facts and columns."""
+    """Each column is as long as a column of that name, a number, or the result of a function of header and columns."""
 
-    def holds(facts: Any, columns: Sections) -> bool:
-        return all(len(columns[name]) == _value(count, facts, columns) for name, count in expected.items())
+    def holds(header: Any, columns: Sections) -> bool:
+        return all(len(columns[name]) == _value(count, header, columns) for name, count in expected.items())
 
     return Invariant("contradicts its own header", holds)
 
 
-def _value(bound: Any, facts: Any, columns: Sections) -> int:
+def _value(bound: Any, header: Any, columns: Sections) -> int:
     if isinstance(bound, str):
         return len(columns[bound])
-    return cast("int", bound(facts, columns) if callable(bound) else bound)
+    return cast("int", bound(header, columns) if callable(bound) else bound)
 
 
 def _parts(column: memoryview) -> Any:
@@ -354,8 +354,8 @@ def _little(data: Data, kind: str) -> bytes | memoryview:
         return data
     if isinstance(data, memoryview) and data.itemsize == 1:
         return data
-    found = np.asarray(data)
-    return memoryview(found.astype("<" + kind, copy=False).tobytes())
+    numbers = np.asarray(data)
+    return memoryview(numbers.astype("<" + kind, copy=False).tobytes())
 
 
 def _width(kind: str) -> int:

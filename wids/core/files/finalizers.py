@@ -1,4 +1,4 @@
-"""What may run when the collector runs it: the rule, and where the rest is left.
+"""Code that the garbage collector may run: the rule, and the queue that takes the rest.
 
 The collector runs in any thread, between any two of its steps: in the middle of a wait, too, while the thread holds the
 lock of an event, a queue, a logger or an executor. It calls ``__del__``, callbacks of weak references, and the ends

@@ -62,32 +62,32 @@ class Held(property):
 
     def hiding(self, value: Any) -> Held:
         """The same property, in whose place a subclass has a value."""
-        found = Held(self.fget, self.fset, self.__doc__)  # type: ignore[arg-type]  # it has both
-        found._name, found._hidden = self._name, (value,)
-        return found
+        held = Held(self.fget, self.fset, self.__doc__)  # type: ignore[arg-type]  # it has both
+        held._name, held._hidden = self._name, (value,)
+        return held
 
 
 def holding(kind: type[T]) -> type[T]:
     """Let the properties of a class that have a setter be assigned before its constructor has run."""
-    for name, found in list(vars(kind).items()):
-        if type(found) is property and found.fget is not None and found.fset is not None:
-            held = Held(found.fget, found.fset, found.__doc__)
+    for name, value in list(vars(kind).items()):
+        if type(value) is property and value.fget is not None and value.fset is not None:
+            held = Held(value.fget, value.fset, value.__doc__)
             held.__set_name__(kind, name)
             setattr(kind, name, held)
     return kind
 
 
 def is_released(instance: Any) -> bool:
-    """Whether an object's constructor has begun."""
+    """True once an object's constructor has begun."""
     return _RELEASED in vars(instance)
 
 
 def release(instance: Any) -> None:
     """Drop what an object holds; from here on its `Held` attributes are properties. A constructor does this first."""
-    own = vars(instance)
+    attributes = vars(instance)
     for name in _hide(type(instance)):
-        own.pop(name, None)
-    own[_RELEASED] = True
+        attributes.pop(name, None)
+    attributes[_RELEASED] = True
 
 
 def _hide(kind: type) -> dict[str, Held]:
@@ -95,16 +95,16 @@ def _hide(kind: type) -> dict[str, Held]:
 
     The constructor of torch's class assigns them, which hides these. A property of the class stays its own.
     """
-    found: dict[str, Held] = {}
+    hidden: dict[str, Held] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, Held):
-                found[name] = value
-            elif name in found and hasattr(type(value), "__set__"):
-                del found[name]
-            elif name in found:
-                found[name] = found[name].hiding(value)
-    for name, held in found.items():
+                hidden[name] = value
+            elif name in hidden and hasattr(type(value), "__set__"):
+                del hidden[name]
+            elif name in hidden:
+                hidden[name] = hidden[name].hiding(value)
+    for name, held in hidden.items():
         if inspect.getattr_static(kind, name) is not held:
             setattr(kind, name, held)
-    return found
+    return hidden

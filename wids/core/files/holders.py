@@ -64,19 +64,19 @@ def find_holders(paths: Iterable[str]) -> list[Holder]:
 
 
 def list_locks(path: str) -> dict[int, list[int]] | None:
-    """The processes that hold locks on files of a path's file system: inode -> ids; None: no such list can be had here.
+    """The processes that hold locks on files of a path's file system: inode -> ids; None: the kernel lists none.
 
     Raises:
         OSError: no such path exists.
     """
     if not os.path.exists(f"{_PROC}/locks"):
         return None
-    own = os.stat(path).st_dev
-    found: dict[int, list[int]] = {}
+    file_device = os.stat(path).st_dev
+    pids: dict[int, list[int]] = {}
     for pid, device, inode in _read_locks():
-        if _is_on(own, device) and pid not in found.setdefault(inode, []):
-            found[inode].append(pid)
-    return found
+        if _is_on(file_device, device) and pid not in pids.setdefault(inode, []):
+            pids[inode].append(pid)
+    return pids
 
 
 def _listed_locks(paths: Sequence[str]) -> dict[int, list[str]]:
@@ -86,13 +86,13 @@ def _listed_locks(paths: Sequence[str]) -> dict[int, list[str]]:
         with contextlib.suppress(OSError):
             status = os.stat(path)
             by_inode.setdefault(status.st_ino, []).append((path, status.st_dev))
-    found: dict[int, list[str]] = {}
+    by_pid: dict[int, list[str]] = {}
     for pid, device, inode in _read_locks():
-        for path, own in by_inode.get(inode, ()):
-            if _is_on(own, device):
-                held = found.setdefault(pid, [])
+        for path, file_device in by_inode.get(inode, ()):
+            if _is_on(file_device, device):
+                held = by_pid.setdefault(pid, [])
                 held += [] if path in held else [path]
-    return found
+    return by_pid
 
 
 def _read_locks() -> Iterator[tuple[int, int, int]]:
@@ -106,9 +106,9 @@ def _read_locks() -> Iterator[tuple[int, int, int]]:
         yield int(match[1]), os.makedev(int(match[2], 16), int(match[3], 16)), int(match[4])
 
 
-def _is_on(own: int, device: int) -> bool:
-    """Whether a file's device is that of the list, which does not have the numbers of subvolumes and overlays."""
-    return own == device or not os.major(own)
+def _is_on(file_device: int, device: int) -> bool:
+    """True if a file's device is that of the list, which lacks the numbers of subvolumes and overlays."""
+    return file_device == device or not os.major(file_device)
 
 
 def describe(pid: int, files: list[str]) -> Holder:
@@ -130,7 +130,7 @@ def describe(pid: int, files: list[str]) -> Holder:
 
 
 def _ask_tools(paths: Sequence[str]) -> Iterator[Holder]:
-    """As /proc tells it, from the programs that macOS and the BSDs have; any that has a file open counts."""
+    """The same from the programs that macOS and the BSDs have; every process that has a file open counts."""
     real = {os.path.realpath(path): path for path in paths[:_MAX_FILES]}
     held: dict[int, list[str]] = {}
     pid = 0
@@ -140,9 +140,9 @@ def _ask_tools(paths: Sequence[str]) -> Iterator[Holder]:
         elif line.startswith("n") and line[1:] in real:
             held.setdefault(pid, []).append(real[line[1:]])
     held.pop(os.getpid(), None)
-    facts = dict(_facts_of(held))
+    processes = dict(_list_processes(held))
     for number, files in sorted(held.items()):
-        parent, started, program = facts.get(number, (0, None, ""))
+        parent, started, program = processes.get(number, (0, None, ""))
         yield Holder(
             pid=number,
             program=_shown(program),
@@ -152,7 +152,7 @@ def _ask_tools(paths: Sequence[str]) -> Iterator[Holder]:
         )
 
 
-def _facts_of(pids: Mapping[int, object]) -> Iterator[tuple[int, tuple[int, float | None, str]]]:
+def _list_processes(pids: Mapping[int, object]) -> Iterator[tuple[int, tuple[int, float | None, str]]]:
     if not pids:
         return
     # Each has its parent, then when it was started in five words: "Tue Nov 25 03:12:57 2025".

@@ -24,7 +24,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     etag: str | None = None
 
     def is_same(self, other: Identity) -> bool:
-        """Whether both describe the same bytes: equal size, one more fact known to both, and none that differs.
+        """True if both describe the same bytes: equal sizes, one more fact known to both, and none that differs.
 
         A digest known to both decides alone; mtime only stands in where none exists.
         """
@@ -32,6 +32,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.md5 and other.md5:
             return self.md5 == other.md5
-        facts = [(self.mtime_ns, other.mtime_ns), (self.etag or None, other.etag or None)]
-        known = [a == b for a, b in facts if a is not None and b is not None]
+        pairs = [(self.mtime_ns, other.mtime_ns), (self.etag or None, other.etag or None)]
+        known = [a == b for a, b in pairs if a is not None and b is not None]
         return bool(known) and all(known)

@@ -99,10 +99,10 @@ class JsonParser(Generic[T]):
 
     def _convert(self, value: Any) -> T:
         try:
-            found: T = msgspec.convert(value, self._kind)
+            converted: T = msgspec.convert(value, self._kind)
         except _REFUSALS as error:
             raise JsonError(_words(error)) from error
-        return found
+        return converted
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: a key is there twice.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {shorten(repr(twice))} is there twice")
-    return found
+    return mapping
 
 
 parse: Callable[[bytes | memoryview | str], Any] = JsonParser[Any](object).parse

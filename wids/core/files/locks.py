@@ -38,8 +38,9 @@ class LockLimits(NamedTuple):
 
     Attributes:
         stopped_seconds: a lock whose file was not touched for this long belongs to a stopped process.
-        touch_seconds: how often the holder touches it.
-        poll_seconds, report_seconds: how often a waiting process checks the lock, and reports that it waits.
+        touch_seconds: interval at which the holder touches it.
+        poll_seconds: interval at which a waiting process checks the lock.
+        report_seconds: interval at which it reports that it waits.
     """
 
     stopped_seconds: float = 60.0
@@ -116,7 +117,7 @@ class HeldLock:
             self._close()
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks.Inherited`."""
+        """Close the descriptor in a child; see `wids.core.files.forks.Inherited`."""
         self._close()
 
     def _open(self, mode: int) -> int:
@@ -136,7 +137,7 @@ class HeldLock:
             system.write_all(fd, f"{os.getpid()} {os.uname().nodename}\n".encode().ljust(64), 0)
 
     def _is_ours(self) -> bool:
-        """Whether the lock was not taken away while this process was stopped."""
+        """True unless the lock was taken away while this process was stopped."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -144,7 +145,7 @@ class HeldLock:
         return self._file is not None and (status.st_dev, status.st_ino) == self._identity
 
     def _check_not_mine(self) -> None:
-        """See that it is not this very thread that holds the lock.
+        """Raise if this thread itself holds the lock.
 
         Raises:
             CacheError: it is: to wait for it would never end.
@@ -193,7 +194,7 @@ def acquire(
 
 @contextlib.contextmanager
 def try_acquire(path: str, *, mode: int = 0o644) -> Iterator[HeldLock | None]:
-    """As `acquire` without waiting: None if another process, or this thread, holds it."""
+    """`acquire` without waiting: None if another process, or this thread, holds it."""
     held = HeldLock(path)
     with _releasing(held, path):
         with _refusing(path):
@@ -251,7 +252,7 @@ def _open(path: str, mode: int) -> FileIO:
 
 @contextlib.contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Turn the errors of a lock file that cannot be had into one that says what to do."""
+    """Turn the errors of a lock file that cannot be opened or locked into one that says what to do."""
     try:
         yield
     except CacheError:
@@ -280,7 +281,7 @@ class _Wait:
         return time.monotonic() - self._start
 
     def should_end(self) -> bool:
-        """Whether to continue without the lock; asked before each new attempt."""
+        """True: continue without the lock. Asked before each new attempt."""
         self.has_waited = True
         now = time.monotonic()
         try:
@@ -299,7 +300,7 @@ class _Wait:
         return False
 
     def _take_away(self) -> bool:
-        """Delete the lock file of a process that does not run; whether the lock can be had now."""
+        """Delete the lock file of a process that does not run; True if the lock is free now."""
         logger.warning(
             "%s: its holder, %s, has not run for %.0f s (stopped, or its disk does not answer); going on without it",
             self._path,
@@ -352,7 +353,7 @@ def open_to_lock(path: str) -> int:
 
 
 def is_locked(path: str) -> bool | None:
-    """Whether a process holds a lock on a file, of either kind; None: unknown, or the file is gone."""
+    """True if a process holds a lock on a file, of either kind; None: unknown, or the file is gone."""
     try:
         fd = open_to_lock(path)
     except OSError:
@@ -388,9 +389,9 @@ def remove_parts(path: str, *, more: str = "") -> None:
     home, name = os.path.split(path)
     pattern = re.compile(re.escape(name) + f"(?:{more})" + r"\.[0-9]+-[0-9a-f]{8}\.part")
     with contextlib.suppress(OSError):
-        for found in filter(pattern.fullmatch, os.listdir(home)):
+        for part in filter(pattern.fullmatch, os.listdir(home)):
             with contextlib.suppress(OSError):  # gone
-                remove_unlocked(os.path.join(home, found))
+                remove_unlocked(os.path.join(home, part))
 
 
 def lease(fd: int) -> bool | None:

@@ -31,14 +31,14 @@ def name_nearest(path: str) -> str:
     near = _nearest(missing, names)
     if near is None:
         return ""
-    found = os.path.join(head, near)
-    whole = os.path.join(found, rest) if rest else found
-    return f"; there is {whole if os.path.exists(whole) else found}"
+    beside = os.path.join(head, near)
+    whole = os.path.join(beside, rest) if rest else beside
+    return f"; there is {whole if os.path.exists(whole) else beside}"
 
 
 def _nearest(name: str, names: list[str]) -> str | None:
     # Of a series, one is missing, and the others were not meant.
     series = _DIGIT.sub("0", name)
     folded = {each.casefold(): each for each in sorted(names) if _DIGIT.sub("0", each) != series}
-    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_CUTOFF)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_CUTOFF)
+    return folded[matches[0]] if matches else None

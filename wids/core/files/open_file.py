@@ -84,7 +84,7 @@ class Closable:
                 self.end_if_unused()
 
     def check_pinned(self) -> None:
-        """Whether a use may continue although it is closed.
+        """Allow a use to continue after the file was closed.
 
         Raises:
             ClosedFileError: it may not.
@@ -143,8 +143,8 @@ class OpenFile(Closable):
         """
         with forks.lock:  # no child has a copy that is not noted
             file = cls(-1)
-            file.fd, facts = atomic.open_file(path)  # which an interrupt then leaves to its finalizer
-            return file, facts
+            file.fd, identity = atomic.open_file(path)  # which an interrupt then leaves to its finalizer
+            return file, identity
 
     def closing_on_error(self) -> atomic.ClosingOnError:
         """Close it if the block fails; otherwise it continues to its next owner."""
@@ -156,7 +156,7 @@ class OpenFile(Closable):
             finalizers.end(self.close)
 
     def begin(self) -> bool:
-        """Take all that long reading needs; False: that cannot be had."""
+        """Take all that long reading needs; False: not available."""
         return True
 
     def take_over(self, other: OpenFile) -> None:
@@ -176,7 +176,7 @@ class OpenFile(Closable):
             logger.debug("read without a memory map (%s)", error)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks`."""
+        """Close the descriptor in a child, if it is not for children; see `wids.core.files.forks`."""
         self._begin()
         if self.is_closed or not self.is_inherited:
             self.close()

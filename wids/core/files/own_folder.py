@@ -30,7 +30,8 @@ class OwnFolder:
     """Paths of our own files in a directory. Nothing is opened or made until a method says so.
 
     Attributes:
-        path: the directory. own: the folder in it.
+        path: the directory.
+        own: the folder in it.
     """
 
     own: str

@@ -30,7 +30,7 @@ _STEP_BYTES = 128 << 10
 
 
 def is_network(path: str) -> bool:
-    """Whether the file or directory is on a network file system; False if unknown."""
+    """True if the file or directory is on a network file system; False if unknown."""
     if not hasattr(os, "posix_fadvise"):
         return False
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -80,12 +80,12 @@ def read_ahead(path: str, begin: float, end: float, *, is_cancelled: Callable[[]
 def free_memory() -> int:
     """Bytes of memory that the page cache may take without the programs of this machine, or container, having less."""
     free = _number_of("/proc/meminfo", "MemAvailable:", unit=1024)
-    found = [] if free is None else [free]
+    bounds = [] if free is None else [free]
     for directory, limit, used in _control_groups():
         allowed, taken = _number_of(f"{directory}/{limit}"), _number_of(f"{directory}/memory.stat", used)
         if allowed is not None:
-            found.append(max(allowed - (taken or 0), 0))
-    return min(found, default=0)
+            bounds.append(max(allowed - (taken or 0), 0))
+    return min(bounds, default=0)
 
 
 def _control_groups() -> Iterator[tuple[str, str, str]]:
@@ -102,8 +102,8 @@ def _control_groups() -> Iterator[tuple[str, str, str]]:
 
 def _number_of(path: str, name: str = "", *, unit: int = 1) -> int | None:
     """The number after a name in a file of the kernel, or the only one; None: none exists (``max``)."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as facts:
-        for line in facts:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as lines:
+        for line in lines:
             words = line.split()
             if not name or words[0] == name:
                 return int(words[-1 if not name else 1]) * unit

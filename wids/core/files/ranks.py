@@ -1,4 +1,4 @@
-"""How many processes a training job has, by the environment that its launcher set."""
+"""The number of processes of a training job, by the environment that its launcher set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _WORKERS = 8
 
 
 def ranks_of_node() -> int:
-    """How many ranks of a distributed job this node has."""
+    """Number of ranks of a distributed job on this node."""
     return max(environ_int("LOCAL_WORLD_SIZE"), 1)
 
 
 def processes_of_job() -> int:
-    """How many processes of a distributed job read samples, about; a worker of a loader is taken for one of some."""
+    """Approximate number of processes of a job that read samples; a loader's worker counts as one of some."""
     is_worker = multiprocessing.parent_process() is not None
     return max(environ_int("WORLD_SIZE"), 1) * (_WORKERS if is_worker else 1)
 

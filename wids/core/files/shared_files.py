@@ -77,7 +77,7 @@ class SharedFiles:
         return os.path.join(self._files, key + self._suffix)
 
     def is_used(self) -> bool:
-        """Whether a cache has used the directory before."""
+        """True if a cache has used the directory before."""
         return os.path.isdir(self._folder.own)
 
     def get(
@@ -99,16 +99,16 @@ class SharedFiles:
         Raises:
             WidsError: of ``make``, but for `CacheError`. No file is published then.
         """
-        found = None if is_new else self.find(key, take)
-        if found is None:
+        taken = None if is_new else self.find(key, take)
+        if taken is None:
             with self.alone(key):
-                found = None if is_new else self.find(key, take)  # another process made it meanwhile
-                if found is None and self.publish(key, make):
-                    found = self.find(key, take)
-        return found
+                taken = None if is_new else self.find(key, take)  # another process made it meanwhile
+                if taken is None and self.publish(key, make):
+                    taken = self.find(key, take)
+        return taken
 
     def find(self, key: str, take: Callable[[SharedFile], T | None]) -> T | None:
-        """As `get`, of a file that exists."""
+        """`get` of a file that exists."""
         file = self.open(key)
         if file is None:
             return None
@@ -147,7 +147,7 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def trying(self, key: str) -> Iterator[bool]:
-        """Whether no other process makes the file of a key, or is in such a block; True without locks."""
+        """True if no other process makes the file of a key or is in such a block; also True without locks."""
         with contextlib.ExitStack() as stack:
             is_alone = True
             try:

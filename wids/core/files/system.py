@@ -51,12 +51,12 @@ def unlock(fd: int) -> None:
 
 
 def advice_on_making(error: OSError) -> str:
-    """What to do about a file that cannot be made."""
+    """Advice on a file that cannot be made."""
     return "free space or inodes (df -i)" if error.errno in FULL else "is the directory writable?"
 
 
 def advice_on_writing(error: BaseException) -> str:
-    """What to do about a file that cannot be written."""
+    """Advice on a file that cannot be written."""
     is_limited = isinstance(error, OSError) and error.errno == errno.EFBIG
     return "raise the limit of the size of files (ulimit -f)" if is_limited else "free space"
 
@@ -74,12 +74,12 @@ def until_permitted(function: Callable[[], T]) -> T:
 
 
 def is_stale(error: BaseException | None) -> bool:
-    """Whether an error may be over once the file is opened again by its name."""
+    """True if an error may be over once the file is opened again by its name."""
     return isinstance(error, OSError) and error.errno in _STALE
 
 
 def descriptor_limit() -> int:
-    """How many descriptors the process may have open; negative: no limit."""
+    """Number of descriptors that the process may have open; negative: no limit."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -106,7 +106,7 @@ MAX_FREE_BYTES = 1 << 30
 
 
 def floor_bytes(disk_bytes: int) -> int:
-    """How many bytes of a file system of so many stay free where nothing else bounds the writing."""
+    """Bytes that stay free on a file system of ``disk_bytes`` where nothing else bounds the writing."""
     return min(disk_bytes // 100, MAX_FREE_BYTES)
 
 
@@ -124,7 +124,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def write_granted(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """As `write_all`, into space that was counted as free: of a file deleted just now it becomes so a moment later.
+    """`write_all` into space that was counted as free: that of a file deleted just now is free a moment later.
 
     Raises:
         OSError: it cannot be written.

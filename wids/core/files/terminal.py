@@ -28,7 +28,8 @@ class Bar:
     """Progress of some work on a terminal or in a notebook; elsewhere it prints nothing.
 
     Args:
-        shown, task: a ``rich.progress.Progress``, and the task in it.
+        shown: a ``rich.progress.Progress``.
+        task: the task in it.
         draw: called after changes.
     """
 
@@ -38,7 +39,7 @@ class Bar:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a terminal or a notebook to show it on."""
+        """True if there is a terminal or a notebook to show it on."""
         return self._shown is not None
 
     def update(self, done: float, *, total: float | None = None, words: str = "") -> None:
@@ -142,7 +143,7 @@ def _drawn(unit: Literal["bytes", "items"]) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def _below_the_cell(shown: Any) -> Iterator[Callable[[], None]]:
-    """What a notebook shows while the block runs. rich's own way there needs ipywidgets."""
+    """Display for a notebook while the block runs. rich's own way there needs ipywidgets."""
     import IPython.display
 
     put: Any = IPython.display.display

@@ -1,6 +1,6 @@
 """A compiled index on disk (``.widsx``): the columns of a shard list, to be mapped instead of parsed.
 
-Pure: bytes in, columns over them out; a `wids.core.files.container`, whose header is `CompiledFacts`. The sections, of
+Pure: bytes in, columns over them out; a `wids.core.files.container`, whose header is `CompiledHeader`. The sections, of
 n shards and k shards that have keys of their own::
 
     counts, ends, filesizes  i8 x n          samples of each shard; their running sums; bytes, -1: unknown
@@ -25,7 +25,7 @@ import numpy as np
 from wids.core.files.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
 from wids.core.index.fingerprint import contents, fingerprint_of
 from wids.core.index.packed_columns import SparseKeys, Texts, damaged, join_texts, sort_hashes
-from wids.core.index.shardlist import CRC32_BYTES, MD5_BYTES, Facts, ShardList
+from wids.core.index.shardlist import CRC32_BYTES, MD5_BYTES, ShardList, Summary
 from wids.core.place import Place
 from wids.core.shard import MAX_COUNT
 from wids.core.transport.urls import MAX_SHARDS
@@ -97,7 +97,7 @@ def pack(
     url_ends, url_blob = join_texts(texts)
     key_ends, key_blob = join_texts([json.dumps(keys) for _, keys in extras])
     own = texts if is_resolved else [text for text in texts if _is_own(text)]
-    facts = CompiledFacts(
+    header = CompiledHeader(
         header=shards.header,
         starts=list(shards.starts),
         defaults=list(shards.defaults),
@@ -120,7 +120,7 @@ def pack(
         "urls": url_blob,
         "keys": key_blob,
     }
-    return _FORMAT.pack(facts, columns)
+    return _FORMAT.pack(header, columns)
 
 
 def _is_own(text: str) -> bool:
@@ -148,24 +148,24 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
     unpacked = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
-    facts, found = unpacked.facts, unpacked.columns
-    home = None if facts.is_resolved else home or ""
-    is_local = facts.nlocal + (facts.ndependent if Place(home or "").is_local else 0) == len(found["counts"])
+    header, found = unpacked.header, unpacked.columns
+    home = None if header.is_resolved else home or ""
+    is_local = header.nlocal + (header.ndependent if Place(home or "").is_local else 0) == len(found["counts"])
     shards = ShardList(
         sections=found,
-        header=facts.header,
+        header=header.header,
         extras=SparseKeys(found["key_rows"], Texts(found["key_ends"], found["keys"], place=place)),
-        starts=facts.starts,
-        defaults=facts.defaults,
-        packs=facts.packs,
+        starts=header.starts,
+        defaults=header.defaults,
+        packs=header.packs,
         home=home,
         place=place,
-        facts=Facts(is_local=is_local, fingerprint=facts.fingerprint, contents=facts.contents),
+        summary=Summary(is_local=is_local, fingerprint=header.fingerprint, contents=header.contents),
     )
-    return Compiled(shards, facts.source, unpacked.identity)
+    return Compiled(shards, header.source, unpacked.identity)
 
 
-class CompiledFacts(msgspec.Struct):
+class CompiledHeader(msgspec.Struct):
     """The header of a compiled index.
 
     Attributes:
@@ -189,12 +189,12 @@ class CompiledFacts(msgspec.Struct):
     ndependent: int
 
 
-def _are_starts(facts: CompiledFacts, found: Sections) -> bool:
+def _are_starts(header: CompiledHeader, found: Sections) -> bool:
     """Whether the starts of sub-datasets, and of packs, ascend."""
     n = len(found["counts"])
-    each = (facts.starts, [k for k, _ in facts.packs])
+    each = (header.starts, [k for k, _ in header.packs])
     are_sorted = all(sorted(starts) == starts and all(0 <= k <= n for k in starts) for starts in each)
-    return are_sorted and len(facts.starts) == len(facts.defaults)
+    return are_sorted and len(header.starts) == len(header.defaults)
 
 
 def _last(_: Any, found: Sections) -> int:
@@ -208,7 +208,7 @@ def _shards(times: int) -> Any:
 _FORMAT = Format(
     KIND,
     VERSION,
-    CompiledFacts,
+    CompiledHeader,
     {
         **dict.fromkeys(("counts", "ends", "filesizes"), "i8"),
         **dict.fromkeys(("md5s", "crc32s", "known"), "u1"),
@@ -228,7 +228,7 @@ _FORMAT = Format(
             }
         ),
         Invariant("contradicts its own header", _are_starts),
-        sums("ends", "counts", lambda facts, _: facts.total),
+        sums("ends", "counts", lambda header, _: header.total),
         ends("url_ends", lambda _, found: len(found["urls"])),
         ends("key_ends", lambda _, found: len(found["keys"])),
         within("filesizes", -1, MAX_COUNT),

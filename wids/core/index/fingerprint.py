@@ -27,8 +27,8 @@ def fingerprint(shards: ShardList) -> str:
 
     Directories count if shards in several have the same name, and then from the first difference of their paths.
     """
-    if shards.facts is not None and shards.facts.fingerprint:
-        return shards.facts.fingerprint
+    if shards.summary is not None and shards.summary.fingerprint:
+        return shards.summary.fingerprint
     return fingerprint_of(shards.urls, shards.nsamples)
 
 
@@ -39,8 +39,8 @@ def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict
     same counts, have the same `fingerprint` and different contents.
     """
     is_whole = first == 0 and last in (None, len(shards))
-    if is_whole and shards.facts is not None:
-        return shards.facts.contents or {}
+    if is_whole and shards.summary is not None:
+        return shards.summary.contents or {}
     if is_whole:
         return contents_of(shards.crc32s, shards.md5sums, shards.filesizes)
     return contents_of(shards.crc32s[first:last], shards.md5sums[first:last], shards.filesizes[first:last])

@@ -93,8 +93,8 @@ _HAS_MD5, _HAS_CRC32 = 1, 2
 MANY = 20_000
 
 
-class Facts(NamedTuple):
-    """The facts of a compiled index about its shards as a whole.
+class Summary(NamedTuple):
+    """The summary of a compiled index of its shards as a whole.
 
     Attributes:
         is_local: no shard is remote.
@@ -138,7 +138,7 @@ class ShardList:
         packs: (first shard, URLs of the packs of member tables that hold from there on), ascending.
         home: what relative URLs are relative to; None: they are taken as they stand.
         place: what errors call the file that the columns are in.
-        facts: of a compiled index; None: none are known.
+        summary: of a compiled index; None: unknown.
         origin: the place of a compiled index; with it, a pickle holds that place and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
         urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown.
@@ -152,7 +152,7 @@ class ShardList:
     packs: Sequence[tuple[int, tuple[str, ...]]] = ()
     home: str | None = None
     place: str = ""
-    facts: Facts | None = None
+    summary: Summary | None = None
     origin: Origin | None = None
     selection: Selection | None = None
     urls: Places = field(init=False)
@@ -249,7 +249,7 @@ class ShardList:
                 column[k] = value
             found[name] = memoryview(column)
         found["ends"] = _sum(found["counts"])
-        return replace(self, sections=found, facts=None, origin=None)
+        return replace(self, sections=found, summary=None, origin=None)
 
     def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
         """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.

@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from wids.core.files.container import START_BYTES, Format, Invariant, NoFacts
+from wids.core.files.container import START_BYTES, Format, Invariant, NoHeader
 from wids.core.files.container import ends as ends_at
 from wids.core.index import checks
 from wids.errors import SpecError
@@ -83,7 +83,7 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
 def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview]:
     """The file of rows, in parts."""
     is_narrow = rows.dtype.itemsize == 4
-    return _ROWS.pack(NoFacts(), {"ends": ends, "rows" if is_narrow else "wide_rows": rows})
+    return _ROWS.pack(NoHeader(), {"ends": ends, "rows" if is_narrow else "wide_rows": rows})
 
 
 def checksum_of(data: bytes | memoryview) -> str:
@@ -164,7 +164,7 @@ def _samples(_: Any, columns: Sections) -> int:
 _ROWS = Format(
     "rows",
     1,
-    NoFacts,
+    NoHeader,
     {"ends": "i8", "rows": "u4?", "wide_rows": "i8?"},
     (
         Invariant("contradicts itself", lambda _, found: not (len(found["rows"]) and len(found["wide_rows"]))),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.core.files.container import START_BYTES, Format, Invariant, NoFacts, ascending, hash_of, lengths
+from wids.core.files.container import START_BYTES, Format, Invariant, NoHeader, ascending, hash_of, lengths
 from wids.core.place import Place, plain_name
 from wids.core.transport.urls import MAX_SHARDS
 from wids.errors import TableError
@@ -101,7 +101,7 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
             url=place,
         )
     columns = dict(zip(_COLUMNS, (hashes[order], (ends - padded)[order], sizes[order]), strict=True))
-    return b"".join(_DIRECTORY.pack(NoFacts(), columns, tail=int(ends[-1]) if n else 0))
+    return b"".join(_DIRECTORY.pack(NoHeader(), columns, tail=int(ends[-1]) if n else 0))
 
 
 def head_end(data: bytes | memoryview, *, place: str) -> int:
@@ -189,7 +189,7 @@ _COLUMNS = ("hashes", "offsets", "lengths")
 _DIRECTORY = Format(
     "tables",
     1,
-    NoFacts,
+    NoHeader,
     dict.fromkeys(_COLUMNS, "u8"),
     (
         lengths(dict.fromkeys(("offsets", "lengths"), lambda _, found: len(found["hashes"]))),

@@ -73,7 +73,7 @@ class Content(NamedTuple):
 def pack(content: Content) -> bytes:
     """The on-disk form."""
     identity, links = content.identity, content.links
-    facts = _WidxHeader(
+    header = _WidxHeader(
         identity.size,
         identity.mtime_ns,
         (identity.md5 or "").lower() or None,
@@ -83,7 +83,7 @@ def pack(content: Content) -> bytes:
     )
     columns = dict(zip(_COLUMNS, content.columns, strict=True))
     linked = {"linked": np.array([*links], "<u8"), "link_headers": np.array([*links.values()], "<u8")}
-    return b"".join(FORMAT.pack(facts, {**columns, "keys": content.keys, **linked}))
+    return b"".join(FORMAT.pack(header, {**columns, "keys": content.keys, **linked}))
 
 
 def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
@@ -103,22 +103,22 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
         return TableError(f"{shard}: {name or 'its saved member table'} {what}; {remedy}", shard=shard)
 
     found = FORMAT.unpack(data, broken)
-    facts, columns = found.facts, found.columns
-    identity = Identity(size=facts.size, mtime_ns=facts.mtime_ns, md5=facts.md5, etag=facts.etag)
+    header, columns = found.header, found.columns
+    identity = Identity(size=header.size, mtime_ns=header.mtime_ns, md5=header.md5, etag=header.etag)
     linked = columns["linked"]
     links = dict(zip(linked.tolist(), columns["link_headers"].tolist(), strict=True)) if len(linked) else {}
-    names = tuple(map(sys.intern, facts.extensions))
-    return Content(identity, [columns[key] for key in _COLUMNS], names, columns["keys"], facts.nrepeated, links)
+    names = tuple(map(sys.intern, header.extensions))
+    return Content(identity, [columns[key] for key in _COLUMNS], names, columns["keys"], header.nrepeated, links)
 
 
-def _is_list_sound(facts: _WidxHeader, columns: Sections) -> bool:
-    """Whether the header's facts can be those of a shard."""
-    extensions, nsamples = facts.extensions, len(columns["starts"]) - 1
+def _is_list_sound(header: _WidxHeader, columns: Sections) -> bool:
+    """True if the header can be that of a shard."""
+    extensions, nsamples = header.extensions, len(columns["starts"]) - 1
     is_named = len(set(extensions)) == len(extensions) and "\0" not in "".join(extensions)
-    return is_named and 0 <= facts.size < 1 << 64 and 0 <= facts.nrepeated <= nsamples
+    return is_named and 0 <= header.size < 1 << 64 and 0 <= header.nrepeated <= nsamples
 
 
-def _is_archive(facts: _WidxHeader, columns: Sections) -> bool:
+def _is_archive(header: _WidxHeader, columns: Sections) -> bool:
     """Whether an archive can have members at these offsets, and the rows are in its order; of consistent columns.
 
     Else a table would decide which sample is number ``i`` of its shard.
@@ -127,7 +127,7 @@ def _is_archive(facts: _WidxHeader, columns: Sections) -> bool:
     if not len(offsets):
         return not len(linked)
     # One pass each, where comparing makes an array first: this is a good part of the time to open a shard.
-    most, size = np.maximum.reduce, facts.size
+    most, size = np.maximum.reduce, header.size
     is_inside, after = most(sizes) <= size >= most(offsets), offsets + sizes
     if not is_inside or most(after) > size or (size >> 63 and (after < offsets).any()):  # it may not fit in 64 bits
         return False
@@ -142,7 +142,7 @@ def _is_archive(facts: _WidxHeader, columns: Sections) -> bool:
     begins, data_ends = offsets - np.uint64(_BLOCK), after.copy()
     if len(linked):
         is_sound = (
-            linked[-1] < len(offsets) and (linked[1:] > linked[:-1]).all() and places.max() <= facts.size - _BLOCK
+            linked[-1] < len(offsets) and (linked[1:] > linked[:-1]).all() and places.max() <= header.size - _BLOCK
         )
         if not is_sound or (after[linked] > places).any():
             return False
@@ -182,7 +182,7 @@ FORMAT = Format(
         ends("starts", "offsets", first=0, is_strict=True),
         ends("key_ends", "keys", first=0),
         Invariant("contradicts its own header", _is_list_sound),
-        within("extension_ids", 0, lambda facts, _: len(facts.extensions) - 1),
+        within("extension_ids", 0, lambda header, _: len(header.extensions) - 1),
         Invariant(_IS_NO_ARCHIVE, _is_archive),
     ),
 )
