@@ -54,13 +54,13 @@ class Place:
     """The place of a file: an immutable value, equal to any other with the same text (`str`).
 
     Args:
-        given: any URL that fsspec knows, ``pipe:command``, a path, or another place.
+        url: any URL that fsspec knows, ``pipe:command``, a path, or another place.
     """
 
     __slots__ = ("_is_chain", "_parts", "_scheme", "_text")
 
-    def __init__(self, given: str | PathLike[str] | Place) -> None:
-        text = given if isinstance(given, str) else str(given) if isinstance(given, Place) else given.__fspath__()
+    def __init__(self, url: str | PathLike[str] | Place) -> None:
+        text = url if isinstance(url, str) else str(url) if isinstance(url, Place) else url.__fspath__()
         self._text, self._scheme, self._is_chain = text, "", False
         self._parts: tuple[str, str, str, str] | None = None
         if ":" in text:
@@ -93,17 +93,17 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a plain path or a ``file:`` URL on this machine."""
+        """True for a plain path or a ``file:`` URL on this machine."""
         return self._scheme in _LOCAL and not self._is_chain
 
     @property
     def is_web(self) -> bool:
-        """Whether its names are quoted, as in http(s) URLs."""
+        """True if its names are quoted, as in http(s) URLs."""
         return _scheme_of(self._file) in _WITH_QUERY
 
     @property
     def reaches_local(self) -> bool:
-        """Whether opening it could touch local files or run a program, also anywhere in an ``a::b`` chain."""
+        """True if opening it could touch local files or run a program, also anywhere in an ``a::b`` chain."""
         if self._scheme == "pipe":
             return True
         if self._scheme in ("http", "https"):  # "::" is an IPv6 address, or text in a path or query
@@ -171,10 +171,10 @@ class Place:
         rest = self._text[len(self._scheme) + 3 :]
         if self._scheme in _SERVICES or not rest or rest[0] == "/":
             return f"{_SERVICES.get(self._scheme, self._scheme)}://"
-        found = _HOST.match(rest)
-        if found is None:
+        match = _HOST.match(rest)
+        if match is None:
             return ""
-        host, port = found[1].lower(), found[2]
+        host, port = match[1].lower(), match[2]
         if self._scheme in _AZURE:
             return f"az://{host}" if "." in host else "az://"
         is_usual = not port or int(port) == _PORTS.get(self._scheme)
@@ -202,11 +202,11 @@ class Place:
 
         ``/x`` joined to a URL keeps its scheme and host, as in a browser.
         """
-        given = Place(name)
+        joined = Place(name)
         if not name:
             return self
-        if not self._text or given.scheme or not given.is_local or name.startswith("~"):
-            return given
+        if not self._text or joined.scheme or not joined.is_local or name.startswith("~"):
+            return joined
         head, path, _, scheme = self._split()
         if not head:
             is_spelt = name.startswith("./") or (self._text.startswith("./") and not name.startswith("../"))
@@ -264,8 +264,8 @@ class Place:
 def _scheme_of(text: str) -> str:
     if text.startswith("pipe:"):
         return "pipe"
-    found = _SCHEME.match(text) if "://" in text else None
-    return found[0].lower() if found else ""
+    match = _SCHEME.match(text) if "://" in text else None
+    return match[0].lower() if match else ""
 
 
 def _starts_chain(text: str) -> bool:
@@ -296,8 +296,8 @@ def _quote_name(name: str) -> tuple[str, str]:
     return _UNQUOTED.sub(_percent, name[:cut]), name[cut:]
 
 
-def _percent(found: re.Match[str]) -> str:
-    return f"%{ord(found[0]):02X}"
+def _percent(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"
 
 
 def _fold(path: str) -> str:
@@ -311,16 +311,16 @@ def _fold(path: str) -> str:
     return "/".join(kept)
 
 
-def cache_directory(given: str | PathLike[str]) -> str:
+def cache_directory(path: str | PathLike[str]) -> str:
     """The path of a cache directory, ``~`` expanded.
 
     Args:
-        given: a path or a ``file:`` URL.
+        path: a path or a ``file:`` URL.
 
     Raises:
         InputError: it is another URL.
     """
-    place = Place(given)
+    place = Place(path)
     if "://" in str(place) and not place.is_local:
         why = "it must be a directory of this machine, not a URL; where none is given, it is $WIDS_CACHE"
         raise InputError(f"cache_dir is {shown(place.public)}; {why}")
@@ -334,4 +334,4 @@ def relative_name(name: str) -> str:
 
 def plain_name(name: str) -> str:
     """A part of an http(s) URL's path as it was before `Place.join` quoted it."""
-    return _QUOTED.sub(lambda found: unquote(found[0]), name) if "%" in name else name
+    return _QUOTED.sub(lambda match: unquote(match[0]), name) if "%" in name else name

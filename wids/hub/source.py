@@ -309,9 +309,9 @@ def note_commit(place: str, commit: str, session: Session = PLAIN) -> None:
         list_files(place, session)  # what is offline later reads the commit of the pin
 
 
-def note_pins(found: Mapping[tuple[str, ...], str]) -> None:
+def note_pins(versions: Mapping[tuple[str, ...], str]) -> None:
     """Use these commits, except where this process already reads another one."""
-    for key, commit in found.items():
+    for key, commit in versions.items():
         _pins.setdefault(key, commit)
 
 

@@ -200,16 +200,17 @@ def parse_transformations(value: Any, **decoding: Any) -> list[Callable[[Any], A
         **decoding: for the `SampleDecoder` of a format.
 
     Raises:
-        TypeError: one is neither a format nor callable. ValueError: an unknown format.
+        TypeError: one is neither a format nor callable.
+        ValueError: an unknown format.
     """
     if value is None:
         return []
-    steps = value if isinstance(value, (list, tuple)) else [value]
-    found = [SampleDecoder(cast("Any", step), **decoding) if isinstance(step, str) else step for step in steps]
-    for step in found:
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    steps = [SampleDecoder(cast("Any", step), **decoding) if isinstance(step, str) else step for step in listed]
+    for step in steps:
         if not callable(step):
             raise TypeError(f"transformation {step!r} is neither one of {(*_FORMATS.values(),)} nor callable")
-    return found
+    return steps
 
 
 def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] | None) -> list[Callable[[Any], Any]]:
@@ -224,8 +225,8 @@ def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] |
     """
     if not isinstance(fields, Alternatives) or fields.names is None:
         return list(steps)
-    own = FieldNames(fields)
-    others = [step for step in steps if step != own]
+    naming = FieldNames(fields)
+    others = [step for step in steps if step != naming]
     count = next((k for k, step in enumerate(others) if not isinstance(step, SampleDecoder)), len(others))
     late = [step for step in others[count:] if isinstance(step, SampleDecoder)]
     if late:
@@ -233,7 +234,7 @@ def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] |
             f"transformations: {late[0]!r} comes after a function, and goes by extensions; with "
             f"fields={fields!r} members have names by then: put it first"
         )
-    return [*others[:count], own, *others[count:]]
+    return [*others[:count], naming, *others[count:]]
 
 
 def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) -> Decoder | None:
@@ -241,9 +242,9 @@ def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) ->
     if options.format == "raw":
         return bytes
     suffix = field[1:].lower()
-    found = _lookup(suffix, registered, options)
-    if found is not None or not suffix.endswith(".gz"):
-        return found
+    decoder = _lookup(suffix, registered, options)
+    if decoder is not None or not suffix.endswith(".gz"):
+        return decoder
     # The format inside may be unknown: it is inflated all the same, as the original did.
     return functools.partial(decode_gzipped, _lookup(suffix[:-3], registered, options) or io.BytesIO, options)
 

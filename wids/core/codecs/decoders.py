@@ -175,10 +175,10 @@ def _decode_checkpoint(options: Options, data: bytes) -> Any:
         if options.allow_pickle:
             raise
         # The rest of torch's message is a page of advice that would pass as ours.
-        found = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+        reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         raise UnsafeFormatError(
             "torch.load(weights_only=True) refuses it: it holds more than tensors and plain containers, or it is "
-            f"damaged ({found or 'no detail given'}); {_TRUST}"
+            f"damaged ({reason or 'no detail given'}); {_TRUST}"
         ) from error
 
 

@@ -91,7 +91,7 @@ def encode_field(extension: str, value: Any) -> bytes:
 
 
 def is_encoded_anew(extension: str, value: Any) -> bool:
-    """Whether `encode_field` loses detail of a picture file: a PIL image that was opened from one, and not changed."""
+    """True if `encode_field` loses detail of a picture file: a PIL image that was opened from one, and not changed."""
     kind = _FORMATS.get(extension.lower().rpartition(".")[2])
     return kind in _LOSSY and getattr(value, "format", None) is not None and hasattr(value, "getexif")
 
@@ -255,8 +255,8 @@ def _encode_safetensors(name: str, value: Any) -> bytes:
         if not _is_tensor(tensor):
             raise _refuse(name, tensor, "tensors")
     # Copies: tensors that share memory are refused.
-    own = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in value.items()}
-    return bytes(safetensors.torch.save(own))
+    copies = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in value.items()}
+    return bytes(safetensors.torch.save(copies))
 
 
 def _encode_image(name: str, value: Any) -> bytes:

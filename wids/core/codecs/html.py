@@ -25,12 +25,12 @@ _FIGURE = "display:inline-block;vertical-align:top;width:150px;margin:4px;font-s
 _ERROR = "color:#b00020"
 
 
-def show_dataset(title: str, facts: Iterable[str], samples: Iterable[Mapping[str, Any] | Exception], note: str) -> str:
+def show_dataset(title: str, words: Iterable[str], samples: Iterable[Mapping[str, Any] | Exception], note: str) -> str:
     """A dataset: a title, a line of facts, a row of samples, a note where none exist.
 
     Args:
         title: of the dataset.
-        facts: about it, in words.
+        words: about it, in words.
         samples: undecoded, with ``"__classes__"`` where the index names classes; or why one cannot be read.
         note: said below.
     """
@@ -38,7 +38,7 @@ def show_dataset(title: str, facts: Iterable[str], samples: Iterable[Mapping[str
     some = samples[:_SAMPLES]
     share = _MOST_LETTERS // max(len(some), 1)
     row = "".join(f'<div style="{_FIGURE}">{_show(sample, share)}</div>' for sample in some)
-    line = escape(shorten("; ".join(facts), most=8 * _LETTERS))
+    line = escape(shorten("; ".join(words), most=8 * _LETTERS))
     more = (
         [f"{len(samples) - len(some):,} more samples are left out of this picture."] if len(samples) > len(some) else []
     )
@@ -65,8 +65,8 @@ def _show(sample: Mapping[str, Any] | Exception, share: int) -> str:
 def _show_field(name: str, sample: Mapping[str, Any], most: int) -> str:
     """A field of a sample: a thumbnail, or its name and the beginning of what it holds."""
     try:
-        own = {name: sample[name], "__key__": sample["__key__"], "__shard__": sample["__shard__"]}
-        value = SampleDecoder("PIL")(own)[name]
+        alone = {name: sample[name], "__key__": sample["__key__"], "__shard__": sample["__shard__"]}
+        value = SampleDecoder("PIL")(alone)[name]
         if hasattr(value, "getbands"):
             return _show_picture(value, name, most)
     except UnsafeFormatError:
@@ -79,8 +79,8 @@ def _show_field(name: str, sample: Mapping[str, Any], most: int) -> str:
 
 
 def _words(name: str, value: Any, classes: Sequence[str] | None) -> str:
-    if (found := class_name(name, value, classes)) is not None:
-        return f"{value} ({shorten(found, most=_LETTERS)})"
+    if (name_of_class := class_name(name, value, classes)) is not None:
+        return f"{value} ({shorten(name_of_class, most=_LETTERS)})"
     if hasattr(value, "getvalue") or isinstance(value, bytes):
         return f"{len(value if isinstance(value, bytes) else value.getvalue()):,} bytes"
     if hasattr(value, "dtype") and hasattr(value, "shape"):

@@ -75,25 +75,25 @@ def hide_orientation(data: bytes) -> bytes:
     Raises:
         ValueError, IndexError: its segments cannot be followed up to the compressed pixels, or there is EXIF behind.
     """
-    at, found = 2, []
+    at, markers = 2, []
     while (marker := data[at + 1]) != _SCAN:
         if data[at] != 0xFF or marker not in _SEGMENTS:
             raise ValueError(f"no segment at byte {at}")
         if marker == _EXIF:
-            found.append(at + 1)
+            markers.append(at + 1)
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     if _find_exif(data, at):  # between scans; compressed pixels never have these bytes
         raise ValueError("EXIF behind the first scan")
-    if not found:
+    if not markers:
         return data
     renamed = bytearray(data)
-    for k in found:
+    for k in markers:
         renamed[k] = _PLAIN_DATA
     return bytes(renamed)
 
 
 def _is_same(decode: Decode, mode: str) -> bool:
-    """Whether a decoder gives Pillow's pixels of a picture, which says that it is rotated."""
+    """True if a decoder gives Pillow's pixels of a picture that says that it is rotated."""
     import numpy as np
     from PIL import Image
 

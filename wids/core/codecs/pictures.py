@@ -64,12 +64,12 @@ def shrink(image: Any, width: int, height: int) -> Any:
 
 
 def is_deep(image: Any) -> bool:
-    """Whether pixels have more than 8 bits a channel."""
+    """True if pixels have more than 8 bits a channel."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def is_see_through(image: Any) -> bool:
-    """Whether there may be transparent pixels."""
+    """True if there may be transparent pixels."""
     return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
 
 

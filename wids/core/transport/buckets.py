@@ -107,8 +107,8 @@ _wanted: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("_wan
 
 
 def _keep(request: Any, **_: Any) -> None:
-    if (found := _wanted.get()) is not None:
-        found.append(request)
+    if (requests := _wanted.get()) is not None:
+        requests.append(request)
         raise _NotSentError
 
 
@@ -133,14 +133,14 @@ async def _make(filesystem: Any, name: str) -> _Signed:
         raise LookupError("a bucket is no object")
     events = (await filesystem.get_s3(bucket)).meta.events
     events.register_last("before-send.s3.GetObject", _keep, unique_id="wids")
-    found: list[Any] = []
-    before = _wanted.set(found)
+    requests: list[Any] = []
+    before = _wanted.set(requests)
     try:
         with contextlib.suppress(_NotSentError):
             await _call(filesystem, name)
     finally:
         _wanted.reset(before)
-    request = found[-1]
+    request = requests[-1]
     words = ((key, text.decode() if isinstance(text, bytes) else text) for key, text in request.headers.items())
     return _Signed(request.url, {**dict(words), "Accept-Encoding": "identity"}, time.time())
 
@@ -158,7 +158,7 @@ async def _open_s3(plain: ByteSource, filesystem: Any, name: str) -> ByteSource:
 
 
 def _tls_of(filesystem: Any) -> Any:
-    """How the client verifies certificates, as aiohttp takes it."""
+    """The client's verification of certificates, as aiohttp takes it."""
     from botocore.httpsession import get_cert_path  # type: ignore[import-untyped]
 
     verify = filesystem.client_kwargs.get("verify")
@@ -178,8 +178,10 @@ class S3Source(HttpSource):
 
     Args:
         plain: its source by its client.
-        filesystem, name: see `filesystems.open_filesystem`.
-        signed: a request for it. tls: see `_tls_of`.
+        filesystem: see `filesystems.open_filesystem`.
+        name: see there.
+        signed: a request for it.
+        tls: see `_tls_of`.
     """
 
     is_as_stored: bool = True
@@ -190,7 +192,7 @@ class S3Source(HttpSource):
         self._s3, self._key, self._tls = filesystem, name, tls
 
     async def prepare(self) -> tuple[Any, Any, dict[str, Any]]:
-        """See `HttpSource`."""
+        """Sign the request; see `HttpSource`."""
         from yarl import URL
 
         signed = await _sign(self._s3, self._key)
@@ -200,7 +202,7 @@ class S3Source(HttpSource):
         return await self._filesystem.set_session(), URL(signed.url, encoded=True), options
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
-        """See `HttpSource`. The version has the form that it has in s3fs: caches and journals have recorded it so."""
+        """Send the request; see `HttpSource`. The version has the form of s3fs, as recorded in caches and journals."""
         from botocore.utils import parse_timestamp  # type: ignore[import-untyped]
 
         try:
@@ -228,7 +230,7 @@ class S3Source(HttpSource):
         return answer
 
     async def check(self, response: Any) -> None:
-        """See `HttpSource`: errors are those of s3fs, but for those that may have a ``Retry-After``."""
+        """Raise the errors of s3fs, but for those that may have a ``Retry-After``; see `HttpSource`."""
         if response.status < 300:
             return await super().check(response)
         from botocore.exceptions import ClientError  # type: ignore[import-untyped]
@@ -240,21 +242,21 @@ class S3Source(HttpSource):
             body += data
         headers = {key.lower(): text for key, text in response.headers.items()}
         answer = {"status_code": response.status, "headers": headers, "body": bytes(body)}
-        facts = create_parser("rest-xml").parse(answer, None)
-        facts["Error"]["Code"] = facts["Error"].get("Code") or str(response.status)  # a page of a proxy has none
-        error = ClientError(facts, "GetObject")
+        parsed = create_parser("rest-xml").parse(answer, None)
+        parsed["Error"]["Code"] = parsed["Error"].get("Code") or str(response.status)  # a page of a proxy has none
+        error = ClientError(parsed, "GetObject")
         if response.status in (408, 429) or response.status >= 500:
             raise refusal(response, str(error))
         raise translate_boto_error(error, message=str(error))
 
 
 def _is_elsewhere(error: OSError) -> bool:
-    """Whether a bucket is in another region than the one that was asked."""
-    facts = getattr(error.__cause__, "response", None)
-    if not isinstance(facts, dict):
+    """True if a bucket is in another region than the one that was asked."""
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
         return False
-    is_redirect = facts["ResponseMetadata"]["HTTPStatusCode"] in (301, 302, 307)
-    return is_redirect or facts["Error"]["Code"] == "AuthorizationHeaderMalformed"
+    is_redirect = response["ResponseMetadata"]["HTTPStatusCode"] in (301, 302, 307)
+    return is_redirect or response["Error"]["Code"] == "AuthorizationHeaderMalformed"
 
 
 async def _open_google(plain: ByteSource, filesystem: Any, name: str) -> ByteSource:
@@ -269,7 +271,8 @@ class GoogleSource(HttpSource):
 
     Args:
         plain: its source by its client.
-        filesystem, name: see `filesystems.open_filesystem`.
+        filesystem: see `filesystems.open_filesystem`.
+        name: see there.
     """
 
     answers_have_stat: bool = False
@@ -281,22 +284,22 @@ class GoogleSource(HttpSource):
         self._known: Stat | None = None
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`."""
+        """Ask the client, and note the answer; see `ByteSource`."""
         self._known = self._plain.stat(first, is_fresh=is_fresh)
         return self._known
 
     async def read(self, span: Span, sink: Sink) -> None:
-        """See `ByteSource`."""
+        """Read a span of the generation that `stat` saw; see `ByteSource`."""
         await super().read(span, Sink(lambda _: None, sink.write))
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """See `ByteSource`; it is one request in any case."""
+        """Stream the object; it is one request in any case. See `ByteSource`."""
         del in_one_request
         first = None if end is None else Span(0, end)
         return self._blocks_of(filesystems.run(self._keep(first), go_on=self.go_on), end)
 
     async def prepare(self) -> tuple[Any, Any, dict[str, Any]]:
-        """See `HttpSource`: with a token that gcsfs refreshes, if need be."""
+        """Prepare a request with a token that gcsfs refreshes, if need be; see `HttpSource`."""
         import aiohttp
         from yarl import URL
 
@@ -310,7 +313,7 @@ class GoogleSource(HttpSource):
         return session, URL(self._media, encoded=True), options
 
     async def check(self, response: Any) -> None:
-        """See `HttpSource`: also refuse another generation than that of `stat`."""
+        """Raise on errors, and on another generation than that of `stat`; see `HttpSource`."""
         await super().check(response)
         generation = response.headers.get("x-goog-generation")
         if generation and self._known is not None and generation not in (self._known.version or ()):

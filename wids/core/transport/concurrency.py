@@ -1,4 +1,4 @@
-"""How many byte ranges and requests a process has under way, and how long each is.
+"""The number of byte ranges and requests that a process has under way, and the length of each.
 
 `wids.core.transport.filesystems` and the prefetcher go by these figures, and so does `wids simulate`. Pure.
 """
@@ -14,8 +14,11 @@ class ConcurrencyLimits(NamedTuple):
     Attributes:
         connections: byte ranges that a process downloads at a time.
         min_under_way: shards at a time: while one is verified and written out, the others keep the connections busy.
-        first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
-        min_requests, max_requests: requests for samples that a process has under way.
+        first_range_bytes: length of a range of a server not seen yet.
+        min_range_bytes: shortest range.
+        max_range_bytes: longest range.
+        min_requests: fewest requests for samples that a process has under way.
+        max_requests: most of them.
         request_seconds: one request for each of these in a store's delay: about the processor time of a request.
             More requests would only wait in this process.
     """
@@ -34,7 +37,7 @@ LIMITS = ConcurrencyLimits()
 
 
 def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
-    """How long the ranges of a shard should be: as ``wanted``, or shorter so that all connections share a small shard.
+    """Length of the ranges of a shard: ``wanted``, or shorter so that all connections share a small shard.
 
     Args:
         size: the shard's bytes; None: not known.
@@ -52,5 +55,5 @@ def requests_at_a_time(first_seconds: float) -> int:
 
 
 def slots(size: int, length: int, connections: int) -> int:
-    """How many connections a shard of ``size`` bytes keeps busy, in ranges of ``length`` bytes."""
+    """Number of connections that a shard of ``size`` bytes keeps busy, in ranges of ``length`` bytes."""
     return min(-(-size // length), connections)

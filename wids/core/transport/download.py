@@ -212,9 +212,9 @@ def _read_stream(source: ByteSource, most: int, look: Callable[[bytes], None] | 
 
 
 def _too_long(url: str, max_bytes: int, size: int | None = None) -> TooLongError:
-    own = "" if size is None else f"; it has {size:,}"
+    stated = "" if size is None else f"; it has {size:,}"
     return TooLongError(
-        f"{url}: is longer than {max_bytes:,} bytes (decompressed{own}), the limit for a file of this kind; "
+        f"{url}: is longer than {max_bytes:,} bytes (decompressed{stated}), the limit for a file of this kind; "
         "check the URL and the server's answer; if the file is right, download it and give the path of the copy",
         url=url,
         expected=max_bytes,
@@ -230,11 +230,13 @@ class Transfer:
         path: the file to fill; it exists.
         size: bytes expected, or None.
         session: opens URLs.
-        reserve, grow: called with the number of bytes that the file will have, before they are written; see
-            `download_to`.
+        reserve: called with the number of bytes that the file will have, before they are written; see `download_to`.
+        grow: likewise.
         look: see `download_to`.
         is_cancelled: called regularly; True ends the transfer.
-        is_ahead, has_checksum, max_bytes: see `download_to`.
+        is_ahead: see `download_to`.
+        has_checksum: see there.
+        max_bytes: see there.
         deadline: its latest end, by the monotonic clock.
 
     Attributes:
@@ -353,7 +355,7 @@ class Transfer:
             raise InterruptedTransferError(f"{self.url}: it changed, or its server stopped sending ranges")
 
     def _is_known_as_weak(self, source: ByteSource) -> bool:
-        """Whether to request one stream immediately: answers with ranges would be useless."""
+        """True: request one stream immediately, since answers with ranges would be useless."""
         if self._has_checksum or not source.answers_have_stat:
             return False
         return self._host in filesystems.connections().weak_hosts
@@ -362,7 +364,7 @@ class Transfer:
         filesystems.connections().weak_hosts.add(self._host)
 
     def _may_combine(self, stat: Stat) -> bool:
-        """Whether bytes of several requests can be combined."""
+        """True if bytes of several requests can be combined."""
         return stat.is_strong or self._has_checksum
 
     def _write(self, at: int, data: bytes) -> None:

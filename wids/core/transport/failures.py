@@ -151,8 +151,8 @@ def find_retry_after(error: BaseException | None) -> float | None:
     text = None if find is None else find("Retry-After")
     if not isinstance(text, str):
         limit = None if find is None or error is None or _status_of(error) != 429 else find("RateLimit")
-        found = _SPENT.search(limit) if isinstance(limit, str) else None
-        return None if found is None else float(found[1])
+        match = _SPENT.search(limit) if isinstance(limit, str) else None
+        return None if match is None else float(match[1])
     if text.strip().isdecimal():
         return float(text)
     with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -172,7 +172,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def is_transient(error: Exception, path: str | None) -> bool:
-    """Whether another try may succeed. ``path``: the file that is written."""
+    """True if another try may succeed. ``path``: the file that is written."""
     status = _status_of(error)
     if status is not None:
         return status in _TRANSIENT_STATUS or (status >= 500 and status not in _FINAL_SERVER_STATUS)
@@ -188,7 +188,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
 
 
 def is_unreached(error: Exception) -> bool:
-    """Whether no connection was made: the name is unknown, nobody listens on the port, TLS failed."""
+    """True if no connection was made: the name is unknown, nobody listens on the port, TLS failed."""
     return bool(_reason_of_no_connection(error))
 
 
@@ -205,7 +205,7 @@ def _likely_cause(url: str, status: int | None) -> str:
 
 
 def is_overload(error: BaseException) -> bool:
-    """Whether the server answered that it gets too many requests."""
+    """True if the server answered that it gets too many requests."""
     return _status_of(error) in (429, 503)
 
 
@@ -296,19 +296,19 @@ def _refusal_of_bucket(error: BaseException) -> int | None:
     416 is excluded. It means an object that became shorter after its size was requested; the next request shows this.
     """
     response = getattr(error.__cause__ if isinstance(error, OSError) else error, "response", None)
-    facts = response.get("ResponseMetadata") if isinstance(response, dict) else None
-    status = facts.get("HTTPStatusCode") if isinstance(facts, dict) else None
+    metadata = response.get("ResponseMetadata") if isinstance(response, dict) else None
+    status = metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None
     is_refusal = isinstance(status, int) and 300 <= status < 500 and status != 416
     return status if is_refusal and not isinstance(error, TimeoutError) else None  # "RequestTimeout" is a 400
 
 
 def _is_too_late(error: BaseException) -> bool:
-    """Whether Python refuses new threads, as after the end of the main thread; clients resolve hosts in threads."""
+    """True if Python refuses new threads, as after the end of the main thread; clients resolve hosts in threads."""
     return isinstance(error, RuntimeError) and "shutdown" in str(error)
 
 
 def _is_of_target(error: BaseException, path: str | None) -> bool:
-    """Whether the written file failed, and not its source."""
+    """True if the written file failed, and not its source."""
     return isinstance(error, OSError) and (error.errno in _UNWRITABLE or (path is not None and error.filename == path))
 
 

@@ -41,14 +41,16 @@ class RequestLimits(NamedTuple):
     """The time limits of requests; the default applies; tests replace it.
 
     Attributes:
-        connect_seconds, read_seconds: for a connection, and from one piece of an answer to the next.
-        bucket_seconds, bucket_again_seconds: for a request of a bucket's kind; an unknown kind is requested again
-            after the second.
+        connect_seconds: limit for a connection.
+        read_seconds: limit from one piece of an answer to the next.
+        bucket_seconds: limit for a request of a bucket's kind.
+        bucket_again_seconds: after this time an unknown kind is requested again.
         give_way_seconds: the longest time that a download ahead waits for requests of samples to end; a busy reader
             sends them all the time.
         signed_seconds: a signature of S3 is sent for so long. Servers take it for 15 minutes, less the error of clocks,
             and botocore renews credentials earlier than that.
-        poll_seconds, close_seconds: the interval at which a caller checks whether to continue; the wait at the end.
+        poll_seconds: interval at which a caller checks whether to continue.
+        close_seconds: the wait at the end.
     """
 
     connect_seconds: float = 30.0
@@ -158,9 +160,9 @@ def limit_of(size: int) -> float:
 
 def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
     """The version of an object, from fsspec's ``info``, and whether it is strong."""
-    found = {name: parse_tag(str(info[name])) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
-    is_strong = any(name in found and found[name][1] for name in _STRONG_KEYS)
-    return tuple(text for text, _ in found.values()) or None, is_strong
+    tags = {name: parse_tag(str(info[name])) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
+    is_strong = any(name in tags and tags[name][1] for name in _STRONG_KEYS)
+    return tuple(text for text, _ in tags.values()) or None, is_strong
 
 
 _numbers = itertools.count()
@@ -184,12 +186,12 @@ class _Slots:
         if self.free:
             self.free -= 1
             return
-        given = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (precedence, next(_numbers), given))
+        slot = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (precedence, next(_numbers), slot))
         try:
-            await given
+            await slot
         except asyncio.CancelledError:
-            if not given.cancelled():  # the slot was given before the cancellation
+            if not slot.cancelled():  # the slot was given before the cancellation
                 self.release()
             raise
         if precedence.has_failed:
@@ -199,9 +201,9 @@ class _Slots:
     def release(self) -> None:
         """Give a slot back: the first waiter gets it."""
         while self._waiting:
-            given = heapq.heappop(self._waiting)[2]
-            if not given.done():
-                given.set_result(None)
+            slot = heapq.heappop(self._waiting)[2]
+            if not slot.done():
+                slot.set_result(None)
                 return
         self.free += 1
 
@@ -212,7 +214,8 @@ class Connections:
     Ranges of downloads and requests for samples are counted separately, so that no sample waits for a download.
 
     Attributes:
-        count: ranges of downloads at a time. slots: one is taken for each of them.
+        count: ranges of downloads at a time.
+        slots: one is taken for each of them.
         weak_hosts: hosts that returned an object without a strong version (`wids.core.transport.source.Stat`).
     """
 
@@ -308,23 +311,23 @@ def quote_url(url: str) -> str:
     return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._", errors="surrogateescape")
 
 
-def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
+def _once_options(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options of a client without its own retries: nested in ours, a refused connection takes minutes to be reported.
 
     They also separate it from a file system that the program opens itself, which keeps its retries.
     """
     if scheme in _S3:
-        config = given.get("config_kwargs") or {}
-        return {**given, "config_kwargs": {"retries": {"max_attempts": 0}, **_s3_proxies(given), **config}}
+        config = options.get("config_kwargs") or {}
+        return {**options, "config_kwargs": {"retries": {"max_attempts": 0}, **_s3_proxies(options), **config}}
     if scheme in _GOOGLE:
-        return {"session_kwargs": _proxied(), **given, "tries_once": True}
-    return given
+        return {"session_kwargs": _proxied(), **options, "tries_once": True}
+    return options
 
 
-def _s3_proxies(given: dict[str, Any]) -> dict[str, Any]:
+def _s3_proxies(options: dict[str, Any]) -> dict[str, Any]:
     """The setting of botocore for ``$ALL_PROXY``, which it leaves out; it finds the other variables itself."""
-    client = given.get("client_kwargs") or {}
-    endpoint = Place(given.get("endpoint_url") or client.get("endpoint_url") or "https://s3.amazonaws.com")
+    client = options.get("client_kwargs") or {}
+    endpoint = Place(options.get("endpoint_url") or client.get("endpoint_url") or "https://s3.amazonaws.com")
     proxy = find_proxy(endpoint.scheme, endpoint.host)
     return {} if proxy is None else {"proxies": {endpoint.scheme: proxy}}
 
@@ -358,12 +361,12 @@ class _BucketTypes:
         _silence_gcsfs()
         _asks_kind.set(True)  # for this task, and the one that is made of the request
         try:
-            found = await asyncio.wait_for(self._ask(bucket), LIMITS.bucket_seconds)
+            kind = await asyncio.wait_for(self._ask(bucket), LIMITS.bucket_seconds)
         except asyncio.TimeoutError:
-            found = BucketType.UNKNOWN
-        if found is BucketType.UNKNOWN:
+            kind = BucketType.UNKNOWN
+        if kind is BucketType.UNKNOWN:
             self._failed[bucket] = time.monotonic()
-        return found
+        return kind
 
 
 # Whether this task asks for the kind of a bucket. That it cannot be known is no fault, and gcsfs warns of it.
@@ -375,10 +378,10 @@ def _silence_gcsfs() -> None:
     logging.getLogger("gcsfs").addFilter(lambda _: not _asks_kind.get())
 
 
-def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
+def _http_options(options: dict[str, Any], url: str) -> dict[str, Any]:
     import aiohttp
 
-    request, client = dict(given), dict(given.get("client_kwargs") or {})
+    request, client = dict(options), dict(options.get("client_kwargs") or {})
     # aiohttp's default ends each transfer after five minutes; only a stall may end it.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=LIMITS.connect_seconds, sock_read=LIMITS.read_seconds)
     # identity: the number of received bytes is checked. No requoting: the target of a redirect may be signed, too.
@@ -410,8 +413,8 @@ def _request_class() -> Any:
         """A request, also one that follows a redirect; aiohttp itself leaves ALL_PROXY out."""
 
         def __init__(self, method: str, url: URL, *, proxy: URL | None = None, **options: Any) -> None:
-            found = find_proxy(url.scheme, url.host or "") if proxy is None else None
-            super().__init__(method, url, proxy=proxy if found is None else URL(found), **options)
+            proxy_url = find_proxy(url.scheme, url.host or "") if proxy is None else None
+            super().__init__(method, url, proxy=proxy if proxy_url is None else URL(proxy_url), **options)
 
     return ProxiedRequest
 
@@ -441,9 +444,9 @@ def find_proxy(scheme: str, host: str) -> str | None:
 def _redirects() -> Any:
     import aiohttp
 
-    found = aiohttp.TraceConfig()
-    found.on_request_redirect.append(_drop_own_headers)
-    return found
+    traces = aiohttp.TraceConfig()
+    traces.on_request_redirect.append(_drop_own_headers)
+    return traces
 
 
 async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:

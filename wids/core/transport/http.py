@@ -41,8 +41,11 @@ class HttpSource(ByteSource):
     """One URL. The answer that gave its size is kept for the first read, so a download needs no extra request.
 
     Args:
-        url, go_on, precedence: see `wids.core.transport.stores.open_source`.
-        filesystem, name: see `filesystems.open_filesystem`.
+        url: see `wids.core.transport.stores.open_source`.
+        go_on: see there.
+        precedence: see there.
+        filesystem: see `filesystems.open_filesystem`.
+        name: see there.
     """
 
     is_blocking: bool = False
@@ -63,7 +66,7 @@ class HttpSource(ByteSource):
         self._pid = os.getpid()
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`. Without ranges also if the server sends another range, or one of an unknown whole."""
+        """Ask the server; see `ByteSource`. No ranges also if it sends another range, or one of an unknown whole."""
         answer = self._opened
         if answer is None or first is not None or answer.is_range:
             answer = filesystems.run(self._keep(first), go_on=self.go_on)
@@ -71,7 +74,7 @@ class HttpSource(ByteSource):
         return answer.stat._replace(has_ranges=has_ranges)
 
     async def read(self, span: Span, sink: Sink) -> None:
-        """See `ByteSource`."""
+        """Read a span by one request; see `ByteSource`."""
         answer, self._opened = self._opened, None
         if answer is not None and answer.span != span:
             answer.close()
@@ -88,7 +91,7 @@ class HttpSource(ByteSource):
             answer.close()
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """See `ByteSource`; it is one request in any case."""
+        """Stream the object; it is one request in any case. See `ByteSource`."""
         answer = self._opened
         if answer is None or answer.is_range:
             answer = filesystems.run(self._keep(None), go_on=self.go_on)
@@ -103,15 +106,15 @@ class HttpSource(ByteSource):
 
     @property
     def packed_bytes(self) -> int | None:
-        """See `ByteSource`."""
+        """Compressed bytes that have arrived; see `ByteSource`."""
         return None if self._opened is None else self._opened.packed_bytes
 
     def range_bytes(self, size: int | None) -> int:
-        """See `ByteSource`."""
+        """Length of the ranges that the host is read in; see `ByteSource`."""
         return self._connections.range_bytes(self._host, size)
 
     def close(self) -> None:
-        """See `ByteSource`."""
+        """Drop the open answer; see `ByteSource`."""
         if self._opened is not None and self._pid == os.getpid():  # else it is the parent's connection
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
                 self._loop.call_soon_threadsafe(self._drop)
@@ -193,7 +196,7 @@ class HttpSource(ByteSource):
 
 @cache
 def _gives_raw(session: Hashable) -> bool:
-    """Whether this client can return raw bodies; older ones cannot."""
+    """True if this client can return raw bodies; older ones cannot."""
     request = getattr(session, "_request", None)
     return request is not None and "auto_decompress" in inspect.signature(request).parameters
 
@@ -213,7 +216,7 @@ def read_blocks(read: Callable[[int, float | None], bytes], size: int | None, en
 
 
 def _end_of_stream(size: int | None, end: int | None) -> float | None:
-    """When a stream of an object of ``size`` bytes ends at the latest, by the monotonic clock; None: when it stalls.
+    """Latest end of a stream of an object of ``size`` bytes, by the monotonic clock; None: it ends when it stalls.
 
     A server that sends a byte a minute never stalls, so a request with an end has a total time limit as well.
     """
@@ -266,7 +269,10 @@ class Answer:
         is_raw: the client has not decompressed the body.
 
     Attributes:
-        is_range: it holds a range of the whole. span: its bytes; None: unknown. stat: of the whole. headers: all.
+        is_range: it holds a range of the whole.
+        span: its bytes; None: unknown.
+        stat: of the whole.
+        headers: all.
     """
 
     is_range: Any
@@ -288,7 +294,7 @@ class Answer:
         self.headers = headers = response.headers
         self.span: Span | None = None
         size = None
-        found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
+        content_range = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         # A body that was compressed only for the transfer is decompressed here: its length is not the object's.
         is_plain = encoding in ("", "identity")
         self.is_range = response.status == 206
@@ -296,8 +302,8 @@ class Answer:
             if is_plain and response.content_length is not None:
                 size = response.content_length
                 self.span = Span(0, size)
-        elif found is not None and is_plain:
-            lo, last, size = map(int, found.groups())
+        elif content_range is not None and is_plain:
+            lo, last, size = map(int, content_range.groups())
             self.span = Span(lo, last + 1)
         has_ranges = size == 0 or (self.is_range and size is not None)
         # A time alone is never strong: a copy may have the time of the object that it replaces.
@@ -306,7 +312,7 @@ class Answer:
 
     @property
     def packed_bytes(self) -> int | None:
-        """See `ByteSource`."""
+        """Compressed bytes that have arrived; see `ByteSource`."""
         return self._content.received if isinstance(self._content, _Unzipped) else None
 
     async def read(self, size: int) -> bytes:
@@ -375,13 +381,13 @@ class _Unzipped:
                     continue
                 self._unzip = self._start()
             try:
-                found: bytes = self._unzip.decompress(data, _BUFFER_BYTES)
+                unpacked: bytes = self._unzip.decompress(data, _BUFFER_BYTES)
             except zlib.error as error:
                 raise StalledTransferError(f"the answer is not gzip, although its header says so ({error})") from error
-            self._is_full = len(found) == _BUFFER_BYTES and not self._unzip.eof
+            self._is_full = len(unpacked) == _BUFFER_BYTES and not self._unzip.eof
             self._left = self._unzip.unconsumed_tail or self._unzip.unused_data
-            if found:
-                return found
+            if unpacked:
+                return unpacked
 
     @staticmethod
     def _start() -> Any:

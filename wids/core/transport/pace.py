@@ -1,4 +1,4 @@
-"""How many byte ranges a process asks for while shards are on their way: its share of what a job may.
+"""The number of byte ranges that a process asks for while shards are on their way: its share of what a job may.
 
 Thousands of processes that begin at a time would ask a store for more single samples in the first second than it
 answers in minutes. So a process has a share of the job's requests, in advance for some time and then at a rate. Once it
@@ -18,7 +18,8 @@ class PaceLimits(NamedTuple):
         job_rate: requests in a second of all processes of a job, about as many as a store answers for one prefix.
         burst_seconds: how many seconds' requests come in advance.
         least: the smallest part of its share that a process keeps.
-        refusal_seconds: refusals within this time count as one. again_seconds: after so long the share doubles again.
+        refusal_seconds: refusals within this time count as one.
+        again_seconds: after so long the share doubles again.
     """
 
     job_rate: float = 5_000.0
@@ -39,7 +40,7 @@ class Pace:
         self._part, self._refused_at = 1.0, float("-inf")
 
     def may_ask(self, now: float, rate: float) -> bool:
-        """Whether another request may be made.
+        """True if another request may be made.
 
         Args:
             now: in seconds of a clock that does not go back.
@@ -69,5 +70,5 @@ class Pace:
         """The part of its share that the process has after refusals."""
         if self._part == 1.0:
             return 1.0
-        found: float = self._part * 2.0 ** ((now - self._refused_at) // self.limits.again_seconds)
-        return min(found, 1.0)
+        part: float = self._part * 2.0 ** ((now - self._refused_at) // self.limits.again_seconds)
+        return min(part, 1.0)

@@ -85,7 +85,7 @@ class ClientConnectorCertificateError(ValueError):
 
 
 def is_preferred() -> bool:
-    """Whether this process has read few files so, and has not imported aiohttp anyway."""
+    """True while this process has read few files so, and has not imported aiohttp anyway."""
     return "aiohttp" not in sys.modules and PlainSource.answers < _MOST
 
 
@@ -109,11 +109,11 @@ def open_plain(url: str, place: Place, session: Session, *, go_on: Callable[[], 
 
 
 def _is_set_up() -> bool:
-    """Whether the environment or the program says how fsspec's and aiohttp's clients send requests."""
-    own = {name: os.environ.get(name) for name in ("NETRC", "FSSPEC_CONFIG_DIR")}
+    """True if the environment or the program says how fsspec's and aiohttp's clients send requests."""
+    variables = {name: os.environ.get(name) for name in ("NETRC", "FSSPEC_CONFIG_DIR")}
     home = os.path.expanduser("~")
     files = [os.path.join(home, ".netrc"), os.path.join(home, ".config", "fsspec")]
-    if any(own.values()) or any(map(os.path.exists, files)) or getproxies():
+    if any(variables.values()) or any(map(os.path.exists, files)) or getproxies():
         return True
     if any(name.startswith("FSSPEC_HTTP") for name in os.environ):
         return True
@@ -150,7 +150,7 @@ class PlainSource(ByteSource):
         self._answer: Answer | None = None
 
     def stat(self, first: Span | None = None, *, is_fresh: bool = True) -> Stat:  # noqa: ARG002 - as all sources
-        """See `ByteSource`; always of the whole.
+        """Ask for the whole object; see `ByteSource`.
 
         Raises:
             NeedsMoreError: see there.
@@ -167,18 +167,18 @@ class PlainSource(ByteSource):
         raise NotImplementedError
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:  # noqa: ARG002 - likewise
-        """See `ByteSource`."""
+        """Stream the object; see `ByteSource`."""
         size = self.stat().size
         exchange, answer = cast("tuple[_Exchange, Answer]", (self._exchange, self._answer))
         return read_blocks(lambda most, ends: exchange.run(partial(_read, answer, most), self.go_on, ends), size, end)
 
     @property
     def packed_bytes(self) -> int | None:
-        """See `ByteSource`."""
+        """Compressed bytes that have arrived; see `ByteSource`."""
         return None if self._answer is None else self._answer.packed_bytes
 
     def close(self) -> None:
-        """See `ByteSource`."""
+        """Close the connection; see `ByteSource`."""
         self._answer = None
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -262,10 +262,10 @@ class _Exchange:
         raise NeedsMoreError
 
     def _send(self, url: str) -> http.client.HTTPResponse:
-        found = _PLAIN.fullmatch(url)
-        if found is None or not (port := int(found[3] or _PORTS[found[1]])) < 1 << 16:
+        match = _PLAIN.fullmatch(url)
+        if match is None or not (port := int(match[3] or _PORTS[match[1]])) < 1 << 16:
             raise NeedsMoreError
-        scheme, host, written, path = found.groups()
+        scheme, host, written, path = match.groups()
         opened = self._connect(url, host.strip("[]"), port, is_literal=host[0] == "[")
         if scheme == "https":
             opened = self._secure(opened, host.strip("[]"), port)
@@ -291,12 +291,12 @@ class _Exchange:
         words = f"Cannot connect to host {host}:{port} ssl:default"
         flags = 0 if is_literal or host.replace(".", "").isdigit() else socket.AI_ADDRCONFIG
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except OSError as error:
             raise ClientConnectorError(error.errno, f"{words} [{error.strerror}]") from error
-        has_both = len({family for family, *_ in found}) > 1
+        has_both = len({family for family, *_ in addresses}) > 1
         failed: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in addresses:
             opened = self._socket = socket.socket(family, kind, protocol)
             opened.settimeout(_FIRST_SECONDS if has_both else filesystems.LIMITS.connect_seconds)
             try:

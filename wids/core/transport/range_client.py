@@ -49,10 +49,11 @@ class ShardBytes:
         needs_version: refuse a store without versions of the object, as one without ranges.
         needs_strong: refuse a store without strong versions, too.
         is_expected: whether a strong version is the wanted one.
-        pace: is told of requests, and of answers that there are too many.
+        pace: counts requests, and answers that there are too many.
 
     Attributes:
-        requests: number of requests. read_bytes: number of bytes that they returned.
+        requests: number of requests.
+        read_bytes: number of bytes that they returned.
 
     Raises:
         NoRangesError: it has no ranges. FetchError: it cannot be read. ChangedShardError: it is not of ``size`` bytes.
@@ -101,7 +102,7 @@ class ShardBytes:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether an object of known size can be read in pieces; the first call asks the store."""
+        """True if an object of known size can be read in pieces; the first call asks the store."""
         return self._look().has_ranges
 
     @property
@@ -136,7 +137,7 @@ class ShardBytes:
 
     @property
     def is_strong(self) -> bool:
-        """Whether the answers so far all had a strong version: pieces of several requests are then of one version.
+        """True if the answers so far all had a strong version: pieces of several requests are then of one version.
 
         Once it is False, it stays so.
         """
@@ -272,7 +273,7 @@ class ShardBytes:
         self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 
     def _learn_range(self, stat: Stat) -> None:
-        """As `_learn`, on the answer to a requested range; a later try may get the range if this one did not."""
+        """`_learn` on the answer to a requested range; a later try may get the range if this one did not."""
         if stat.size is not None:
             self._learn(stat._replace(has_ranges=True))
         if not stat.has_ranges:
@@ -285,5 +286,5 @@ class ShardBytes:
             f"{self.url}: the server gives no byte ranges; the shard can only be fetched as a whole", url=self.url
         )
 
-    def _changed(self, what: str, expected: Any, found: Any) -> ChangedShardError:
-        return ChangedShardError(f"{self.url}: {what}", shard=self.url, expected=expected, found=found)
+    def _changed(self, what: str, expected: Any, actual: Any) -> ChangedShardError:
+        return ChangedShardError(f"{self.url}: {what}", shard=self.url, expected=expected, found=actual)

@@ -41,11 +41,13 @@ class RetryLimits(NamedTuple):
     """The limits of retries; the default applies; tests replace it.
 
     Attributes:
-        first_seconds, patience_seconds: for a server that never answered this process; for others, without a new byte.
-        wait_seconds, wait_max_seconds: before the second try, and before any.
+        first_seconds: for a server that never answered this process.
+        patience_seconds: for others, without a new byte.
+        wait_seconds: before the second try.
+        wait_max_seconds: before any try.
         retry_after_max_seconds: the most that a server may add to the wait.
-        total_seconds, slowest_bytes: a transfer may take the first, plus the time of its bytes at the second, a rate in
-            bytes per second.
+        total_seconds: a transfer may take this, plus the time of its bytes at ``slowest_bytes``.
+        slowest_bytes: a rate in bytes per second.
         silent_seconds: the longest time without output of a ``pipe:`` program.
     """
 
@@ -116,7 +118,9 @@ class _Tries:
 
     Args:
         origin: the server, or "".
-        path, seconds, kept: see `try_repeatedly`.
+        path: see `try_repeatedly`.
+        seconds: see there.
+        kept: see there.
     """
 
     def __init__(self, origin: str, path: str | None, seconds: float, kept: Callable[[], int]) -> None:

@@ -26,7 +26,8 @@ class KnownFile(NamedTuple):
     """The entry of a file in a listing.
 
     Attributes:
-        size: in bytes. sha256: of its bytes, in hexadecimal digits; None: unknown.
+        size: in bytes.
+        sha256: of its bytes, in hexadecimal digits; None: unknown.
         tag: files with equal tags have equal bytes.
     """
 
@@ -52,7 +53,7 @@ class Store(Protocol):
     def pins(self) -> Mapping[Any, Any]:
         """The versions that this process reads, to be passed to a new process."""
 
-    def note_pins(self, found: Mapping[Any, Any]) -> None:
+    def note_pins(self, versions: Mapping[Any, Any]) -> None:
         """Use these versions, except where this process already reads another one."""
 
 
@@ -60,8 +61,10 @@ class _Scheme(NamedTuple):
     """The modules of a scheme.
 
     Attributes:
-        store: a `Store`. catalog: its data sets by name; see `wids.hub.datasets`.
-        names: a data set's name begins with one of these. mark: in the path of http(s) URLs that may be of the store.
+        store: a `Store`.
+        catalog: its data sets by name; see `wids.hub.datasets`.
+        names: a data set's name begins with one of these.
+        mark: in the path of http(s) URLs that may be of the store.
         package: that the store needs. Without it, http(s) URLs are read as those of any server.
     """
 
@@ -84,40 +87,42 @@ _SCHEMES = {"hf": _HUB}
 
 def find_store(place: Place) -> Store | None:
     """The store that a place may be in; None: there is none but that of its bytes."""
-    found = _SCHEMES.get(place.scheme)
-    if found is None and place.scheme in ("http", "https"):
+    registered = _SCHEMES.get(place.scheme)
+    if registered is None and place.scheme in ("http", "https"):
         text = str(place)
-        found = next((each for each in _SCHEMES.values() if each.mark in text and _is_installed(each.package)), None)
-    return None if found is None else cast("Store", _load(found.store))
+        registered = next(
+            (each for each in _SCHEMES.values() if each.mark in text and _is_installed(each.package)), None
+        )
+    return None if registered is None else cast("Store", _load(registered.store))
 
 
-def find_catalog(given: str) -> Any:
+def find_catalog(name: str) -> Any:
     """The module that opens what a text names, if it is the name of a data set; else None."""
-    module = next((_load(each.catalog) for each in _SCHEMES.values() if given.startswith(each.names)), None)
-    return module if module is not None and module.parse_name(given) is not None else None
+    module = next((_load(each.catalog) for each in _SCHEMES.values() if name.startswith(each.names)), None)
+    return module if module is not None and module.parse_name(name) is not None else None
 
 
 def find_listing(place: Place) -> Any:
     """The module that lists the files of a place's store; None: fsspec does."""
-    found = _SCHEMES.get(place.scheme)
-    return None if found is None else _load(found.catalog)
+    registered = _SCHEMES.get(place.scheme)
+    return None if registered is None else _load(registered.catalog)
 
 
-def with_split(given: Any, *, split: str | None, revision: str | None, config: str | None) -> Any:
+def with_split(name: Any, *, split: str | None, revision: str | None, config: str | None) -> Any:
     """The name of a data set with its split, revision and configuration; see `wids.hub.repository.with_split`."""
-    return _load(_HUB.catalog).with_split(given, split=split, revision=revision, config=config)
+    return _load(_HUB.catalog).with_split(name, split=split, revision=revision, config=config)
 
 
 def pins() -> dict[str, Mapping[Any, Any]]:
     """Scheme -> the versions that this process reads, to be passed to a new process."""
     loaded = {scheme: sys.modules.get(each.store) for scheme, each in _SCHEMES.items()}
-    found: dict[str, Mapping[Any, Any]] = {scheme: getattr(each, "pins", dict)() for scheme, each in loaded.items()}
-    return {scheme: each for scheme, each in found.items() if each}
+    versions: dict[str, Mapping[Any, Any]] = {scheme: getattr(each, "pins", dict)() for scheme, each in loaded.items()}
+    return {scheme: each for scheme, each in versions.items() if each}
 
 
-def note_pins(found: Mapping[str, Mapping[Any, Any]]) -> None:
+def note_pins(versions: Mapping[str, Mapping[Any, Any]]) -> None:
     """Use these versions; see `pins`."""
-    for scheme, each in found.items():
+    for scheme, each in versions.items():
         cast("Store", _load(_SCHEMES[scheme].store)).note_pins(each)
 
 

@@ -65,7 +65,7 @@ class Session:
 
     @property
     def has_options(self) -> bool:
-        """Whether it has any storage options."""
+        """True if it has any storage options."""
         return bool(self.storage_options)
 
     def options_for(self, place: Place) -> dict[str, Any]:
@@ -80,9 +80,9 @@ class Session:
         general, servers = self._split()
         if not servers:
             return general
-        found = [servers.get(origin) for origin in place.origins]
-        if found and found[0] is not None and found.count(found[0]) == len(found):
-            return dict(found[0])
+        options = [servers.get(origin) for origin in place.origins]
+        if options and options[0] is not None and options.count(options[0]) == len(options):
+            return dict(options[0])
         return general
 
     def narrowed(self, origins: Iterable[str]) -> Session:

@@ -47,7 +47,7 @@ class Stat(NamedTuple):
     is_strong: bool = False
 
     def is_same(self, other: Stat) -> bool:
-        """Whether the versions do not differ; only strong versions prove that the bytes are equal."""
+        """True if the versions do not differ; only strong versions prove that the bytes are equal."""
         return self[:3] == other[:3]
 
 

@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes."""
         return self.hi - self.lo
 
 
@@ -59,16 +59,16 @@ def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, 
         gap: the number of bytes between two pieces that take no longer than another request.
         max_bytes: the longest request that filling a gap may give.
     """
-    found: list[tuple[Span, list[Span]]] = []
+    merged: list[tuple[Span, list[Span]]] = []
     for piece in sorted({piece for piece in pieces if piece.lo < piece.hi}):
-        if found and piece.lo < found[-1][0].hi:
-            (lo, hi), inside = found[-1]
+        if merged and piece.lo < merged[-1][0].hi:
+            (lo, hi), inside = merged[-1]
             inside.append(piece)
-            found[-1] = Span(lo, max(hi, piece.hi)), inside
+            merged[-1] = Span(lo, max(hi, piece.hi)), inside
         else:
-            found.append((piece, [piece]))
-    left = sum(span.size for span, _ in found) * _MAX_WASTE
-    gaps = sorted((right.lo - before.hi, k) for k, ((before, _), (right, _)) in enumerate(itertools.pairwise(found)))
+            merged.append((piece, [piece]))
+    left = sum(span.size for span, _ in merged) * _MAX_WASTE
+    gaps = sorted((right.lo - before.hi, k) for k, ((before, _), (right, _)) in enumerate(itertools.pairwise(merged)))
     filled = set()
     for size, k in gaps:
         left -= size
@@ -76,7 +76,7 @@ def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, 
             break
         filled.add(k + 1)
     joined: list[tuple[Span, list[Span]]] = []
-    for k, (span, inside) in enumerate(found):
+    for k, (span, inside) in enumerate(merged):
         if k in filled and span.hi - joined[-1][0].lo <= max_bytes:
             joined[-1][1].extend(inside)
             joined[-1] = Span(joined[-1][0].lo, span.hi), joined[-1][1]
@@ -92,7 +92,8 @@ class Gather:
         wanted: disjoint spans, in order, each with its pieces.
 
     Attributes:
-        pieces: the complete ones. arrived_bytes: of complete spans.
+        pieces: the complete ones.
+        arrived_bytes: of complete spans.
     """
 
     arrived_bytes: int

@@ -47,7 +47,7 @@ def open_source(
         NotAllowedError: the URL is a program, which is not allowed.
         ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
         FetchError, aiohttp.ClientError: see the store's module in `wids.core.transport.schemes`.
-        OSError, botocore.exceptions.BotoCoreError: there are no credentials, or they cannot be had.
+        OSError, botocore.exceptions.BotoCoreError: credentials are missing, or cannot be read.
     """
     place = Place(url)
     if place.scheme == "pipe":
@@ -57,9 +57,9 @@ def open_source(
     if place.is_local:
         return LocalSource(url, go_on=go_on)
     store = schemes.find_store(place)
-    found = None if store is None else store.open_source(url, session, go_on=go_on, precedence=precedence)
-    if found is not None:
-        return found
+    source = None if store is None else store.open_source(url, session, go_on=go_on, precedence=precedence)
+    if source is not None:
+        return source
     filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
     if place.scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
@@ -85,11 +85,11 @@ class LocalSource(ByteSource):
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """The current stat of the open file, which may be written to."""
-        facts = os.fstat(self._fd)
-        return Stat(facts.st_size, (facts.st_mtime_ns, facts.st_ino), has_ranges=True, is_strong=True)
+        status = os.fstat(self._fd)
+        return Stat(status.st_size, (status.st_mtime_ns, status.st_ino), has_ranges=True, is_strong=True)
 
     async def read(self, span: Span, sink: Sink) -> None:
-        """See `ByteSource`."""
+        """Read a span of the open file; see `ByteSource`."""
         at = span.lo
         while at < span.hi and (data := system.pread(self._fd, span.hi - at, at)):
             sink.write(at, data)
@@ -98,14 +98,14 @@ class LocalSource(ByteSource):
             sink.learn(self.stat())
 
     def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
-        """See `ByteSource`; of one open file in any case."""
+        """Stream the open file; see `ByteSource`."""
         at = 0
         while data := system.pread(self._fd, _step(at, end), at):
             yield data
             at += len(data)
 
     def close(self) -> None:
-        """See `ByteSource`."""
+        """Close the file; see `ByteSource`."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -123,7 +123,7 @@ class _FilesystemSource(ByteSource):
         self._filesystem, self._name = filesystem, name
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`."""
+        """Size and version from fsspec's ``info``; see `ByteSource`."""
         if is_fresh:
             self._filesystem.invalidate_cache()
         info = self._info()
@@ -142,8 +142,11 @@ class AsyncSource(_FilesystemSource):
     """An object in an asynchronous file system of fsspec: Azure, ..., and buckets that are not read over HTTP.
 
     Args:
-        url, go_on, precedence: see `open_source`.
-        filesystem, name: see `filesystems.open_filesystem`.
+        url: see `open_source`.
+        go_on: see there.
+        precedence: see there.
+        filesystem: see `filesystems.open_filesystem`.
+        name: see there.
     """
 
     is_blocking: bool = False
@@ -160,7 +163,7 @@ class AsyncSource(_FilesystemSource):
         return info
 
     async def read(self, span: Span, sink: Sink) -> None:
-        """See `ByteSource`."""
+        """Read a span by one request; see `ByteSource`."""
         limit = filesystems.limit_of(span.size)
         release = await filesystems.connections().acquire(self.precedence)
         try:
@@ -185,7 +188,7 @@ class AsyncSource(_FilesystemSource):
             yield bytes(data)
 
     def range_bytes(self, size: int | None) -> int:
-        """See `ByteSource`."""
+        """Length of the ranges that the host is read in; see `ByteSource`."""
         return min(filesystems.connections().range_bytes(self._host, size), _MAX_RANGE_BYTES)
 
 
@@ -200,7 +203,7 @@ class SyncSource(_FilesystemSource):
         return info
 
     async def read(self, span: Span, sink: Sink) -> None:
-        """See `ByteSource`."""
+        """Read a span by the client's ``cat_file``; see `ByteSource`."""
         from fsspec import AbstractFileSystem
 
         # fsspec's own one reads through a file that would fetch megabytes ahead.
@@ -225,7 +228,7 @@ class SyncSource(_FilesystemSource):
         self.close()
 
     def close(self) -> None:
-        """See `ByteSource`."""
+        """Close the client's file; see `ByteSource`."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

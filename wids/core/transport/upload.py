@@ -64,9 +64,9 @@ class Target:
             filesystem.put_file(part, name)
         with explained(url):
             filesystem, name = self._fresh(url)
-            found = filesystem.info(name)["size"]
-        if found != size:
-            raise OutputError(f"{url}: has {found} of {size} bytes after the upload; run it again", url=url)
+            uploaded_bytes = filesystem.info(name)["size"]
+        if uploaded_bytes != size:
+            raise OutputError(f"{url}: has {uploaded_bytes} of {size} bytes after the upload; run it again", url=url)
         os.unlink(part)
 
     def put_bytes(self, data: bytes, url: str) -> None:
@@ -117,8 +117,8 @@ class Target:
             if (place := Place(url)).is_local:
                 return os.listdir(os.path.dirname(place.absolute.path))
             filesystem, name = self._fresh(url)
-            found = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
-            return [posixpath.basename(path.rstrip("/")) for path in found]
+            paths = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
+            return [posixpath.basename(path.rstrip("/")) for path in paths]
         return []
 
     def remove(self, url: str) -> None:
@@ -228,14 +228,14 @@ def check_replaceable(
     for place, words in needed:
         if _is_file(place, status):
             raise OutputExistsError(f"{path}: is {words}; give the output another name", path=path)
-    found = other() if is_own else f"exists, and is no {what}"
-    if found is not None and not overwrite and status.st_size:
+    objection = other() if is_own else f"exists, and is no {what}"
+    if objection is not None and not overwrite and status.st_size:
         words, hint = (", or pass overwrite=True", "overwrite") if overwrite is not None else ("", None)
-        raise OutputExistsError(f"{path}: {found}; write elsewhere{words}", path=path, hint=hint)
+        raise OutputExistsError(f"{path}: {objection}; write elsewhere{words}", path=path, hint=hint)
 
 
 def _is_file(url: str, status: os.stat_result) -> bool:
-    """Whether a URL or path leads to a file, also by links."""
+    """True if a URL or path leads to a file, also by links."""
     place = Place(url)
     try:
         return place.is_local and os.path.samestat(os.stat(place.path), status)

@@ -84,12 +84,12 @@ def _count_range(text: str) -> int:
     """The number of values of a range between braces; 0 if the text is not a range."""
     if _LETTERS.fullmatch(text):
         return 52
-    found = _NUMBERS.fullmatch(text)
-    if found is None:
+    match = _NUMBERS.fullmatch(text)
+    if match is None:
         return 0
-    if max(len(part or "") for part in found.groups()) > _MAX_DIGITS:
+    if max(len(part or "") for part in match.groups()) > _MAX_DIGITS:
         return MAX_SHARDS + 1
-    return abs(int(found[2]) - int(found[1])) // (int(found[3] or 1) or 1) + 1
+    return abs(int(match[2]) - int(match[1])) // (int(match[3] or 1) or 1) + 1
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
