@@ -24,7 +24,7 @@ from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.core.codecs.decode import SampleDecoder
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
-from wids.core.index.discovery import Found, look_local
+from wids.core.index.discovery import FoundShard, look_local
 from wids.core.place import Place
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
@@ -73,7 +73,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: of the shard. nsamples: in it.
-        size, mark: its version; see `wids.core.index.discovery.Found`.
+        size, mark: its version; see `wids.core.index.discovery.FoundShard`.
         columns: digest of a rule -> the record of its values.
         extensions: of the members, in lower case; empty if there are more than the limit of size columns.
         doubled: samples that have a field twice, in upper and in lower case.
@@ -200,12 +200,12 @@ def _choose_access(size: int | None, nsamples: int | None) -> AccessMode:
     return "fetch" if is_small else "auto"
 
 
-def look_at(url: str, session: Session) -> Found:
+def look_at(url: str, session: Session) -> FoundShard:
     """The current version of a shard; without size and mark if they are unknown or the shard is missing."""
     place = Place(url)
     if place.is_local:
         return look_local(place.path)
-    return Found(url) if place.scheme == "pipe" else look_remote(url, session)
+    return FoundShard(url) if place.scheme == "pipe" else look_remote(url, session)
 
 
 class _FieldCounts:

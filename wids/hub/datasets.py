@@ -16,7 +16,7 @@ import msgspec
 from wids.core.files import system
 from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
-from wids.core.index.discovery import Found, is_archive, shown_names
+from wids.core.index.discovery import FoundShard, is_archive, shown_names
 from wids.core.index.shardlist import Row, ShardListBuilder
 from wids.core.place import Place
 from wids.core.transport.download import read_bytes
@@ -52,7 +52,7 @@ class NamedSplit(NamedTuple):
     commit: str
     files: dict[str, int]
     read: Callable[[str], bytes]
-    found: list[Found]
+    found: list[FoundShard]
     split: repository.RepositorySplit
 
 
@@ -92,11 +92,11 @@ def open_split(name: str, session: Session) -> NamedSplit:
         split = split._replace(notes=[*split.notes, left])
     for note in split.notes:
         logger.warning("%s", note)
-    found = [Found(f"{named.root}/{path}", files[path], listing.files[path].tag or None) for path in split.shards]
+    found = [FoundShard(f"{named.root}/{path}", files[path], listing.files[path].tag or None) for path in split.shards]
     return NamedSplit(named, listing.commit, files, read, found, split)
 
 
-def find_shards(name: str, session: Session) -> list[Found]:
+def find_shards(name: str, session: Session) -> list[FoundShard]:
     """The shards of a data set's split, by its name; see `open_split`."""
     return open_split(name, session).found
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
     from os import PathLike
 
-    from wids.core.index.discovery import Found, Sources
+    from wids.core.index.discovery import FoundShard, Sources
     from wids.core.index.earlier import EarlierIndex
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine, RunOptions
@@ -204,7 +204,7 @@ def create_index(
     check_value("overwrite", overwrite, bool)
     named = look_for_shards(named_by, session=settings.session)
     refuse_indexes(named, is_skipping=settings.is_skipping)
-    found = list(named.found.values())
+    found = list(named.shards.values())
     if not (found or named.failed):
         raise InputError(f"sources={sources!r:.200}: no shards to index; give tars, directories, patterns or URLs")
     check_earlier = _check_of(output, [shard.url for shard in found], base=base, overwrite=overwrite)
@@ -331,7 +331,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
                 raise error
             self.outcome.fail(place, error)
 
-    def scan(self, found: Sequence[Found]) -> list[ShardFacts]:
+    def scan(self, found: Sequence[FoundShard]) -> list[ShardFacts]:
         """Read the shards; unreadable ones are left out, if the settings say so.
 
         Raises:
@@ -372,7 +372,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             outcome.merged = {each.url: each.merged for each in scanned if each.merged is not None}
         return scanned
 
-    def _read_counts(self, found: Sequence[Found]) -> dict[str, int]:
+    def _read_counts(self, found: Sequence[FoundShard]) -> dict[str, int]:
         settings, outcome = self._settings, self.outcome
         if not settings.counts:
             return {}
@@ -381,7 +381,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.counts, outcome.unused_counts = counts.sources, counts.unused
         return counts.nsamples
 
-    def _claim(self, shard: Found, nsamples: int) -> None:
+    def _claim(self, shard: FoundShard, nsamples: int) -> None:
         """Add a shard with a claimed count; the next run does not reuse it."""
         self.outcome.counted += 1
         self.progress.ended += 1
@@ -449,7 +449,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.samples, outcome.bytes = (sum(each.get(key, 0) for each in entries) for key in ("nsamples", "filesize"))
         outcome.members = sum(each.nmembers for each in scanned)
 
-    def _known(self, shard: Found) -> ShardFacts | None:
+    def _known(self, shard: FoundShard) -> ShardFacts | None:
         """Its facts from an earlier run, if they are complete."""
         known = self._known_shards.records.get(shard.url)
         if known is None or (known.rule, known.group) != (self._settings.rule, self._settings.group):
@@ -474,7 +474,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         is_wanted = Place(url).is_local or url in self.summed if settings.checksums is None else settings.checksums
         return ("crc32",) if is_wanted else ()
 
-    def _task(self, shard: Found, known: ShardFacts | None) -> ScanTask:
+    def _task(self, shard: FoundShard, known: ShardFacts | None) -> ScanTask:
         settings = self._settings
         return ScanTask(
             url=shard.url,
@@ -507,7 +507,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         if not (is_gone and self._settings.is_dropping_missing):
             super().fail(name, error)
 
-    def _name_tables(self, found: Sequence[Found]) -> None:
+    def _name_tables(self, found: Sequence[FoundShard]) -> None:
         """Name places beside the index for member tables that cannot be written beside their shards."""
         home, taken = os.path.dirname(self._output), set()
         for shard in found:
@@ -527,7 +527,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         facts.unpublished, facts.has_table = None, True
         self.outcome.tables[facts.url] = path
 
-    def _choose_engine(self, tasks: Collection[ScanTask], found: Sequence[Found]) -> RunOptions:
+    def _choose_engine(self, tasks: Collection[ScanTask], found: Sequence[FoundShard]) -> RunOptions:
         size, is_summed = sum(shard.size or 0 for shard in found), any(task.checksums for task in tasks)
         return choose_engine(
             self._engine,

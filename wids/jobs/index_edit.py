@@ -19,7 +19,7 @@ from wids.core.collection.shard_collection import load_shards
 from wids.core.files import atomic, system
 from wids.core.files.replaced import ReplacedFile
 from wids.core.index import checks, checksums, compiled, view_file, writing
-from wids.core.index.discovery import Found, look_for_shards, look_local, refuse_indexes
+from wids.core.index.discovery import FoundShard, look_for_shards, look_local, refuse_indexes
 from wids.core.index.fingerprint import fingerprint
 from wids.core.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.core.index.shardlist import Row
@@ -165,13 +165,13 @@ def update_index(
         settings = msgspec.structs.replace(settings, has_md5=True)
     elif kept and not summed and settings.checksums is None:
         settings = msgspec.structs.replace(settings, checksums=False)
-    found = {url: look_local(url) if Place(url).is_local else Found(url) for url, _ in kept}
+    found = {url: look_local(url) if Place(url).is_local else FoundShard(url) for url, _ in kept}
     named = look_for_shards(add, known=found.values(), session=settings.session)
     refuse_indexes(named, is_skipping=settings.is_skipping)
     far = {url for url in found if not Place(url).is_local}
     if far and summed.issuperset(far):
-        summed.update(named.found)
-    found.update(named.found)
+        summed.update(named.shards)
+    found.update(named.shards)
     if not found:
         raise SelectionError(f"{place}: no shards would be left in it", path=output)
     with Indexing(output, settings, engine, progress) as indexing:

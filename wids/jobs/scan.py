@@ -18,7 +18,7 @@ from wids.core.cache import shard_download
 from wids.core.files import atomic, system, tempdirs
 from wids.core.files.identity import Identity
 from wids.core.index import checksums
-from wids.core.index.discovery import Found, mark_words
+from wids.core.index.discovery import FoundShard, mark_words
 from wids.core.place import Place
 from wids.core.readers.header_reader import FIRST_BYTES, WORTH_BYTES, Window
 from wids.core.tables import member_tables, tar
@@ -325,11 +325,11 @@ def _size_of(source: ShardBytes) -> int | None:
         return None
 
 
-def look_remote(url: str, session: Session = PLAIN) -> Found:
+def look_remote(url: str, session: Session = PLAIN) -> FoundShard:
     """The current version of a remote object. Size and mark are None if the store does not report them."""
     with contextlib.suppress(FetchError), ShardBytes(url, session=session) as source:
-        return Found(url, _size_of(source), mark_words(source.version))
-    return Found(url)
+        return FoundShard(url, _size_of(source), mark_words(source.version))
+    return FoundShard(url)
 
 
 def _open(path: str, url: str) -> tuple[int, Identity]:

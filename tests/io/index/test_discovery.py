@@ -65,7 +65,7 @@ def test_links_are_followed_each_file_once(tmp_path):
     os.symlink("s2.tar", tmp_path / "d/a-link.tar")
     os.link(tmp_path / "d/s2.tar", tmp_path / "d/same.tar")
     named = discovery.look_for_shards([str(tmp_path / "d")])
-    assert [url.removeprefix(f"{tmp_path}/d/") for url in named.found] == [
+    assert [url.removeprefix(f"{tmp_path}/d/") for url in named.shards] == [
         *("S3.TAR", "deep/s1.tar", "linked/far.tar", "s2.tar")
     ]
     assert set(map(os.path.basename, named.repeated)) == {"a-link.tar", "same.tar"}

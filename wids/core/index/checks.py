@@ -110,9 +110,9 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 def check_finite(value: Any, path: str, place: str | None = None) -> None:
     """Refuse infinity and NaN: JSON has no numbers for them, and other programs could not read the index."""
-    found = _find_infinite(value)
-    if found is not None:
-        at, number = found
+    infinite = _find_infinite(value)
+    if infinite is not None:
+        at, number = infinite
         fail(
             place, (path + at).lstrip("."), f"is {number}, which is not a number in JSON; give a finite number, or null"
         )
@@ -128,8 +128,8 @@ def _find_infinite(value: Any) -> tuple[str, float] | None:
     elif isinstance(value, list):
         parts = ((f"[{k}]", part) for k, part in enumerate(value) if isinstance(part, (float, dict, list)))
     for name, part in parts:
-        if (found := _find_infinite(part)) is not None:
-            return name + found[0], found[1]
+        if (inner := _find_infinite(part)) is not None:
+            return name + inner[0], inner[1]
     return None
 
 

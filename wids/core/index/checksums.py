@@ -62,16 +62,16 @@ class Checksums:
     """
 
     def __init__(self, keys: Iterable[str] = KEYS) -> None:
-        self._found = {key: new(key) for key in keys}
+        self._sums = {key: new(key) for key in keys}
 
     def update(self, data: bytes) -> None:
         """Go on with these bytes."""
-        for each in self._found.values():
+        for each in self._sums.values():
             each.update(data)
 
     def digests(self) -> dict[str, str]:
         """Key -> the checksum of all bytes so far."""
-        return {key: each.hexdigest() for key, each in self._found.items()}
+        return {key: each.hexdigest() for key, each in self._sums.items()}
 
 
 def promised(shard: Shard) -> dict[str, str]:

@@ -58,7 +58,9 @@ class Compiled(NamedTuple):
     """An open compiled index.
 
     Attributes:
-        shards: mapped. source: see `Source`. identity: of this file among all others.
+        shards: mapped.
+        source: see `Source`.
+        identity: of this file among all others.
     """
 
     shards: ShardList
@@ -67,7 +69,7 @@ class Compiled(NamedTuple):
 
 
 def is_compiled(place: str) -> bool:
-    """Whether a path or URL is that of a compiled index, by its name."""
+    """True if a path or URL is that of a compiled index, by its name."""
     return Place(place).name.endswith(SUFFIX)
 
 
@@ -96,19 +98,19 @@ def pack(
     extras = sorted(shards.extras.items())
     url_ends, url_blob = join_texts(texts)
     key_ends, key_blob = join_texts([json.dumps(keys) for _, keys in extras])
-    own = texts if is_resolved else [text for text in texts if _is_own(text)]
+    independent = texts if is_resolved else [text for text in texts if _is_own(text)]
     header = CompiledHeader(
         header=shards.header,
         starts=list(shards.starts),
         defaults=list(shards.defaults),
         packs=list(shards.packs if packs is None else packs),
         is_resolved=is_resolved,
-        fingerprint=_fingerprint(shards, texts, is_moving=len(own) < n),
+        fingerprint=_fingerprint(shards, texts, is_moving=len(independent) < n),
         contents=contents(shards),
         source=source or CompiledFrom(),
         total=shards.whole_ends()[-1] if n else 0,
-        nlocal=sum(Place(url).is_local for url in own),
-        ndependent=n - len(own),
+        nlocal=sum(Place(url).is_local for url in independent),
+        ndependent=n - len(independent),
     )
     columns: dict[str, Any] = {
         **shards.sections,
@@ -124,15 +126,15 @@ def pack(
 
 
 def _is_own(text: str) -> bool:
-    """Whether a URL does not depend on the place of the file."""
+    """True if a URL does not depend on the place of the file."""
     return str(Place("h").join(text)) == text and not text.startswith("/")
 
 
 def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) -> str:
     if not is_moving:
         return fingerprint_of(texts, shards.nsamples)
-    found = {fingerprint_of([str(Place(home).join(text)) for text in texts], shards.nsamples) for home in _HOMES}
-    return found.pop() if len(found) == 1 else ""
+    fingerprints = {fingerprint_of([str(Place(home).join(text)) for text in texts], shards.nsamples) for home in _HOMES}
+    return fingerprints.pop() if len(fingerprints) == 1 else ""
 
 
 def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: bool = True) -> Compiled:
@@ -148,13 +150,13 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
     unpacked = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
-    header, found = unpacked.header, unpacked.columns
+    header, columns = unpacked.header, unpacked.columns
     home = None if header.is_resolved else home or ""
-    is_local = header.nlocal + (header.ndependent if Place(home or "").is_local else 0) == len(found["counts"])
+    is_local = header.nlocal + (header.ndependent if Place(home or "").is_local else 0) == len(columns["counts"])
     shards = ShardList(
-        sections=found,
+        sections=columns,
         header=header.header,
-        extras=SparseKeys(found["key_rows"], Texts(found["key_ends"], found["keys"], place=place)),
+        extras=SparseKeys(columns["key_rows"], Texts(columns["key_ends"], columns["keys"], place=place)),
         starts=header.starts,
         defaults=header.defaults,
         packs=header.packs,
@@ -169,11 +171,17 @@ class CompiledHeader(msgspec.Struct):
     """The header of a compiled index.
 
     Attributes:
-        header: the index's top-level keys. starts, defaults, packs: see `wids.core.index.shardlist.ShardList`.
-        is_resolved: the URLs are complete. fingerprint: of the shards; "": it depends on their place.
+        header: the index's top-level keys.
+        starts: see `wids.core.index.shardlist.ShardList`.
+        defaults: see there.
+        packs: see there.
+        is_resolved: the URLs are complete.
+        fingerprint: of the shards; "": it depends on their place.
         contents: see `wids.core.index.fingerprint`.
         source: the texts that it was compiled from.
-        total: samples. nlocal: shards on this machine's disk. ndependent: those whose URLs are relative.
+        total: number of samples.
+        nlocal: number of shards on this machine's disk.
+        ndependent: number of shards with relative URLs.
     """
 
     header: dict[str, Any]
@@ -189,20 +197,20 @@ class CompiledHeader(msgspec.Struct):
     ndependent: int
 
 
-def _are_starts(header: CompiledHeader, found: Sections) -> bool:
-    """Whether the starts of sub-datasets, and of packs, ascend."""
-    n = len(found["counts"])
+def _are_starts(header: CompiledHeader, columns: Sections) -> bool:
+    """True if the starts of sub-datasets, and of packs, ascend."""
+    n = len(columns["counts"])
     each = (header.starts, [k for k, _ in header.packs])
     are_sorted = all(sorted(starts) == starts and all(0 <= k <= n for k in starts) for starts in each)
     return are_sorted and len(header.starts) == len(header.defaults)
 
 
-def _last(_: Any, found: Sections) -> int:
-    return len(found["counts"]) - 1
+def _last(_: Any, columns: Sections) -> int:
+    return len(columns["counts"]) - 1
 
 
 def _shards(times: int) -> Any:
-    return lambda _, found: times * len(found["counts"])
+    return lambda _, columns: times * len(columns["counts"])
 
 
 _FORMAT = Format(
@@ -218,19 +226,19 @@ _FORMAT = Format(
         **dict.fromkeys(("urls", "keys"), "u1"),
     },
     (
-        Invariant("lists no shards, or too many", lambda _, found: 0 < len(found["counts"]) <= MAX_SHARDS),
+        Invariant("lists no shards, or too many", lambda _, columns: 0 < len(columns["counts"]) <= MAX_SHARDS),
         lengths(
             {
                 **dict.fromkeys(("filesizes", "known", "url_ends", "hashes", "hashed"), _shards(1)),
                 "md5s": _shards(MD5_BYTES),
                 "crc32s": _shards(CRC32_BYTES),
-                "key_ends": lambda _, found: len(found["key_rows"]),
+                "key_ends": lambda _, columns: len(columns["key_rows"]),
             }
         ),
         Invariant("contradicts its own header", _are_starts),
         sums("ends", "counts", lambda header, _: header.total),
-        ends("url_ends", lambda _, found: len(found["urls"])),
-        ends("key_ends", lambda _, found: len(found["keys"])),
+        ends("url_ends", lambda _, columns: len(columns["urls"])),
+        ends("key_ends", lambda _, columns: len(columns["keys"])),
         within("filesizes", -1, MAX_COUNT),
         within("hashed", 0, _last),
         within("key_rows", 0, _last),

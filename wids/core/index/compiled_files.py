@@ -121,7 +121,7 @@ class CompiledIndexes(SharedFiles):
             self._sources.put(key, msgspec.json.encode(_StateNote(status=status, digest=digest)))
 
     def is_checked(self, path: str, status: os.stat_result) -> bool:
-        """Whether the checksum of the present state of a file was compared."""
+        """True if the checksum of the present state of a file was compared."""
         key = _key_of(path)
         return _read_note(self._checked.open(key), status_of(status)) == key
 

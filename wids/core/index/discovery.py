@@ -43,7 +43,7 @@ _MAX_NAMES = 2000  # that are looked at in a folder of another tool
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundShard(msgspec.Struct, frozen=True):
     """One shard.
 
     Attributes:
@@ -68,13 +68,13 @@ class Sources:
         failed: directories that cannot be read, and indexes among shards (`refuse_indexes`) -> the reason.
     """
 
-    def __init__(self, known: Iterable[Found] = ()) -> None:
-        self.found: dict[str, Found] = {}
+    def __init__(self, known: Iterable[FoundShard] = ()) -> None:
+        self.shards: dict[str, FoundShard] = {}
         self.repeated: dict[str, str] = {}
         self.failed: dict[str, WidsError] = {}
         self._files = {shard.file: shard.url for shard in known if shard.file is not None}
 
-    def add(self, shards: Sequence[Found]) -> None:
+    def add(self, shards: Sequence[FoundShard]) -> None:
         """Add the shards that were not found before; of two names of one file, the one that is not a link."""
         counts = Counter(shard.file for shard in shards)
         for is_link in (False, True):
@@ -84,12 +84,12 @@ class Sources:
         for shard in shards:
             first = shard.url if shard.file is None else self._files[shard.file]
             if first == shard.url:
-                self.found.setdefault(shard.url, shard)
-            elif shard.url not in self.found:
+                self.shards.setdefault(shard.url, shard)
+            elif shard.url not in self.shards:
                 self.repeated[shard.url] = first
 
 
-def find_shards(sources: Iterable[str], *, session: Session = PLAIN) -> list[Found]:
+def find_shards(sources: Iterable[str], *, session: Session = PLAIN) -> list[FoundShard]:
     """The shards that the sources name, each once.
 
     Raises:
@@ -99,11 +99,11 @@ def find_shards(sources: Iterable[str], *, session: Session = PLAIN) -> list[Fou
     named = look_for_shards(sources, session=session)
     for error in named.failed.values():
         raise error
-    return list(named.found.values())
+    return list(named.shards.values())
 
 
-def look_for_shards(sources: Iterable[str], *, known: Iterable[Found] = (), session: Session = PLAIN) -> Sources:
-    """As `find_shards`, with the files that are left out; files of ``known`` shards have these names."""
+def look_for_shards(sources: Iterable[str], *, known: Iterable[FoundShard] = (), session: Session = PLAIN) -> Sources:
+    """`find_shards` with the files that are left out; files of ``known`` shards have these names."""
     named = Sources(known)
     for source in sources:
         for shards in _expand(source, session, named.failed):
@@ -123,17 +123,17 @@ def mark_words(mark: Any) -> str | None:
     return " ".join(map(str, mark)) or None
 
 
-def look_local(url: str) -> Found:
+def look_local(url: str) -> FoundShard:
     """The present state of a local shard; without size and mark if these cannot be read."""
     try:
-        facts = os.stat(Place(url).path)
+        status = os.stat(Place(url).path)
     except (OSError, ValueError):  # or the name is invalid
-        return Found(url)
-    return Found(url, facts.st_size, f"{facts.st_mtime_ns}", (facts.st_dev, facts.st_ino))
+        return FoundShard(url)
+    return FoundShard(url, status.st_size, f"{status.st_mtime_ns}", (status.st_dev, status.st_ino))
 
 
-def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iterator[list[Found]]:
-    if not (own := Place(source)).scheme and os.path.lexists(own.path):
+def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iterator[list[FoundShard]]:
+    if not (plain := Place(source)).scheme and os.path.lexists(plain.path):
         yield _local(source, failed)  # the name of an existing file may hold any letters
         return
     for name in urls.expand(source):
@@ -143,16 +143,16 @@ def _expand(source: str, session: Session, failed: dict[str, WidsError]) -> Iter
         elif place.is_local:
             yield _local(name, failed)
         elif place.scheme == "pipe":
-            yield [Found(name)]
+            yield [FoundShard(name)]
         elif place.without_query.endswith("/"):
             yield list(_listed(name, "prefix", session))
         elif place.scheme not in _WEB and not _GLOB.isdisjoint(name):
             yield list(_listed(name, "pattern", session))
         else:
-            yield [Found(name)]
+            yield [FoundShard(name)]
 
 
-def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
+def _local(name: str, failed: dict[str, WidsError]) -> list[FoundShard]:
     path = os.path.abspath(Place(name).path)
     if os.path.isdir(path):
         before = len(failed)
@@ -160,7 +160,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         if not paths and len(failed) == before:
             if foreign := recognise_foreign(path):
                 raise SpecError(f"{name}: {foreign}", path=path)
-            indexes = [found for found in os.listdir(path) if found.endswith(_INDEXES)]
+            indexes = [each for each in os.listdir(path) if each.endswith(_INDEXES)]
             advice = "; wids pack makes shards of other files" if os.listdir(path) else ""
             if indexes:
                 advice = f"; for an index give its file, as {os.path.join(name, min(indexes))}"
@@ -168,15 +168,15 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
             raise SpecError(f"{name}: there are no {SUFFIX} files in this directory{advice}", path=path)
     elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
         matches = glob.glob(path, recursive=True)
-        files = [found for found in matches if not os.path.isdir(found)]
-        paths = [found for found in files if not _is_beside(found, path)]
+        files = [each for each in matches if not os.path.isdir(each)]
+        paths = [each for each in files if not _is_beside(each, path)]
         for directory in sorted(set(matches).difference(files)):
             paths += _archives_in(directory, failed)
         if not paths:
             raise _no_match(name, files, _local_names(path), path=path)
     else:
         paths = [path]
-    return [look_local(str(Place.of_path(found))) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
+    return [look_local(str(Place.of_path(each))) for each in sorted(dict.fromkeys(paths), key=urls.natural_key)]
 
 
 def _drop_excluded(directory: str, paths: list[str]) -> list[str]:
@@ -218,18 +218,18 @@ def _local_names(pattern: str) -> list[str] | None:
 def _no_match(pattern: str, files: Sequence[str], names: Sequence[str] | None, *, path: str | None) -> SpecError:
     """The error for a pattern that matches no shards, but perhaps other files; ``names``: of the existing files."""
     if files:
-        raise shards_are_indexes(pattern, [found for found in files if found.endswith(_INDEXES)] or files)
-    found = "; that directory does not exist" if names is None else "; the directory is empty"
+        raise shards_are_indexes(pattern, [name for name in files if name.endswith(_INDEXES)] or files)
+    advice = "; that directory does not exist" if names is None else "; the directory is empty"
     if names:
-        found = f"; the directory has {shown_names(names)}"
-    return SpecError(f"{pattern}: no file has a name like this{found}", path=path, url=pattern)
+        advice = f"; the directory has {shown_names(names)}"
+    return SpecError(f"{pattern}: no file has a name like this{advice}", path=path, url=pattern)
 
 
 def shown_names(names: Iterable[str]) -> str:
     """The last parts of the first names, and the number of further names, for a message."""
-    found = sorted({Place(name).name or name for name in names}, key=urls.natural_key)
-    more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-    return ", ".join(map(shown, found[:_SHOWN])) + more
+    shown_parts = sorted({Place(name).name or name for name in names}, key=urls.natural_key)
+    more = f" and {len(shown_parts) - _SHOWN:,} more" if len(shown_parts) > _SHOWN else ""
+    return ", ".join(map(shown, shown_parts[:_SHOWN])) + more
 
 
 def refuse_indexes(named: Sources, *, is_skipping: bool) -> None:
@@ -239,32 +239,32 @@ def refuse_indexes(named: Sources, *, is_skipping: bool) -> None:
         SpecError: there is one, and failures are not skipped.
     """
     way = "give the shards that it lists; wids index update reads them again, wids index merge makes one of several"
-    for url in list(filter(_is_index, named.found)):
+    for url in list(filter(_is_index, named.shards)):
         error = shards_are_indexes(url, [url], way=way)
         if not is_skipping:
             raise error
-        del named.found[url]
+        del named.shards[url]
         named.failed[url] = error
 
 
 def _is_index(name: str) -> bool:
-    """Whether a file is an index, by its name."""
+    """True if a file is an index, by its name."""
     return Place(name).name.endswith(_INDEXES)
 
 
-def shards_are_indexes(given: str, names: Sequence[str], *, way: str = _ALONE) -> SpecError:
+def shards_are_indexes(source: str, names: Sequence[str], *, way: str = _ALONE) -> SpecError:
     """The error for files that belong to shards, where shards are expected; ``way``: what to do with an index."""
     if not all(map(_is_index, names)):
         what = f"matches no shards, only files that belong to shards ({shown_names(names)})"
-        return SpecError(f"{given}: {what}", path="shards", url=given)
-    own = "" if names == [given] else f": {shown_names(names)}"
-    what = f"is an index, not a shard{own}" if len(names) == 1 else f"names indexes, not shards{own}"
-    return SpecError(f"{given}: {what}; {way}", path="shards", url=given)
+        return SpecError(f"{source}: {what}", path="shards", url=source)
+    listed = "" if names == [source] else f": {shown_names(names)}"
+    what = f"is an index, not a shard{listed}" if len(names) == 1 else f"names indexes, not shards{listed}"
+    return SpecError(f"{source}: {what}; {way}", path="shards", url=source)
 
 
 def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
     """The archives below a directory. Links to directories come last, so that those inside have their own names."""
-    found, todo, links = list[str](), [root], list[str]()
+    archives, todo, links = list[str](), [root], list[str]()
     seen: set[tuple[int, int]] = set()
     while todo or links:
         directory = todo.pop() if todo else links.pop(0)
@@ -282,12 +282,12 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
             if _is_directory(entry):
                 (links if entry.is_symlink() else todo).append(entry.path)
             elif is_archive(entry.name):
-                found.append(entry.path)
-    return found
+                archives.append(entry.path)
+    return archives
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory, or a link to one; broken and circular links are not."""
+    """True for a directory, and for a link to one; broken and circular links are none."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -295,16 +295,16 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_beside(name: str, pattern: str) -> bool:
-    """Whether a file belongs to shards, and the pattern does not name its kind, as ``*.parquet`` of `wids pack`."""
+    """True if a file belongs to shards, and the pattern does not name its kind, as ``*.parquet`` of `wids pack`."""
     return name.endswith(_BESIDE) and not (name.endswith(_ROWS) and pattern.endswith(_ROWS))
 
 
 def is_archive(name: str) -> bool:
-    """Whether a file's name is that of an archive; hidden files are not shards (``._a.tar`` of macOS)."""
+    """True if a file's name is that of an archive; hidden files are not shards (``._a.tar`` of macOS)."""
     return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
 
 
-def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
+def _listed(url: str, kind: str, session: Session) -> Iterator[FoundShard]:
     """The shards below a remote prefix, or those that match a pattern."""
     is_web = Place(url).scheme in _WEB
     listed = _list(url, kind, session)
@@ -321,11 +321,11 @@ def _listed(url: str, kind: str, session: Session) -> Iterator[Found]:
     for name in sorted(names, key=urls.natural_key):
         info = listed[name]
         if info.get("type") != "directory":
-            yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
+            yield FoundShard(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
 
 
 def _remote_names(pattern: str, session: Session) -> list[str] | None:
-    """As `_local_names`, of a store; [] if it gives no listing."""
+    """`_local_names` of a store; [] if it gives no listing."""
     head = pattern[: min(pattern.find(star) for star in _GLOB if star in pattern)]
     directory = head[: head.rfind("/") + 1]
     if schemes.find_listing(Place(pattern)) is not None:
@@ -333,7 +333,7 @@ def _remote_names(pattern: str, session: Session) -> list[str] | None:
         return [name.removeprefix(directory).partition("/")[0] for name in listed] if listed else None
     try:
         filesystem, name = filesystems.open_filesystem(directory, session)
-        return [Place(found).name for found in filesystem.ls(name, detail=False)]
+        return [Place(path).name for path in filesystem.ls(name, detail=False)]
     except FileNotFoundError:
         return None
     except Exception:  # noqa: BLE001 - of any client: this is for a message alone
@@ -347,16 +347,16 @@ def list_names(url: str, is_wanted: Callable[[str], bool], session: Session) -> 
         FetchError: it cannot be listed.
     """
     kind = "prefix" if _GLOB.isdisjoint(url) else "pattern"
-    found = [name for name in _list(url, kind, session) if is_wanted(Place(name).name)]
-    return sorted(found, key=urls.natural_key)
+    names = [name for name in _list(url, kind, session) if is_wanted(Place(name).name)]
+    return sorted(names, key=urls.natural_key)
 
 
 def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
-    """The files by name, with the listing's facts of each."""
+    """The files by name, with the properties of each in the listing."""
     place = Place(url)
     if (listing := schemes.find_listing(place)) is not None:
-        found: dict[str, Any] = listing.list_files(url, session, is_pattern=kind == "pattern")
-        return found
+        files: dict[str, Any] = listing.list_files(url, session, is_pattern=kind == "pattern")
+        return files
 
     def once() -> dict[str, Any]:
         filesystem, name = filesystems.open_filesystem(url, session)
@@ -383,7 +383,7 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
 
 
 def recognise_foreign(place: str) -> str:
-    """What a local folder or file of another tool is, and the way from it to shards, in words; "": nothing known.
+    """The kind of a local folder or file of another tool, and the way from it to shards, in words; "": nothing known.
 
     Args:
         place: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
@@ -401,10 +401,10 @@ def _names_in(folder: str, *, is_deep: bool) -> Iterable[list[str]]:
     """The names in a folder, then those in each of its folders."""
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
+            listed = [entry for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
     except OSError:  # who opens it says so
         return
-    yield [entry.name for entry in found if entry.name == "_versions" or not entry.is_dir()]
-    for entry in found if is_deep else ():
+    yield [entry.name for entry in listed if entry.name == "_versions" or not entry.is_dir()]
+    for entry in listed if is_deep else ():
         if entry.is_dir() and not entry.name.startswith("."):
             yield from _names_in(entry.path, is_deep=False)

@@ -34,7 +34,7 @@ _SHOWN = 3
 
 
 class CarriedOver(NamedTuple):
-    """What stays of an earlier index in a later version, and what goes.
+    """Keys of an earlier index that stay in a later version, and shards that go.
 
     Attributes:
         keys: top-level ones that wids does not compute, without name and info.
@@ -83,36 +83,36 @@ class EarlierIndex:
     def entries(self) -> dict[str, Entry]:
         """The shards that it lists itself, or as sub-datasets: place -> entry."""
         parts, root = self.keys.get("datasets"), Place(os.path.dirname(self.path)).join(self.base)
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for part in (self.keys, *(parts if isinstance(parts, list) else ())):
             rows = part.get("shardlist") if isinstance(part, dict) else None
             for row in rows if isinstance(rows, list) else ():
                 if isinstance(row, dict) and isinstance(row.get("url"), str):
                     with contextlib.suppress(ValueError, WidsError):  # no name of a file
-                        found[_plain(root.join(row["url"]))] = row
-        return found
+                        entries[_plain(root.join(row["url"]))] = row
+        return entries
 
     def find(self, urls: Sequence[str]) -> dict[str, str]:
         """The shards at ``urls`` that it lists: URL -> place. If none is, they are looked for as below its base."""
-        found = {url: place for url in urls if (place := _plain(url)) in self.entries}
-        if found or not self.base:
-            return found
+        places = {url: place for url in urls if (place := _plain(url)) in self.entries}
+        if places or not self.base:
+            return places
         home = os.path.dirname(self.path)
         with contextlib.suppress(SpecError):  # they have no directory in common
             names = writing.place_entries([str(Place(url).absolute) for url in urls], home=home, base=self.base)
             root = Place(home).join(self.base)
-            places = zip(urls, (_plain(root.join(name)) for name in names), strict=True)
-            return {url: place for url, place in places if place in self.entries}
-        return found
+            joined = zip(urls, (_plain(root.join(name)) for name in names), strict=True)
+            return {url: place for url, place in joined if place in self.entries}
+        return places
 
     def lists(self, urls: Iterable[str]) -> bool:
-        """Whether it lists a shard at one of ``urls``."""
+        """True if it lists a shard at one of ``urls``."""
         return any(_plain(url) in self.entries for url in urls)
 
     def is_like(self, entries: Iterable[Entry]) -> bool:
-        """Whether it lists one of these shards at whatever place, by name, count, size and checksums."""
-        facts = set(filter(None, map(_facts, self.entries.values())))
-        return any(_facts(entry) in facts for entry in entries)
+        """True if it lists one of these shards at whatever place, by name, count, size and checksums."""
+        known = set(filter(None, map(_properties_of, self.entries.values())))
+        return any(_properties_of(entry) in known for entry in entries)
 
     def other_kind(self, *, is_view: bool, has_parts: bool = False) -> str | None:
         """Words for an index of another kind than the output: a view, one of sub-datasets, or one of shards alone."""
@@ -153,7 +153,7 @@ class EarlierIndex:
         return {key: value for key, value in self.keys.items() if key not in COMPUTED}
 
     def carry_over(self, urls: Iterable[str], *, others: Iterable[str], taken: Container[str]) -> CarriedOver:
-        """What stays in a later version of it.
+        """The keys that stay in a later version of it.
 
         As after an update, its packs of member tables lack new shards, and readers ignore their tables of changed ones.
 
@@ -185,10 +185,10 @@ def other_compiled(path: str, shards: Iterable[str]) -> str | None:
     with open(path, "rb") as file:
         data = file.read()
     try:
-        found = compiled.unpack(data, place=path, home=os.path.dirname(path)).shards
+        listed = compiled.unpack(data, place=path, home=os.path.dirname(path)).shards
     except WidsError:
         return None
-    there = {_plain(url) for url in found.urls}
+    there = {_plain(url) for url in listed.urls}
     if any(_plain(url) in there for url in shards):
         return None
     return f"is a compiled index of {len(there):,} other shard{'s' * (len(there) != 1)}"
@@ -199,8 +199,8 @@ def _plain(url: str | Place) -> str:
     return Place(url).absolute.unsigned
 
 
-def _facts(entry: Entry) -> tuple[Any, ...] | None:
-    """The facts by which a shard is known at another place; None: they are too few."""
+def _properties_of(entry: Entry) -> tuple[Any, ...] | None:
+    """The properties by which a shard is known at another place; None: they are too few."""
     if entry.get("filesize") is None:
         return None
     return Place(entry["url"]).name, *(entry.get(key) for key in ("nsamples", "filesize", *checksums.KEYS))

@@ -61,16 +61,16 @@ class SplitFile(msgspec.Struct, frozen=True):
         Raises:
             SpecError: a name is a regular expression, or there are too many names.
         """
-        found, missing = dict[str, None](), list[str]()
+        existing, missing = dict[str, None](), list[str]()
         for text, name in self._names((self.parts or {})[split], "split_parts"):
             if name in there:
-                found[name] = None
+                existing[name] = None
             else:
                 self._check_name(text, "split_parts")
                 missing.append(name)
         if missing:
             self._warn("split_parts", f"names {len(missing):,} shards of {shown(split)} that do not exist", missing)
-        return list(found)
+        return list(existing)
 
     def drop_excluded(self, shards: Iterable[str], there: Collection[str]) -> list[str]:
         """The shards without the excluded ones.
@@ -154,16 +154,16 @@ def parse_splits(data: bytes, *, place: str) -> SplitFile:
     parts, exclude = raw.get("split_parts"), raw.get("exclude")
     if parts is not None and not isinstance(parts, dict):
         checks.fail(place, "split_parts", f"is {shown(parts)}; it must be an object of splits")
-    named = {str(split): _texts(given, f"split_parts.{split}", place) for split, given in (parts or {}).items()}
+    named = {str(split): _texts(names, f"split_parts.{split}", place) for split, names in (parts or {}).items()}
     return SplitFile(place, named or None, _texts(exclude, "exclude", place))
 
 
-def _texts(given: Any, path: str, place: str) -> list[str]:
-    found = [] if given is None else given if isinstance(given, list) else [given]
-    for text in found:
+def _texts(value: Any, path: str, place: str) -> list[str]:
+    texts = [] if value is None else value if isinstance(value, list) else [value]
+    for text in texts:
         if not isinstance(text, str):
             checks.fail(place, path, f"has {shown(text)}; it must be a list of names")
-    return found
+    return texts
 
 
 def convert_info(data: bytes, *, place: str, splits: SplitFile | None = None) -> bytes:
@@ -200,7 +200,7 @@ def convert_info(data: bytes, *, place: str, splits: SplitFile | None = None) ->
 
 def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
     """The plain lines that Energon writes. Any other YAML is refused, because a partial reader would guess."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     inner: dict[str, int] | None = None
     try:
         text = data.decode()
@@ -216,9 +216,9 @@ def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
             if name not in inner and len(count[4]) <= _MAX_DIGITS:
                 inner[name] = int(count[4])
                 continue
-        elif (top := _TOP.fullmatch(line)) and top[1] not in found:
+        elif (top := _TOP.fullmatch(line)) and top[1] not in values:
             inner = {} if top[2] is None else None
-            found[top[1]] = top[2] if inner is None else inner
+            values[top[1]] = top[2] if inner is None else inner
             continue
         checks.fail(
             place,
@@ -226,4 +226,4 @@ def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
             f"is {line[:80]!r}; the only YAML that is read here is plain `name.tar: count` lines; convert the file to "
             ".info.json, which newer releases of Energon write",
         )
-    return found
+    return values

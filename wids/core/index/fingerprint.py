@@ -47,20 +47,20 @@ def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict
 
 
 def contents_of(crc32s: Sequence[str], md5sums: Sequence[str], filesizes: Sequence[int]) -> dict[str, str]:
-    """See `contents`; of the shards with these checksums and sizes; "" or -1: unknown."""
-    found = {}
+    """`contents` of the shards with these checksums and sizes; "" or -1: unknown."""
+    digests = {}
     for kind, checksums in (("crc32", crc32s), ("md5", md5sums)):
         known = list(checksums)
         if known and all(known):
-            found[kind] = hashlib.blake2b("".join(known).lower().encode(), digest_size=8).hexdigest()
+            digests[kind] = hashlib.blake2b("".join(known).lower().encode(), digest_size=8).hexdigest()
     sizes = np.asarray(filesizes, "<i8")
     if len(sizes) and sizes.min() >= 0:
-        found["filesize"] = hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()
-    return found
+        digests["filesize"] = hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()
+    return digests
 
 
 def have_changed(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether two `contents` are of different shards; kinds that only one of them has do not count."""
+    """True if two `contents` are of different shards; kinds that only one of them has do not count."""
     return any(then[kind] != now[kind] for kind in then.keys() & now.keys())
 
 
@@ -78,7 +78,7 @@ def fingerprint_of_part(shards: ShardList, first: int, last: int) -> str:
 
 
 def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
-    """See `fingerprint`; of the shards with these URLs and counts."""
+    """`fingerprint` of the shards with these URLs and counts."""
     text = "\n".join(portable_names(names)).encode("utf-8", "surrogatepass")
     state = hashlib.blake2b(digest_size=8)
     for part in (text, np.asarray(nsamples, "<i8").tobytes()):

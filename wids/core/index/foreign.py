@@ -45,7 +45,7 @@ def warn_of_keys(raw: Mapping[str, Any], known: Collection[str], where: str, *, 
 
 
 def is_choice(key: str) -> bool:
-    """Whether a key says, by its name, which samples there are."""
+    """True if a key chooses the samples, by its name."""
     return _CHOOSES.search(key.lower()) is not None
 
 
@@ -67,10 +67,10 @@ def load_yaml(data: bytes, path: str, name: str) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_size(yaml.parse(data, loader))
-        found = yaml.load(data, loader)  # noqa: S506 - it is a safe one
+        mapping = yaml.load(data, loader)  # noqa: S506 - it is a safe one
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise SpecError(f"{name}: {path}: not valid YAML ({str(error)[:200]})", path=path, url=name) from error
-    return found if isinstance(found, dict) else {}
+    return mapping if isinstance(mapping, dict) else {}
 
 
 def _check_size(events: Any) -> None:

@@ -19,7 +19,8 @@ class ForeignFormat(NamedTuple):
     """A format that wids does not read.
 
     Attributes:
-        name: its name. way: from it to shards.
+        name: its name.
+        way: from it to shards.
         is_it: takes the names of a dataset's files; whether they are of this format.
     """
 
@@ -29,13 +30,13 @@ class ForeignFormat(NamedTuple):
 
 
 def _has(pattern: str) -> Callable[[frozenset[str]], bool]:
-    """Whether a name matches, from its first character to its last."""
+    """Make a test: some name matches, from its first character to its last."""
     compiled = re.compile(pattern)
     return lambda names: any(map(compiled.fullmatch, names))
 
 
 def _are_pairs(suffix: str) -> Callable[[frozenset[str]], bool]:
-    """Whether names end so, and each of them has an index beside it, which ends in .idx."""
+    """Make a test: names end so, and each of them has an index beside it, which ends in .idx."""
 
     def are_pairs(names: frozenset[str]) -> bool:
         stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
@@ -45,12 +46,12 @@ def _are_pairs(suffix: str) -> Callable[[frozenset[str]], bool]:
 
 
 def _are_all(pattern: str) -> Callable[[frozenset[str]], bool]:
-    """Whether all names, except those of notes, match."""
+    """Make a test: all names, except those of notes, match."""
     compiled = re.compile(pattern)
 
     def are_all(names: frozenset[str]) -> bool:
-        own = [name for name in names if not name.endswith((".json", ".md", ".crc"))]
-        return bool(own) and all(map(compiled.fullmatch, own))
+        shards = [name for name in names if not name.endswith((".json", ".md", ".crc"))]
+        return bool(shards) and all(map(compiled.fullmatch, shards))
 
     return are_all
 
@@ -129,6 +130,6 @@ def recognise_index(keys: Container[str]) -> str:
 
 
 def words_of(names: Iterable[str]) -> str:
-    """What a dataset with these files is, and the way from it to shards, in words; "": nothing known."""
+    """The kind of a dataset with these files, and the way from it to shards, in words; "": nothing known."""
     seen = frozenset(name for name in names if not name.startswith(".") or name in _ZARR)
     return next((f"is {each.name}, which wids does not read; {each.way}" for each in _FORMATS if each.is_it(seen)), "")

@@ -65,7 +65,11 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: its URL or path; None: its text was passed.
-        base, options, allow_local, session, cache_dir: see `wids.core.collection.shard_collection.load_shards`.
+        base: see `wids.core.collection.shard_collection.load_shards`.
+        options: see there.
+        allow_local: see there.
+        session: see there.
+        cache_dir: see there.
         may_be_view: False for the index behind a view.
     """
 
@@ -113,9 +117,9 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
             whole, status = atomic.map_file(self.path)
             data = without_name(whole, self.path) if self.is_cached else whole
             if data is not None and (status.st_uid == system.user_id() or not self.is_cached):
-                found = _open(data, status, self.request, path=self.path, place=self.path)
-                if found.identity == self.identity:
-                    return replace(found.shards, origin=self)
+                opened = _open(data, status, self.request, path=self.path, place=self.path)
+                if opened.identity == self.identity:
+                    return replace(opened.shards, origin=self)
         except (OSError, SpecError) as error:
             logger.debug("%s: %s", self.path, error)
         shards = load_index(self.request).shards
@@ -154,7 +158,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
 
 def is_energon(place: str) -> bool:
-    """Whether a URL or path is the counts of an Energon dataset (`wids.core.index.energon`), by its name."""
+    """True if a URL or path is the counts of an Energon dataset (`wids.core.index.energon`), by its name."""
     return Place(place).name in _ENERGON_NAMES
 
 
@@ -171,22 +175,22 @@ class _PartTexts:
     def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
         self._request, self._named = request, named
         self._is_narrow = not (request.place is None or Place(request.place).is_local)
-        self.found: dict[str, bytes] = {}
+        self.texts: dict[str, bytes] = {}
 
     def load(self, url: str) -> bytes:
         """The text at a URL."""
-        if url not in self.found:
+        if url not in self.texts:
             if not Place(url).is_local:  # from here on, URLs may come from texts that are not the caller's
                 self._is_narrow = True
-            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # shared by all texts
-            self.found[url] = _read_index(url, self.session, max_bytes=left)
-        return self.found[url]
+            left = max(MAX_READ_BYTES - sum(map(len, self.texts.values())), 0)  # shared by all texts
+            self.texts[url] = _read_index(url, self.session, max_bytes=left)
+        return self.texts[url]
 
     @property
     def session(self) -> Session:
         """The session, with options only for the servers that the caller has named so far."""
-        given = self._request.session
-        return given.narrowed(self._named or ()) if self._is_narrow else given
+        session = self._request.session
+        return session.narrowed(self._named or ()) if self._is_narrow else session
 
 
 def _parse(data: bytes | str, request: IndexRequest, named: set[str] | None = None) -> tuple[LoadedIndex, _PartTexts]:
@@ -221,8 +225,8 @@ class _JsonIndex:
         status = None if indexes is None else self._look()
         if indexes is not None and status is not None:
             digest = indexes.recall(self._key, status)
-            if digest is not None and (found := indexes.find(digest, self._take)) is not None:
-                return found
+            if digest is not None and (loaded := indexes.find(digest, self._take)) is not None:
+                return loaded
         place, session = self._place, request.session
         read = partial(_read_index, place, session)
         data = read() if (store := find_store(Place(place))) is None else store.read_once(place, session, read)
@@ -235,12 +239,12 @@ class _JsonIndex:
         if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
             return _parse(data, request)[0]
         digest = _digest(self._key.encode(), data)
-        found = self._compile(indexes, digest, data)
+        loaded = self._compile(indexes, digest, data)
         del data
         system.trim_heap()  # what was parsed leaves much of it free, in pieces
-        if status is not None and found.shards.origin is not None:
+        if status is not None and loaded.shards.origin is not None:
             indexes.remember(self._key, status, digest)
-        return found
+        return loaded
 
     def _look(self) -> FileStatus | None:
         """The state of the file; None if a later process could not use it."""
@@ -257,11 +261,11 @@ class _JsonIndex:
         Raises:
             SpecError: it is damaged.
         """
-        found = _open(file.data, file.status, self._request, path=file.path, place=file.path)
-        texts = _PartTexts(self._request, set(found.source.named))
-        if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
+        index = _open(file.data, file.status, self._request, path=file.path, place=file.path)
+        texts = _PartTexts(self._request, set(index.source.named))
+        if any(_digest(texts.load(url)) != before for url, before in index.source.texts):
             return None
-        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.session)
+        return LoadedIndex(_mapped(index, self._request, path=file.path, is_cached=True), texts.session)
 
     def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
         """The shards, mapped from a file that is written here; parsed if they are few, or it cannot be written."""
@@ -277,7 +281,7 @@ class _JsonIndex:
             texts, named = parsed or parse()
             if len(made[0].shards) < compiled_files.LIMITS.min_shards:
                 return False
-            parts = tuple((url, _digest(text)) for url, text in texts.found.items())
+            parts = tuple((url, _digest(text)) for url, text in texts.texts.items())
             source = compiled.CompiledFrom(parts, tuple(sorted(named)))
             try:
                 packed = compiled.pack(made[0].shards, source=source)
@@ -289,17 +293,17 @@ class _JsonIndex:
 
         parsed = None
         if data.count(_ROW_MARK) < compiled_files.LIMITS.min_shards:  # a small text may have large sub-datasets
-            if (found := indexes.find(digest, self._take)) is not None:
-                return found
+            if (loaded := indexes.find(digest, self._take)) is not None:
+                return loaded
             parsed = parse()
             if len(made[0].shards) < compiled_files.LIMITS.min_shards:
                 return made[0]
-        found = indexes.get(digest, make, self._take)
-        if found is None and not made:
+        loaded = indexes.get(digest, make, self._take)
+        if loaded is None and not made:
             parse()
-        elif found is not None and made:
+        elif loaded is not None and made:
             indexes.note_checked(indexes.path(digest))
-        return found or made[0]
+        return loaded or made[0]
 
 
 def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
@@ -342,16 +346,16 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         raise SpecError(what, path="view_of", url=place)
     raw["made_by"] = view.made_by
     if view.view_of is None:
-        found = _parse(data, request)[0]
+        loaded = _parse(data, request)[0]
     else:
         raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
-        found = _load_parent(request, view, parent)
-    selection = load_rows(request, view, found.shards.nsamples)
+        loaded = _load_parent(request, view, parent)
+    selection = load_rows(request, view, loaded.shards.nsamples)
     if selection is None:
         # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
         return _load_view(request, _read_index(str(place), request.session))
-    shards = found.shards.select(selection)
-    return LoadedIndex(shards.with_header({**shards.header, **raw}), found.session)
+    shards = loaded.shards.select(selection)
+    return LoadedIndex(shards.with_header({**shards.header, **raw}), loaded.session)
 
 
 def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
@@ -367,18 +371,18 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
         SpecError: they have changed, or their index is not a file. FetchError: it cannot be read.
     """
     place = request.place
-    path = own.path if (own := Place(parent)).is_local else ""
+    path = place_of_parent.path if (place_of_parent := Place(parent)).is_local else ""
     if path and os.path.exists(path) and not os.path.isfile(path):  # reading it might never end
         what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
         raise SpecError(what, path="view_of", url=place)
     inner = msgspec.structs.replace(request, place=parent, options=None, session=_narrowed(request), may_be_view=False)
     try:
-        found = load_index(inner)
+        loaded = load_index(inner)
     except ShardNotFoundError as error:
         what = f"{checks.where(place)}view_of: {parent} does not exist; give its new place with `wids index rebase`"
         raise ShardNotFoundError(what, url=parent) from error
-    _check_parent(found.shards, view, place=place, parent=parent)
-    return found
+    _check_parent(loaded.shards, view, place=place, parent=parent)
+    return loaded
 
 
 def load_rows(
@@ -461,8 +465,8 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
 def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
     path = Place(place).absolute.path
     data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
-    found = _open(data, status, request, path=path, place=place)
-    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.session)
+    index = _open(data, status, request, path=path, place=place)
+    return LoadedIndex(_mapped(index, request, path=path, is_cached=False), request.session)
 
 
 class _RemoteIndex:
@@ -471,8 +475,8 @@ class _RemoteIndex:
     def __init__(self, request: IndexRequest, place: str) -> None:
         self._request, self._place = request, place
         self._indexes = CompiledIndexes(cache_directory(request.cache_dir or default_cache_dir()))
-        own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
-        named = {origin for url in own if isinstance(url, str) for origin in Place(url).origins}
+        written = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
+        named = {origin for url in written if isinstance(url, str) for origin in Place(url).origins}
         self._narrow = request.session.narrowed(named)
 
     def load(self) -> LoadedIndex:
@@ -489,13 +493,13 @@ class _RemoteIndex:
                 return self._take(_open(file.data, file.status, request, path=path, place=self._place), path)
             return self._take(self._check(file.data), path)
 
-        found = indexes.get(digest, self._download, take, is_new=not is_known)
-        if found is None:
-            found = self._take(self._check(read_bytes(self._place, session=request.session)), "")
-        return found
+        loaded = indexes.get(digest, self._download, take, is_new=not is_known)
+        if loaded is None:
+            loaded = self._take(self._check(read_bytes(self._place, session=request.session)), "")
+        return loaded
 
-    def _take(self, found: Compiled, path: str) -> LoadedIndex:
-        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)
+    def _take(self, index: Compiled, path: str) -> LoadedIndex:
+        return LoadedIndex(_mapped(index, self._request, path=path, is_cached=True), self._narrow)
 
     def _stat(self) -> Stat:
         def once() -> Stat:
@@ -522,26 +526,26 @@ class _RemoteIndex:
         Raises:
             SpecError: it is damaged. NotAllowedError: it points at local files.
         """
-        found = _unpack(data, self._request, place=self._place, is_whole=False)
-        for k, url in enumerate(found.shards.urls):
+        index = _unpack(data, self._request, place=self._place, is_whole=False)
+        for k, url in enumerate(index.shards.urls):
             if not self._request.allow_local and Place(url).reaches_local:
                 forbid_local(self._place, f"shardlist[{k}].url", url)
-        for url in itertools.chain.from_iterable(packs for _, packs in found.shards.packs):
+        for url in itertools.chain.from_iterable(packs for _, packs in index.shards.packs):
             if not self._request.allow_local and Place(url).reaches_local:
                 forbid_local(self._place, PACKS, url)
-        return found
+        return index
 
 
-def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
+def _mapped(index: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
     origin = IndexFile(
         path=path,
         is_cached=is_cached,
-        identity=found.identity,
-        fingerprint=fingerprint(found.shards),
-        contents=contents(found.shards),
+        identity=index.identity,
+        fingerprint=fingerprint(index.shards),
+        contents=contents(index.shards),
         request=request,
     )
-    return replace(found.shards, origin=origin)
+    return replace(index.shards, origin=origin)
 
 
 def _open(
@@ -556,12 +560,12 @@ def _open(
         return _unpack(data, request, place=place, is_whole=False)
     indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
     is_whole = indexes is not None and indexes.is_checked(path, status)
-    found = _unpack(data, request, place=place, is_whole=is_whole)
+    index = _unpack(data, request, place=place, is_whole=is_whole)
     if not is_whole:
         atomic.drop_pages(data)  # all of them were read for the checksum
     if indexes is not None and not is_whole:
         indexes.note_checked(path, status)
-    return found
+    return index
 
 
 def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:
@@ -577,15 +581,15 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     for key in ("shardlist", "datasets"):
         if key in options:
             raise SpecError(f"{index}: options: the {key} of a compiled index cannot be changed", path=key, url=index)
-    own = options.get("base") or options.get("base_path")
-    base = request.base if request.base is not None else str(home.join(own if isinstance(own, str) else ""))
-    found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
-    shards, header = found.shards, {**found.shards.header, **options}
+    own_base = options.get("base") or options.get("base_path")
+    base = request.base if request.base is not None else str(home.join(own_base if isinstance(own_base, str) else ""))
+    unpacked = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    shards, header = unpacked.shards, {**unpacked.shards.header, **options}
     packs = [(k, tuple(str(home.join(url)) for url in written)) for k, written in shards.packs]
     if PACKS in options:
         packs = [(0, own_packs(options, index, str(home)))]
     defaults = [own_keys(header, index), *shards.defaults[1:]] if options and shards.defaults else shards.defaults
-    return found._replace(shards=replace(shards, header=header, packs=packs, defaults=defaults))
+    return unpacked._replace(shards=replace(shards, header=header, packs=packs, defaults=defaults))
 
 
 def _digest(*parts: bytes) -> str:
@@ -595,11 +599,11 @@ def _digest(*parts: bytes) -> str:
     return state.hexdigest()
 
 
-def _digest_of(*facts: Any) -> str:
+def _digest_of(*sources: Any) -> str:
     """A digest of the sources of an index; "" if JSON cannot represent them."""
     try:
-        text = json.dumps([*_MADE_BY, *facts])
-        is_plain = json_text.parse(text) == [*_MADE_BY, *facts]
+        text = json.dumps([*_MADE_BY, *sources])
+        is_plain = json_text.parse(text) == [*_MADE_BY, *sources]
     except (TypeError, ValueError, RecursionError):
         return ""
     return _digest(text.encode()) if is_plain else ""

@@ -91,8 +91,8 @@ class Numbers(Column[int]):
         return iter(self._view)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # noqa: FBT001 - numpy's
-        found = np.asarray(self._view)
-        return found.astype(dtype or found.dtype, copy=bool(copy))
+        array = np.asarray(self._view)
+        return array.astype(dtype or array.dtype, copy=bool(copy))
 
     def _item(self, k: int) -> int:
         number: int = self._view[k]
@@ -103,8 +103,10 @@ class Digests(Column[str]):
     """Digests in hexadecimal; "" where one is unknown.
 
     Args:
-        data: all digests. width: bytes of each.
-        flags: a byte for each. flag: the bit of a known digest.
+        data: all digests.
+        width: bytes of each.
+        flags: a byte for each.
+        flag: the bit of a known digest.
     """
 
     def __init__(self, data: memoryview, width: int, flags: memoryview, flag: int) -> None:
@@ -116,7 +118,7 @@ class Digests(Column[str]):
         return (digest if known & self._flag else "" for digest, known in zip(digests, self._flags, strict=True))
 
     def known(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether the digest of each shard is known, (n,) booleans."""
+        """Booleans (n,) for n shards: the digest of each is known."""
         return (np.frombuffer(self._flags, np.uint8) & self._flag) > 0
 
     def _item(self, k: int) -> str:
@@ -192,11 +194,11 @@ class Places(Column[str]):
             texts = {value}
             if self._home:
                 texts.add(value.removeprefix(self._home if self._home.endswith("/") else self._home + "/"))
-            found = sorted(k for text in texts for k in self._rows_of(text) if self._item(k) == value)
+            rows = sorted(k for text in texts for k in self._rows_of(text) if self._item(k) == value)
             inside = range(self._length)[start:stop]
-            if first := [k for k in found if k in inside]:
+            if first := [k for k in rows if k in inside]:
                 return first[0]
-            if not found and self._home:  # it may have another spelling
+            if not rows and self._home:  # it may have another spelling
                 return super().index(value, start, self._length if stop is None else stop)
         raise ValueError("no shard has this URL")
 
@@ -235,12 +237,12 @@ class SparseKeys:
 
     def _keys(self, at: int) -> dict[str, Any]:
         try:
-            found = TOLERANT.parse(self._texts[at])
+            keys = TOLERANT.parse(self._texts[at])
         except JsonError as error:
             raise damaged(self._texts.place, f"has keys of a shard that are not JSON ({error})") from error
-        if not isinstance(found, dict):
+        if not isinstance(keys, dict):
             raise damaged(self._texts.place, "has keys of a shard that are not a JSON object")
-        return found
+        return keys
 
 
 def join_texts(texts: Sequence[str]) -> tuple[memoryview, memoryview]:

@@ -104,7 +104,7 @@ def check_index_replaceable(
         what, other = "compiled index", functools.partial(other_compiled, path, shards)
         check_replaceable(path, what, _is_compiled, other=other, inputs=inputs, shards=shards, overwrite=overwrite)
         return EarlierIndex(path, {})
-    found: list[EarlierIndex] = []
+    replaced: list[EarlierIndex] = []
 
     def other_index() -> str | None:
         earlier = EarlierIndex.read(path)
@@ -113,13 +113,13 @@ def check_index_replaceable(
             words = earlier.other_parent(view.parent, view.digest, shards)
         elif words is None and not is_view and earlier.entries:
             words = None if earlier.lists(shards) or is_later(earlier) else earlier.other_shards()
-        found.extend([earlier] if words is None else [])
+        replaced.extend([earlier] if words is None else [])
         return words
 
     check_replaceable(
         path, "index", _is_json_index, other=other_index, inputs=inputs, shards=shards, overwrite=overwrite
     )
-    return found[0] if found else EarlierIndex(path, {})
+    return replaced[0] if replaced else EarlierIndex(path, {})
 
 
 def _is_compiled(path: str) -> bool:

@@ -52,8 +52,9 @@ class Selection:
         digest: of both; None: it is computed on access.
 
     Attributes:
-        ends: as given. counts: samples of each shard, ints; a list, unless the shards are many. rows: as given, as a
-            sequence of ints.
+        ends: the end of each shard's samples.
+        counts: samples of each shard, ints; a list, unless the shards are many.
+        rows: the row of each sample in its shard, as a sequence of ints.
     """
 
     def __init__(self, ends: Integers, rows: npt.NDArray[Any], *, digest: str | None = None) -> None:
@@ -89,8 +90,8 @@ class Selection:
             nsamples: samples of each shard.
         """
         held = np.asarray(nsamples, np.int64)
-        found: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0)) + self._array
-        return found
+        indices: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0)) + self._array
+        return indices
 
     def rows_of(self, k: int) -> npt.NDArray[Any]:
         """The rows of shard ``k``."""
@@ -123,10 +124,10 @@ def pick(
     new = np.searchsorted(indices, old, side="left").astype(np.int64)
     if rows is None:
         starts = np.concatenate([np.zeros(1, np.int64), old[:-1]]) if len(old) else old
-        found = _narrow(indices - np.repeat(starts, np.diff(new, prepend=0)))
+        picked = _narrow(indices - np.repeat(starts, np.diff(new, prepend=0)))
     else:
-        found = rows[indices]
-    return new, found
+        picked = rows[indices]
+    return new, picked
 
 
 def no_sample(index: int, n: int) -> IndexError:
@@ -135,24 +136,24 @@ def no_sample(index: int, n: int) -> IndexError:
     return IndexError(f"sample {index} of a dataset of {n}{right}")
 
 
-def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
+def parse_indices(selected: Any, n: int) -> tuple[Integers, int]:
     """The indices that a program has selected, ascending, each once; and the number of repeated ones.
 
     Args:
-        given: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
+        selected: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
         n: number of samples.
 
     Raises:
         InputError: it is neither. IndexError: an index is out of range.
     """
-    array = _to_array(range(*given.indices(n)) if isinstance(given, slice) else given)
+    array = _to_array(range(*selected.indices(n)) if isinstance(selected, slice) else selected)
     if array.dtype == bool and array.ndim == 1:
         if len(array) != n:
             raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it needs one for each")
         return np.flatnonzero(array).astype(np.int64), 0
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(
-            f"{type(given).__name__} of type {array.dtype} and shape {array.shape} selects no samples; give indices "
+            f"{type(selected).__name__} of type {array.dtype} and shape {array.shape} selects no samples; give indices "
             "(integers) or a mask (one bool for each sample), in one dimension"
         )
     if not len(array):
@@ -165,36 +166,36 @@ def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
     for index in (int(array.min()), int(array.max())):
         if not -n <= index < n:
             raise no_sample(index, n)
-    found = array.astype(np.int64)
-    found = np.where(found < 0, found + n, found)
-    if not (np.diff(found) > 0).all():
-        found = np.unique(found)
-    return found, len(array) - len(found)
+    indices = array.astype(np.int64)
+    indices = np.where(indices < 0, indices + n, indices)
+    if not (np.diff(indices) > 0).all():
+        indices = np.unique(indices)
+    return indices, len(array) - len(indices)
 
 
-def _to_array(given: Any) -> npt.NDArray[Any]:
-    if isinstance(given, range):
-        return np.arange(given.start, given.stop, given.step, dtype=np.int64)
-    if not hasattr(given, "__array__"):
-        given = list_items(given)
+def _to_array(selected: Any) -> npt.NDArray[Any]:
+    if isinstance(selected, range):
+        return np.arange(selected.start, selected.stop, selected.step, dtype=np.int64)
+    if not hasattr(selected, "__array__"):
+        selected = list_items(selected)
     try:
-        return np.asarray(given)
+        return np.asarray(selected)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"these are not indices ({error})") from error
 
 
-def list_items(given: Iterable[Any]) -> list[Any]:
+def list_items(selected: Iterable[Any]) -> list[Any]:
     """The samples that a program names, as a list.
 
     Raises:
         InputError: it is a str, or cannot be iterated.
     """
-    if isinstance(given, (str, bytes)):
-        raise InputError(f"{given!r:.60} selects no samples; give indices, or a mask")
+    if isinstance(selected, (str, bytes)):
+        raise InputError(f"{selected!r:.60} selects no samples; give indices, or a mask")
     try:
-        return list(given)
+        return list(selected)
     except TypeError as error:
-        raise InputError(f"{given!r:.60} selects no samples ({error}); give indices, or a mask") from error
+        raise InputError(f"{selected!r:.60} selects no samples ({error}); give indices, or a mask") from error
 
 
 def parse_shares(parts: Sequence[float]) -> list[float]:

@@ -71,7 +71,7 @@ def said_grouping(keys: Mapping[str, Any], place: str | None = None) -> dict[str
 
 
 def parse_grouping(keys: Mapping[str, Any], place: str | None = None) -> GroupOptions:
-    """How members become samples, by keys of an index; the standard way where it has none.
+    """The way in which members become samples, by keys of an index; the standard way where it has none.
 
     Raises:
         SpecError: see `said_grouping`.
@@ -141,7 +141,11 @@ class ShardList:
         summary: of a compiled index; None: unknown.
         origin: the place of a compiled index; with it, a pickle holds that place and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
-        urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown.
+        urls: one for each shard.
+        nsamples: samples of each shard; -1: unknown.
+        filesizes: bytes of each shard; -1: unknown.
+        md5sums: of each shard; "": unknown.
+        crc32s: likewise.
     """
 
     sections: Sections
@@ -162,15 +166,15 @@ class ShardList:
     crc32s: Digests = field(init=False)
 
     def __post_init__(self) -> None:
-        found = self.sections
-        hashes = (found["hashes"], found["hashed"]) if "hashes" in found else None
-        texts, known = Texts(found["url_ends"], found["urls"], place=self.place), found["known"]
+        sections = self.sections
+        hashes = (sections["hashes"], sections["hashed"]) if "hashes" in sections else None
+        texts, known = Texts(sections["url_ends"], sections["urls"], place=self.place), sections["known"]
         columns = {
             "urls": Places(texts, hashes, home=self.home),
-            "nsamples": Numbers(found["counts"]),
-            "filesizes": Numbers(found["filesizes"]),
-            "md5sums": Digests(found["md5s"], MD5_BYTES, known, _HAS_MD5),
-            "crc32s": Digests(found["crc32s"], CRC32_BYTES, known, _HAS_CRC32),
+            "nsamples": Numbers(sections["counts"]),
+            "filesizes": Numbers(sections["filesizes"]),
+            "md5sums": Digests(sections["md5s"], MD5_BYTES, known, _HAS_MD5),
+            "crc32s": Digests(sections["crc32s"], CRC32_BYTES, known, _HAS_CRC32),
         }
         for name, column in columns.items():
             object.__setattr__(self, name, column)
@@ -195,7 +199,7 @@ class ShardList:
 
     def all_packs(self) -> tuple[str, ...]:
         """The packs of member tables of any of these shards, each once."""
-        return tuple(dict.fromkeys(url for _, found in self.packs for url in found))
+        return tuple(dict.fromkeys(url for _, packs in self.packs for url in packs))
 
     def with_packs(self, packs: Sequence[str]) -> ShardList:
         """The same shards; these packs hold for all of them, in the place of any others."""
@@ -207,7 +211,7 @@ class ShardList:
 
     @property
     def grouping(self) -> GroupOptions:
-        """How members become samples, as the index says: ``key_rule`` and ``group``; the standard way if it does not.
+        """The index's way to make samples of members: ``key_rule`` and ``group``; the standard way if it gives none.
 
         Raises:
             SpecError: it says something else.
@@ -220,15 +224,15 @@ class ShardList:
         Raises:
             SpecError: see `grouping`.
         """
-        said, given, keys = self.grouping, {"rule": rule, "group": group}, said_grouping(self.header)
+        said, options, keys = self.grouping, {"rule": rule, "group": group}, said_grouping(self.header)
         if (other := self.header.get("group")) and "group" not in keys:
             words = "%s: group is %s, which is no way to group members (%r, %r), and is ignored"
             logger.warning(words, shown(self.header.get("name") or "the index"), shown(other), *GROUPS)
-        for (name, value), own in zip(given.items(), said.values(), strict=True):
+        for (name, value), known in zip(options.items(), said.values(), strict=True):
             key = GROUPING_KEYS[name]
-            if value is not None and key in keys and value != own:
+            if value is not None and key in keys and value != known:
                 logger.warning(
-                    "%s=%r is given, and the index says %r, by which its samples were counted", key, value, own
+                    "%s=%r is given, and the index says %r, by which its samples were counted", key, value, known
                 )
         return GroupOptions(
             rule=said["rule"] if rule is None else rule, group=said["group"] if group is None else group
@@ -242,14 +246,14 @@ class ShardList:
         """The same shards, of which some hold so many samples and have so many bytes: number of the shard -> which."""
         if not counts and not sizes:
             return self
-        found = dict(self.sections)
+        sections = dict(self.sections)
         for name, known in (("counts", counts), ("filesizes", sizes)):
-            column = array("q", found[name])
+            column = array("q", sections[name])
             for k, value in known.items():
                 column[k] = value
-            found[name] = memoryview(column)
-        found["ends"] = _sum(found["counts"])
-        return replace(self, sections=found, summary=None, origin=None)
+            sections[name] = memoryview(column)
+        sections["ends"] = _sum(sections["counts"])
+        return replace(self, sections=sections, summary=None, origin=None)
 
     def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
         """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
@@ -258,16 +262,16 @@ class ShardList:
         weight, unless it has its own; those that follow each other with the same name and weight are one. A list of
         shards, which has no sub-datasets, may name them shard by shard.
         """
-        found: list[tuple[str | None, int, int, float | None]] = []
+        parts: list[tuple[str | None, int, int, float | None]] = []
         for first, last, keys in self.components() if self.starts else self._own_components():
             name, weight = keys.get("dataset"), keys.get("weight")
             if first == last:
                 continue
-            if found and (found[-1][0], found[-1][3]) == (name, weight):
-                found[-1] = name, found[-1][1], last, weight
+            if parts and (parts[-1][0], parts[-1][3]) == (name, weight):
+                parts[-1] = name, parts[-1][1], last, weight
             else:
-                found.append((name, first, last, weight))
-        return found if len(found) > 1 and any(weight is not None for *_, weight in found) else []
+                parts.append((name, first, last, weight))
+        return parts if len(parts) > 1 and any(weight is not None for *_, weight in parts) else []
 
     def components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(first shard, last shard + 1, the keys that all have) of each component."""
@@ -275,10 +279,10 @@ class ShardList:
 
     def _own_components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """The shards one by one, if some have both a name and a weight, as those of an index's sub-datasets do."""
-        own = {k: keys for k, keys in self.extras.items() if {"dataset", "weight"} <= keys.keys()}
-        if all(isinstance(keys["weight"], (int, float)) for keys in own.values()):
-            for k in range(len(self)) if own else ():
-                yield k, k + 1, own.get(k, {})
+        named = {k: keys for k, keys in self.extras.items() if {"dataset", "weight"} <= keys.keys()}
+        if all(isinstance(keys["weight"], (int, float)) for keys in named.values()):
+            for k in range(len(self)) if named else ():
+                yield k, k + 1, named.get(k, {})
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -286,17 +290,17 @@ class ShardList:
         return self.nsamples if self.selection is None else self.selection.counts
 
     def ends(self) -> Sequence[int]:
-        """Where each shard's samples end, counted over the dataset."""
+        """End of each shard's samples, counted over the dataset."""
         return self.whole_ends() if self.selection is None else self.selection.ends
 
     def whole_ends(self) -> Sequence[int]:
-        """Where each shard's samples end, counted over all samples of all shards."""
+        """End of each shard's samples, counted over all samples of all shards."""
         return self.sections["ends"]
 
     def unknown_counts(self) -> list[int]:
         """The numbers of shards of which no index says how many samples they hold."""
-        found: list[int] = np.flatnonzero(np.asarray(self.nsamples) < 0).tolist()
-        return found
+        unknown: list[int] = np.flatnonzero(np.asarray(self.nsamples) < 0).tolist()
+        return unknown
 
     @property
     def class_names(self) -> list[str]:
@@ -332,18 +336,18 @@ class ShardList:
 
     def dataset_of(self, k: int) -> str | None:
         """The name of the sub-dataset that shard ``k`` came from; what ``describe(k).get("dataset")`` says."""
-        own = self.extras.get(k)
-        if own is not None and "dataset" in own:
-            return cast("str | None", own["dataset"])
+        keys = self.extras.get(k)
+        if keys is not None and "dataset" in keys:
+            return cast("str | None", keys["dataset"])
         at = bisect_right(self.starts, k)
         return self.defaults[at - 1].get("dataset") if at else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None:
             return _reopen, (self.origin, self.header, self.packs, self.selection)
-        own = {name: _shrunk(self.sections[name]) for name in _COLUMNS}
+        columns = {name: _shrunk(self.sections[name]) for name in _COLUMNS}
         more = self.starts, self.defaults, self.packs, self.home, self.place, self.selection
-        return _restore, (own, self.header, dict(self.extras.items()), *more)
+        return _restore, (columns, self.header, dict(self.extras.items()), *more)
 
 
 class ShardListBuilder:
@@ -425,17 +429,17 @@ def _sum(counts: memoryview) -> memoryview:
 
 def _shrunk(column: memoryview) -> npt.NDArray[Any] | int:
     """A column as it is pickled: its numbers in four bytes where they fit; of bytes that are all zero, how many."""
-    found = np.asarray(column)
-    if found.itemsize == 1:
-        return found if found.any() else len(found)
-    is_small = len(found) and found.min() >= -_SMALL and found.max() < _SMALL
-    return found.astype(np.int32) if is_small else found
+    numbers = np.asarray(column)
+    if numbers.itemsize == 1:
+        return numbers if numbers.any() else len(numbers)
+    is_small = len(numbers) and numbers.min() >= -_SMALL and numbers.max() < _SMALL
+    return numbers.astype(np.int32) if is_small else numbers
 
 
-def _restored(found: npt.NDArray[Any] | int) -> memoryview:
-    if isinstance(found, int):
-        return memoryview(bytes(found))
-    return memoryview(found if found.itemsize == 1 else found.astype(np.int64))  # type: ignore[arg-type]  # as above
+def _restored(pickled: npt.NDArray[Any] | int) -> memoryview:
+    if isinstance(pickled, int):
+        return memoryview(bytes(pickled))
+    return memoryview(pickled if pickled.itemsize == 1 else pickled.astype(np.int64))  # type: ignore[arg-type]  # as above
 
 
 def _restore(

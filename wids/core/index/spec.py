@@ -90,7 +90,7 @@ class _Index(_Component):
 
 
 class _Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a component stands.
+    """Surroundings of a component.
 
     Attributes:
         place: URL or path of the JSON text it is in; None when that came from an open file.
@@ -99,7 +99,8 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
         packs: of member tables, in the same form.
         grouping: the keys that say how members become samples, of the text's components around it.
         path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
-        chain: the places that led here. depth: components around it.
+        chain: the places that led here.
+        depth: components around it.
     """
 
     place: str | None
@@ -189,8 +190,8 @@ def parse_index(
     """
     raw = {**parse_json(data, place), **(options or {})}
     if named is not None:
-        own = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
-        named.update(origin for url in own if isinstance(url, str) for origin in Place(url).origins)
+        written = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
+        named.update(origin for url in written if isinstance(url, str) for origin in Place(url).origins)
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
     checks.check_nesting(header, "", place)
     builder = ShardListBuilder()
@@ -267,11 +268,11 @@ def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False
 
 
 def _may_repeat(data: bytes | str, raw: dict[str, Any]) -> bool:
-    """Whether a text has keys of shards more often than its shards have; it may have them elsewhere, too."""
+    """True if a text has keys of shards more often than its shards have; it may have them elsewhere, too."""
     rows = [row for rows in _row_lists(raw) for row in rows if isinstance(row, dict)]
     for key in Row.__struct_fields__:
-        found = data.count(f'"{key}"') if isinstance(data, str) else data.count(f'"{key}"'.encode())
-        if found != sum(key in row for row in rows):
+        occurrences = data.count(f'"{key}"') if isinstance(data, str) else data.count(f'"{key}"'.encode())
+        if occurrences != sum(key in row for row in rows):
             return True
     return False
 
@@ -293,13 +294,13 @@ def _check_unique(data: bytes | str, place: str | None) -> None:
     """
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             names = [name for name, _ in pairs]
             name = next(name for name in names if names.count(name) > 1)
-            where = f" of the shard {shown(found['url'])}" if isinstance(found.get("url"), str) else ""
+            where = f" of the shard {shown(mapping['url'])}" if isinstance(mapping.get("url"), str) else ""
             checks.fail(place, name, f"stands twice in one object{where}, and only one can hold; delete the other")
-        return found
+        return mapping
 
     _TEXTS.parse_pairs(data, check)
 
@@ -328,7 +329,7 @@ def check_head(data: bytes, place: str) -> None:
 
 
 def is_index(data: bytes) -> bool:
-    """Whether a text is that of an index, which may be malformed, or of a view.
+    """True if a text is that of an index, which may be malformed, or of a view.
 
     Raises:
         JsonError: it is no JSON.
@@ -360,8 +361,8 @@ class _SpecParser:
                 checks.fail(place, "", foreign)
             checks.fail(place, "", 'has no "shardlist"; an index is made by `wids index create`')
         if index.wids_version != 1:
-            found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
-            checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
+            version = "is missing" if index.wids_version is None else f"is {index.wids_version}"
+            checks.fail(place, "wids_version", f"{version}; this wids reads version 1")
         home = Place(place or "").directory.join(_own_base(index)) if base is None else Place(base)
         grouping = said_grouping(raw, place)
         scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0, grouping=grouping)
@@ -375,7 +376,7 @@ class _SpecParser:
         packs = self.find_packs(component, scope, is_guarded=is_guarded)
         scope = msgspec.structs.replace(scope, packs=packs)
         self.shards.begin_component(keys, packs)
-        found: list[str] = []
+        listed_urls: list[str] = []
         if len(self.shards) + len(component.shardlist or ()) > MAX_SHARDS:
             checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
         for k, row in enumerate(component.shardlist or ()):
@@ -385,13 +386,13 @@ class _SpecParser:
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and Place(url).reaches_local:
                 forbid_local(scope.place, f"{path}.url", url)
-            own = raw["shardlist"][k]
-            if not KNOWN_KEYS.issuperset(own):
-                checks.check_nesting(own, path, scope.place)
-                _warn_of_misspelt(own, self.misspelt, f"{checks.where(scope.place)}{path}")
-            self.shards.append(url, row, own)
-            found.append(url)
-        self.note_named(scope.place, found)
+            row_keys = raw["shardlist"][k]
+            if not KNOWN_KEYS.issuperset(row_keys):
+                checks.check_nesting(row_keys, path, scope.place)
+                _warn_of_misspelt(row_keys, self.misspelt, f"{checks.where(scope.place)}{path}")
+            self.shards.append(url, row, row_keys)
+            listed_urls.append(url)
+        self.note_named(scope.place, listed_urls)
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
@@ -402,17 +403,17 @@ class _SpecParser:
             SpecError: it is another way than that of a component before.
         """
         keys = said_grouping(raw, scope.place)
-        found = parse_grouping({**scope.grouping, **keys})
+        grouping = parse_grouping({**scope.grouping, **keys})
         where = scope.path.removesuffix(".") or "the index"
-        if self._grouped is not None and found != self._grouped[0]:
+        if self._grouped is not None and grouping != self._grouped[0]:
             before = " and ".join(f"{GROUPING_KEYS[name]} {value!r}" for name, value in self._grouped[0].items())
             checks.fail(
                 scope.place,
                 f"{scope.path}{next(iter(keys), 'shardlist')}",
-                f"groups members by {' and '.join(map(repr, found.values()))}, and {self._grouped[1]} has {before}; a "
-                "dataset has one way: open both, and mix them (wids.mix)",
+                f"groups members by {' and '.join(map(repr, grouping.values()))}, and {self._grouped[1]} has {before}; "
+                "a dataset has one way: open both, and mix them (wids.mix)",
             )
-        self._grouped = found, where
+        self._grouped = grouping, where
         self.grouping |= {**scope.grouping, **keys}
 
     def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
@@ -467,8 +468,8 @@ class _SpecParser:
         if index.shardlist is None and index.datasets is None:
             checks.fail(source, "shardlist", "is missing")
         # As in the original: the name in the index itself wins, and the weight is the reference's.
-        own = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
-        keys = {**scope.keys, **own}
+        known = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
+        keys = {**scope.keys, **known}
         said = _own_base(part)
         base = scope.base.join(said) if said else Place(source).directory.join(_own_base(index))
         chain = (*scope.chain, source)
@@ -478,14 +479,14 @@ class _SpecParser:
         self.take(raw, index, inner, keys)
 
     def is_guarded(self, place: str | None) -> bool:
-        """Whether the index at ``place`` may not point at local files or programs."""
+        """True if the index at ``place`` may not point at local files or programs."""
         return not (self.allow_local or _is_own(place))
 
-    def note_named(self, place: str | None, found: Iterable[str]) -> None:
+    def note_named(self, place: str | None, named_urls: Iterable[str]) -> None:
         """Note the servers of URLs that stand in the index at ``place``, if that is the caller's own."""
         if self.named is not None and _is_own(place):
             # Nearly all of a million shards are on one server.
-            heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
+            heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in named_urls}
             self.named.update(origin for head in heads for origin in Place(head).origins)
 
 
@@ -505,7 +506,7 @@ def _resolve_packs(component: _Component, home: Place, path: str, place: str | N
 
 
 def _is_own(place: str | None) -> bool:
-    """Whether a text from ``place`` is the caller's: a local file, or one that was passed open."""
+    """True if a text from ``place`` is the caller's: a local file, or one that was passed open."""
     return place is None or Place(place).is_local
 
 

@@ -48,10 +48,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of the dataset.
         view_of: the index that lists the shards; None: the view lists them itself.
-        view_of_fingerprint: of these shards; see `wids.core.index.fingerprint`. view_of_counts: (shards, samples in
-            all).
+        view_of_fingerprint: of these shards; see `wids.core.index.fingerprint`.
+        view_of_counts: (shards, samples in all).
         view_of_contents: digests of their contents, by kinds of checksums; a kind that not all shards have is missing.
-        rows: the place of the rows. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
+        rows: the place of the rows.
+        rows_checksum: of their file; see `checksum_of`.
+        nsamples: number of samples.
         made_by: how it was made, a step each.
     """
 
@@ -76,8 +78,8 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
         return None
     if (version := index.get("wids_version", 1)) != 1:
         checks.fail(place, "wids_version", f"is {version}; this wids reads version 1")
-    found: View = checks.convert({key: index[key] for key in View.__struct_fields__ if key in index}, View, place=place)
-    return found
+    view: View = checks.convert({key: index[key] for key in View.__struct_fields__ if key in index}, View, place=place)
+    return view
 
 
 def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview]:
@@ -92,7 +94,7 @@ def checksum_of(data: bytes | memoryview) -> str:
 
 
 def max_bytes(shards: int, samples: int) -> int:
-    """How long a file of rows is at most."""
+    """Greatest length of a file of rows, in bytes."""
     return _MAX_HEAD_BYTES + 8 * (shards + samples)
 
 
@@ -100,7 +102,8 @@ class RowsFile(NamedTuple):
     """A file of rows.
 
     Attributes:
-        ends: where each shard's samples end, counted over the view. rows: of each sample in its shard.
+        ends: end of each shard's samples, counted over the view.
+        rows: of each sample in its shard.
         offset: of the ends in the file, in bytes.
     """
 
@@ -126,15 +129,15 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place
             f"{place}: as the rows of a view, this file {what}; save the view again", path="rows", url=place
         )
 
-    found = _ROWS.unpack(data, broken)
-    columns = found.columns
+    unpacked = _ROWS.unpack(data, broken)
+    columns = unpacked.columns
     ends = np.asarray(columns["ends"], np.int64)
     rows: npt.NDArray[Any] = np.asarray(columns["wide_rows"] if len(columns["wide_rows"]) else columns["rows"])
     if counts is not None and len(ends) != len(counts):
         raise broken(f"is of {len(ends)} shards, and the index has {len(counts)}")
     if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
         raise broken("names rows that its shards do not have, or not in order")
-    return RowsFile(ends, rows, found.start)
+    return RowsFile(ends, rows, unpacked.start)
 
 
 def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
@@ -167,7 +170,7 @@ _ROWS = Format(
     NoHeader,
     {"ends": "i8", "rows": "u4?", "wide_rows": "i8?"},
     (
-        Invariant("contradicts itself", lambda _, found: not (len(found["rows"]) and len(found["wide_rows"]))),
+        Invariant("contradicts itself", lambda _, columns: not (len(columns["rows"]) and len(columns["wide_rows"]))),
         ends_at("ends", _samples),
     ),
 )

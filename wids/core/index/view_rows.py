@@ -46,9 +46,11 @@ class RowsPlace(NamedTuple):
     """The place of a selection in a file: its ends, then its rows, in the byte order of this machine.
 
     Attributes:
-        path: of the file. identity: which file that is.
+        path: of the file.
+        identity: tells this file from others.
         offset: of the ends, in bytes.
-        shards: how many ends. samples: how many rows, of ``width`` bytes each.
+        shards: number of ends.
+        samples: number of rows, of ``width`` bytes each.
     """
 
     path: str
@@ -74,7 +76,7 @@ class RowsPlace(NamedTuple):
 
 
 def identify(status: os.stat_result) -> tuple[int, int]:
-    """The facts that identify a file among the others."""
+    """The properties that identify a file among the others."""
     return status.st_dev, status.st_ino
 
 
@@ -82,7 +84,9 @@ class SharedSelection(Selection):
     """A selection that a spawned worker maps from a file of this machine, and any other copy has for itself.
 
     Args:
-        ends, rows, digest: see `Selection`.
+        ends: see `Selection`.
+        rows: see there.
+        digest: see there.
         place: where they are mapped from; None: nowhere.
     """
 
@@ -200,11 +204,11 @@ class ViewRows:
         if (place := Place(self._url)).is_local:
             return self._take(place.path, *atomic.map_file(place.path))
         if self._kept is not None:
-            facts = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{self._shards}"
-            digest = hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-            found = self._kept.get(digest, self._download, lambda file: self._take(*file))
-            if found is not None:
-                return found
+            source = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{self._shards}"
+            digest = hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+            selection = self._kept.get(digest, self._download, lambda file: self._take(*file))
+            if selection is not None:
+                return selection
         data = read_bytes(self._url, session=self._options, max_bytes=self._max_bytes)
         return SharedSelection(*self._unpack(data)[:2])
 
@@ -214,15 +218,16 @@ class ViewRows:
         return SharedSelection(ends, rows, place=place)
 
     def _unpack(self, data: bytes | memoryview) -> RowsFile:
-        found = view_file.unpack_rows(data, counts=self._counts, place=self._url)
-        facts, expected = (view_file.checksum_of(data), len(found[1])), (self._view.rows_checksum, self._view.nsamples)
-        if facts != expected:
+        rows_file = view_file.unpack_rows(data, counts=self._counts, place=self._url)
+        actual = view_file.checksum_of(data), len(rows_file[1])
+        expected = self._view.rows_checksum, self._view.nsamples
+        if actual != expected:
             raise SpecError(
-                f"{self._url}: are the rows of another view: their (rows_checksum, nsamples) is {facts}, and this one "
+                f"{self._url}: are the rows of another view: their (rows_checksum, nsamples) is {actual}, and this one "
                 f"says {expected}; save the view again",
                 path="rows",
             )
-        return found
+        return rows_file
 
     def _download(self, path: str, _: int) -> None:
         def check() -> None:

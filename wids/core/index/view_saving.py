@@ -100,8 +100,8 @@ def save(
             view=ViewShards(place, digest),
             overwrite=overwrite,
         )
-        own = {**earlier.own_keys(), **more}
-        index = {**{key: own[key] for key in own if key not in index}, **index}
+        kept = {**earlier.own_keys(), **more}
+        index = {**{key: kept[key] for key in kept if key not in index}, **index}
         _write_view({key: value for key, value in index.items() if value is not None}, selection, path)
 
 
@@ -172,7 +172,7 @@ def _write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
 
 
 def check_not_parent(path: str, parent: str | None, place: str = "this") -> None:
-    """See that the output does not replace the index that a view is of.
+    """Refuse an output that would replace the index that a view is of.
 
     Args:
         path: of the output, absolute.
@@ -216,11 +216,11 @@ def _rows_at(path: str) -> str | None:
     try:
         fd, _ = atomic.open_file(path)
         with open(fd, "rb") as file:
-            found = view_file.parse_view(parse_json(file.read(), path), path)
+            view = view_file.parse_view(parse_json(file.read(), path), path)
     except (OSError, SpecError):
         return None
     stem = os.path.basename(_stem(path))  # of a copy they are another view's
-    rows = "" if found is None else found.rows.removeprefix("./")
+    rows = "" if view is None else view.rows.removeprefix("./")
     if not rows.startswith(stem) or not _OWN_ROWS.fullmatch(rows[len(stem) :]):
         return None
     return os.path.join(os.path.dirname(path), rows)

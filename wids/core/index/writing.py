@@ -35,8 +35,8 @@ def make_index(
 
 def make_head(*, name: str | None = None, info: str | None = None, base: str | None = None) -> dict[str, Any]:
     """The top-level keys of an index before its shards."""
-    facts = {"name": name, "info": info, "base": base}
-    return {"__kind__": KIND, "wids_version": 1, **{key: value for key, value in facts.items() if value is not None}}
+    keys = {"name": name, "info": info, "base": base}
+    return {"__kind__": KIND, "wids_version": 1, **{key: value for key, value in keys.items() if value is not None}}
 
 
 def dump_index(index: dict[str, Any]) -> bytes:
@@ -83,19 +83,19 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
 
 def common_directory(places: Sequence[str]) -> str:
     """The deepest directory that contains all of them; ``""`` if none does. For ``file:`` URLs, a path."""
-    found: str | None = None
+    common: str | None = None
     plain = (Place(place).path if place.startswith("file:///") else place for place in places)
     for directory in dict.fromkeys(str(Place(place).directory) for place in plain):
-        if found is None:
-            found = directory
-        while found and directory != found and not directory.startswith(found.rstrip("/") + "/"):
-            shorter = str(Place(found).directory)
-            found = "" if shorter == found else shorter
-    return found or ""
+        if common is None:
+            common = directory
+        while common and directory != common and not directory.startswith(common.rstrip("/") + "/"):
+            shorter = str(Place(common).directory)
+            common = "" if shorter == common else shorter
+    return common or ""
 
 
 def place_entries(places: Sequence[str], *, home: str | None, base: str | None = None) -> list[str]:
-    """How the shards at ``places`` are written in an index.
+    """The URLs of the shards at ``places`` as they are written in an index.
 
     Args:
         places: URLs or absolute paths.
