@@ -109,9 +109,9 @@ def _cut(word: str) -> str:
             return "://".join([*pieces, shown[: mark.start()]]) + tail
         pieces.append(shown)
     shown = "://".join(pieces)
-    own = _SPLIT.match(shown)
-    found = _PARAMETER.search(shown, own.end() if own else 0)  # the end of a URL with spaces
-    return shown if found is None else shown[: found.start()] + tail
+    split = _SPLIT.match(shown)
+    parameter = _PARAMETER.search(shown, split.end() if split else 0)  # the end of a URL with spaces
+    return shown if parameter is None else shown[: parameter.start()] + tail
 
 
 _MAX_SHOWN = 100
@@ -148,7 +148,7 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def is_harmless(text: str) -> bool:
-    """Whether a text, perhaps from a stranger's file, has no letters that act on a terminal."""
+    """True if a text, perhaps from a stranger's file, has no letters that act on a terminal."""
     return _ACTS.search(text) is None
 
 
@@ -156,7 +156,7 @@ def harmless(text: str) -> str:
     """A text of several lines, perhaps from a stranger's file, without letters that act on a terminal."""
     if is_harmless(text):
         return text
-    return _ACTS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _ACTS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def printable(name: str) -> str:
@@ -173,7 +173,7 @@ class WidsError(Exception):
 
     Args:
         message: the whole story in words: what happened, where, and what to do. Secrets in its URLs are taken out.
-        context: the same facts as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
+        context: the same as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
             is ``None``, on an error that crossed from a DataLoader worker, where only the message travels.
             ``hint`` names what a caller can do about it, by the parameter that does it (``"overwrite"``); messages
             name no flags of the command line, which words hints itself. ``parameter`` names an argument that is wrong
@@ -370,7 +370,7 @@ class CacheError(WidsError, OSError):
 
 
 class CacheFull(CacheError):  # noqa: N818 - a state of the cache, as `queue.Full`
-    """There is no room for a shard: ``expected`` bytes are needed, ``found`` can be had, the rest is in use."""
+    """There is no room for a shard: ``expected`` bytes are needed, ``found`` are available, the rest is in use."""
 
 
 class StateError(WidsError, ValueError):
@@ -386,7 +386,7 @@ class SelectionError(WidsError, LookupError):
 
 
 class InputError(WidsError, ValueError):
-    """What a job or a sampler was given (folder, range, ranks) cannot be used; ``path`` or ``url`` names it."""
+    """An input of a job or a sampler (folder, range, ranks) cannot be used; ``path`` or ``url`` names it."""
 
 
 class ColumnsError(WidsError, ValueError):
@@ -438,7 +438,7 @@ class UnsafeFormatError(DecodeError):
 
 
 def _other_fields(error: BaseException, sample: dict[str, Any]) -> str:
-    """What a sample has instead of the field that a program asked for: ``.jpeg``, say, or ``.jpg`` for ``jpg``."""
+    """The fields that a sample has instead of the requested one: ``.jpeg``, say, or ``.jpg`` for ``jpg``."""
     name = error.args[0] if type(error) is KeyError and len(error.args) == 1 else None
     if not isinstance(name, str) or name in sample or not (name.startswith(".") or f".{name}" in sample):
         return ""

@@ -92,7 +92,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     is_told_once: ClassVar[bool] = False
 
     def counts(self) -> Counts:
-        """How much the event adds to fields of `wids.core.collection.stats.Stats`; most events add nothing."""
+        """Amounts that the event adds to fields of `wids.core.collection.stats.Stats`; most events add nothing."""
         return ()
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Fetched(Event, frozen=True, kw_only=True):
     requests: int = 1
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """A download: its bytes and requests, and the seconds that a reader waited."""
         stalled = 0.0 if self.is_ahead else self.seconds
         return (
             ("fetches", 1),
@@ -135,7 +135,7 @@ class Hit(Event, frozen=True, kw_only=True):
     path: str
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One hit."""
         return (("hits", 1),)
 
 
@@ -167,7 +167,7 @@ class Retried(Event, frozen=True, kw_only=True):
     pause_seconds: float = 0.0
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One retry."""
         return (("retries", 1),)
 
 
@@ -182,7 +182,7 @@ class Rejected(Event, frozen=True, kw_only=True):
     cause: str
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One rejection."""
         return (("rejections", 1),)
 
 
@@ -195,7 +195,7 @@ class Waited(Event, frozen=True, kw_only=True):
     seconds: float
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One wait, and its seconds."""
         return ("waits", 1), ("stalled_seconds", self.seconds)
 
 
@@ -210,7 +210,7 @@ class WaitedForRoom(Event, frozen=True, kw_only=True):
     seconds: float
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One wait."""
         return (("waits", 1),)
 
 
@@ -221,7 +221,7 @@ class Evicted(Event, frozen=True, kw_only=True):
     size_bytes: int
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One eviction, and its bytes."""
         return ("evictions", 1), ("evicted_bytes", self.size_bytes)
 
 
@@ -238,7 +238,7 @@ class PrefetchBegun(Event, frozen=True, kw_only=True):
     cache_size: int | None = None
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One prefetch."""
         return (("prefetches", 1),)
 
 
@@ -260,7 +260,7 @@ class RangesRead(Event, frozen=True, kw_only=True):
     seconds: float
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """Requests for ranges, their bytes and seconds."""
         return (
             ("range_requests", self.requests),
             ("range_bytes", self.size_bytes),
@@ -280,7 +280,7 @@ class TableRead(Event, frozen=True, kw_only=True):
     seconds: float
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """Requests for tables, their bytes and seconds."""
         return (
             ("table_requests", self.requests),
             ("table_bytes", self.size_bytes),
@@ -358,7 +358,7 @@ class SampleSubstituted(Event, frozen=True, kw_only=True):
     cause: str
 
     def counts(self) -> Counts:
-        """See `Event`."""
+        """One substitution."""
         return (("substitutions", 1),)
 
 
@@ -414,12 +414,12 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: the text is not a size.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text[:60]!r} is not a size; write it like 10GB, 500MiB, 1.5T or 1e9 (bytes)")
     from fractions import Fraction  # whose import takes as long as a module of ours, and sizes are seldom texts
 
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     factor = (1024 if binary else 1000) ** (_PREFIXES.index(prefix.lower()) + 1) if prefix else 1
     return int(Fraction(number) * factor)
 
@@ -450,13 +450,13 @@ def log_event(event: Event) -> None:
     elif (isinstance(event, Waited) and event.seconds < _LONG_SECONDS) or (event.is_told_once and not _is_news(event)):
         level = logging.DEBUG
     if logger.isEnabledFor(level):
-        facts = ", ".join(f"{name}={text}" for name, text in map(_fact, event.__rich_repr__()))
+        fields = ", ".join(f"{name}={text}" for name, text in map(_fact, event.__rich_repr__()))
         more = f"; {event.advice}{more}" if event.advice and level >= logging.WARNING else more
-        logger.log(level, "%s: %s%s", type(event).__name__, facts, more, extra=REPORTED)
+        logger.log(level, "%s: %s%s", type(event).__name__, fields, more, extra=REPORTED)
 
 
 def _is_news(event: Event) -> bool:
-    """Whether no such event of its URL was logged before: a shard is opened again and again."""
+    """True if no such event of its URL was logged before: a shard is opened again and again."""
     key = type(event).__name__, getattr(event, "url", "")
     is_new = key not in _told and len(_told) < _MAX_TOLD
     _told.add(key) if is_new else None
@@ -474,7 +474,7 @@ def _add_wait(event: WaitedForRoom) -> tuple[int, float]:
 
 
 def _add_retry(event: Retried) -> int | None:
-    """How many retries of the server came since the last warning, if this one is to be a warning; otherwise None."""
+    """Number of retries of the server since the last warning, if this one is to be a warning; otherwise None."""
     now, server = time.monotonic(), "/".join(event.url.split("/", 3)[:3])
     begin, count = _retries.get(server, (-math.inf, 0))
     if now - begin < _RETRIES_QUIET_SECONDS:

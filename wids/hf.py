@@ -42,7 +42,7 @@ class ResumeCallback(TrainerCallback, ExportableState):
     _is_first = False  # the next step is the first of an epoch
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes to a checkpoint."""
+        """The state that the Trainer writes to a checkpoint."""
         self._note()
         return {"args": {}, "attributes": {"place": self.place}}
 
@@ -91,7 +91,7 @@ class ResumeCallback(TrainerCallback, ExportableState):
 
 
 def _has_end(loader: ResumableLoader) -> bool:
-    """Whether the epochs of a loader end."""
+    """True if the epochs of a loader end."""
     try:
         len(loader)
     except TypeError:

@@ -63,18 +63,18 @@ class _TrainLoader(Counting, DataLoader[Any]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a batch was delivered since the loader was made, or a state loaded."""
+        """True if a batch was delivered since the loader was made, or a state loaded."""
         return self._delivery is not None
 
     @property
     def epoch(self) -> int:
-        """Of the latest iteration, the state that was loaded, or as it was named."""
+        """Epoch of the latest iteration, of the state that was loaded, or as it was named."""
         counted = self._counted()
         return 0 if counted is None else int(counted.sampler.epoch)
 
     @property
     def is_length_fixed(self) -> bool:
-        """Whether all epochs from the present one on have as many batches as it."""
+        """True if all epochs from the present one on have as many batches as it."""
         counted: Any = self._counted()
         sampler = counted.sampler
         config = sampler._config()
@@ -94,7 +94,7 @@ class _TrainLoader(Counting, DataLoader[Any]):
 
     def _deliver(self, make: Any) -> Iterator[Any]:
         if self.trainer is not None and isinstance(self.sampler, DistributedChunkedSampler):
-            # Lightning has named one to the sampler, which is one too many after some resumes with max_steps.
+            # After some resumes with max_steps, Lightning has called `set_epoch` with an epoch that is one too high.
             self.sampler.set_epoch(self.trainer.current_epoch)
         yield from super()._deliver(make)
 
@@ -146,8 +146,9 @@ class DataModule(LightningDataModule):
 
     Args:
         train_dataset: a `wids.ShardListDataset`, a part of one, a mixture, or any map-style dataset.
-        val_dataset, test_dataset: one, or a list or dict of them. Samples come in order, in equal counts on all ranks;
+        val_dataset: one, or a list or dict of them. Samples come in order, in equal counts on all ranks;
             ``sample["__valid__"]`` is False where one is repeated for that.
+        test_dataset: likewise.
         predict_dataset: likewise, but nothing is repeated: ranks may differ by one sample.
         batch_size: samples of a rank's batch; with ``batches`` of those that are not trained on.
         num_workers: of each loader.
@@ -157,8 +158,13 @@ class DataModule(LightningDataModule):
         **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ...
 
     Attributes:
-        train_dataset, val_dataset, test_dataset, predict_dataset, batch_size, num_workers, batches: as given; may be
-            assigned.
+        train_dataset: the argument; may be assigned.
+        val_dataset: likewise.
+        test_dataset: likewise.
+        predict_dataset: likewise.
+        batch_size: likewise.
+        num_workers: likewise.
+        batches: likewise.
 
     Raises:
         ValueError: a dataset that a stage needs is None; a bad option of the sampler, the batches or a loader;
@@ -208,7 +214,7 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         **datamodule_kwargs: Any,
     ) -> Self:
-        """As of every `LightningDataModule`; with the loaders of this one."""
+        """Make a module of datasets, as every `LightningDataModule` does, with the loaders of this one."""
         module = cls(batch_size=batch_size, num_workers=num_workers, **datamodule_kwargs)
         module.train_dataset, module.val_dataset = train_dataset, val_dataset
         module.test_dataset, module.predict_dataset = test_dataset, predict_dataset
@@ -251,7 +257,7 @@ class DataModule(LightningDataModule):
         return self._load_in_order("predict_dataset")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, for Lightning's checkpoints: the same on every rank."""
+        """The position of training, for Lightning's checkpoints: the same on every rank."""
         self._warn_of_start("a checkpoint is saved", "save it in on_train_batch_end or on_train_epoch_end")
         return {} if self._loader is None else self._loader.state_dict()
 

@@ -45,13 +45,14 @@ class _ProcessEndError(BaseException):
 
 
 class _Work:
-    """What the threads of an iteration share.
+    """State that the threads of an iteration share.
 
     Attributes:
         fetch: a batch of indices -> a batch.
         tasks: (indices, where the batch or its error goes); None: a thread is to end.
         device: the current CUDA device, if batches are to be pinned; else None.
-        has_gradients, is_inference: torch's modes of the loop's thread when the iteration began.
+        has_gradients: torch's mode of the loop's thread when the iteration began.
+        is_inference: likewise.
         count: of threads.
         is_over: nothing more is asked for.
     """
@@ -100,9 +101,9 @@ class _Work:
             batch = self.fetch(indices)
             return (batch if self.device is None else _pin(batch)), None
         except StopIteration as error:  # would end the loop, as if the epoch were over
-            found = RuntimeError("the dataset or collate_fn raised StopIteration")
-            found.__cause__ = error
-            return None, found
+            raised = RuntimeError("the dataset or collate_fn raised StopIteration")
+            raised.__cause__ = error
+            return None, raised
         except BaseException as error:  # noqa: BLE001 - the loop raises it
             return None, error
 
@@ -189,7 +190,7 @@ class ThreadIterator(_BaseDataLoaderIter):
 
 
 def check(loader: Any) -> None:
-    """See that threads can make the batches of a loader as its worker processes would.
+    """Raise unless threads can make the batches of a loader as its worker processes would.
 
     Raises:
         InputError: they cannot; the message says what to do.
@@ -222,8 +223,8 @@ def _start(work: _Work) -> None:
                 raise error  # noqa: TRY301 - as one that could not be started
     except BaseException:
         work.end()
-        for thread, own in list(_running.items()):
-            if own is work and not thread.is_alive():
+        for thread, of_work in list(_running.items()):
+            if of_work is work and not thread.is_alive():
                 _running.pop(thread, None)
         raise
     finally:

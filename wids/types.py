@@ -89,10 +89,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _TYPES.items():
         if name in names:
-            found = getattr(import_module(module), name, None)
-            if found is None:
+            kind = getattr(import_module(module), name, None)
+            if kind is None:
                 raise AttributeError(f"wids.types.{name} is for type checkers: import it under `if TYPE_CHECKING:`")
-            return found
+            return kind
     raise AttributeError(f"module 'wids.types' has no attribute {name!r}")
 
 

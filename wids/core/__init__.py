@@ -1,1 +1,1 @@
-"""What a training loop runs through. Private: everything below may change in any release; README.md names the rooms."""
+"""The rooms that a training loop runs through. Private: they may change in any release; README.md names them."""

@@ -20,7 +20,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         url: resolved; what ``sample["__shard__"]`` says.
         nsamples: samples promised; None where no index says (plain lists of local tars).
         filesize: bytes promised, or None.
-        md5sum, crc32: hexadecimal digests promised, in lower case, or None.
+        md5sum: hexadecimal digest promised, in lower case, or None.
+        crc32: likewise.
         packs: where its member table may be beside others': packs (`wids.core.tables.pack_format`) that the index
             names.
     """

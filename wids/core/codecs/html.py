@@ -26,7 +26,7 @@ _ERROR = "color:#b00020"
 
 
 def show_dataset(title: str, words: Iterable[str], samples: Iterable[Mapping[str, Any] | Exception], note: str) -> str:
-    """A dataset: a title, a line of facts, a row of samples, a note where none exist.
+    """A dataset: a title, a line of words, a row of samples, a note where none exist.
 
     Args:
         title: of the dataset.

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the bytes of one shard. ``None`` is unknown.
+    """Properties of the bytes of one shard. ``None`` is unknown.
 
     Attributes:
         size: bytes.

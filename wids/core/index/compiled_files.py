@@ -50,7 +50,7 @@ LIMITS = CompiledLimits()
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that identify one state of a local file."""
+    """The properties that identify one state of a local file."""
 
     size: int
     mtime_ns: int

@@ -3,7 +3,7 @@
 Rules: the sources keep their order, and the shards of each are in natural order. A shard that is named twice, also by
 two links, is found once. Links are followed. In a directory, all files with the name of an archive are shards, also
 unreadable ones (compressed, a broken link): the reader of the shards reports them. All matches of a glob are shards,
-except files that belong to shards (indexes, member tables, columns). Facts of a shard in a listing (size,
+except files that belong to shards (indexes, member tables, columns). Properties of a shard in a listing (size,
 version) are kept, so that they are not requested again.
 """
 

@@ -417,7 +417,7 @@ class _SpecParser:
         self.grouping |= {**scope.grouping, **keys}
 
     def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
-        """The packs of member tables of a component: its own, else those of what it stands in."""
+        """Packs of member tables for a component; inherited from the enclosing component if it names none."""
         home = scope.base if scope.place is None else Place(scope.place).directory
         packs = _resolve_packs(component, home, scope.path, scope.place)
         for url in packs:

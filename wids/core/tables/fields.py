@@ -52,17 +52,17 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
 
     def choose(self, extensions: Iterable[str]) -> list[list[int]]:
         """Which of a sample's members each group stands for: their positions; several differ in case alone."""
-        found: list[tuple[int, list[int]]] = [(len(self), [])] * len(self.groups)
+        best: list[tuple[int, list[int]]] = [(len(self), [])] * len(self.groups)
         for position, extension in enumerate(extensions):
             place = self._places.get(extension.casefold())
             if place is None:
                 continue
             number, rank = place
-            if rank < found[number][0]:
-                found[number] = rank, [position]
-            elif rank == found[number][0]:
-                found[number][1].append(position)
-        return [positions for _, positions in found]
+            if rank < best[number][0]:
+                best[number] = rank, [position]
+            elif rank == best[number][0]:
+                best[number][1].append(position)
+        return [positions for _, positions in best]
 
 
 class FieldNames:
@@ -82,14 +82,14 @@ class FieldNames:
             SelectionError: the sample has none of the alternatives of a field, or two that differ in case alone.
         """
         extensions = [name for name in sample if name.startswith(".")]
-        found = {}
+        named = {}
         for name, group, places in zip(
             self.fields.names or (), self.fields.groups, self.fields.choose(extensions), strict=True
         ):
             if len(places) != 1:
                 raise _explain(sample, name, group, [extensions[place] for place in places])
-            found[name] = sample[extensions[places[0]]]
-        return {**found, **{name: value for name, value in sample.items() if not name.startswith(".")}}
+            named[name] = sample[extensions[places[0]]]
+        return {**named, **{name: value for name, value in sample.items() if not name.startswith(".")}}
 
     def __eq__(self, other: object) -> bool:
         return repr(self) == repr(other) if isinstance(other, FieldNames) else NotImplemented
@@ -101,13 +101,12 @@ class FieldNames:
         return f"FieldNames({self.fields!r})"
 
 
-def _explain(sample: Mapping[str, Any], name: str, group: Sequence[str], found: Sequence[str]) -> SelectionError:
+def _explain(sample: Mapping[str, Any], name: str, group: Sequence[str], extensions: Sequence[str]) -> SelectionError:
     shard, key = sample.get("__shard__"), sample.get("__key__")
     place = f"fields: sample {shown(key)} (index {sample.get('__index__')}) in shard {shard} has "
-    if found:
-        words = (
-            f"{' and '.join(map(shown, found))}, of which {shown(name)} can be one; give their extensions without names"
-        )
+    if extensions:
+        listed = " and ".join(map(shown, extensions))
+        words = f"{listed}, of which {shown(name)} can be one; give their extensions without names"
     else:
         words = (
             f"none of {', '.join(group)} for {shown(name)}; name its extension too, leave the sample out, or give "
@@ -156,7 +155,7 @@ def _split(alternatives: Any) -> list[str]:
     if not all(parts) or not parts:
         raise InputError(f"fields: {shown(alternatives)} has an empty extension; give them like 'jpg;png'")
     dotted = [part if part.startswith(".") else f".{part}" for part in parts]
-    found: dict[str, str] = {}
+    unique: dict[str, str] = {}
     for name in dotted:
-        found.setdefault(name.casefold(), name)
-    return [*found.values()]
+        unique.setdefault(name.casefold(), name)
+    return [*unique.values()]

@@ -136,12 +136,12 @@ def find_doubt(
         name, start, offset, length = members[k]
         if start == ends[k]:
             header = read(start, tar.BLOCK)
-            found = (
+            listed_name = (
                 headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
                 if len(header) == tar.BLOCK
                 else b""
             )
-            if found == name and headers.parse_size(header) == length and headers.is_sum_right(header):
+            if listed_name == name and headers.parse_size(header) == length and headers.is_sum_right(header):
                 return ""
         try:
             if _next_listed(read, ends[k], size, shard) != (name, offset, length):

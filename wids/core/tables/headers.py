@@ -48,7 +48,7 @@ def member_bytes(name: bytes, size: int) -> int:
 
 
 def archive_bytes(members_bytes: int) -> int:
-    """How long an archive is whose members take ``members_bytes``: two blocks of zeros, and up to a full record."""
+    """Length of an archive whose members take ``members_bytes``: two blocks of zeros, and up to a full record."""
     ended = members_bytes + 2 * BLOCK
     return ended + -ended % RECORD
 
@@ -60,7 +60,7 @@ _MAX_DIGITS = 20
 
 
 def is_sum_right(header: bytes) -> bool:
-    """Whether the stored checksum is the sum of the header's bytes, its own field counted as blanks.
+    """True if the stored checksum is the sum of the header's bytes, its own field counted as blanks.
 
     Some old writers summed signed bytes; both sums are accepted, as everywhere.
     """

@@ -75,10 +75,10 @@ def find_alike_fields(extensions: Iterable[str]) -> tuple[str, str] | None:
         inner, _, end = extension[1:].rpartition(".")
         if inner:
             is_number = inner[0].isdigit()
-            found = alike.setdefault((is_number, end.casefold()), [])
-            found.append(extension)
-            if len(found) > (1 if is_number else _MANY_ALIKE):
-                return found[0], found[1]
+            like = alike.setdefault((is_number, end.casefold()), [])
+            like.append(extension)
+            if len(like) > (1 if is_number else _MANY_ALIKE):
+                return like[0], like[1]
     return None
 
 

@@ -34,7 +34,7 @@ _CHECKED_ROWS = 1 << 16
 
 
 class Directory:
-    """Where the tables of a pack are.
+    """The places of the tables of a pack.
 
     Args:
         columns: hashes, offsets, lengths; see above.
@@ -43,7 +43,8 @@ class Directory:
         size: of the pack, in bytes.
 
     Attributes:
-        place, size: as given.
+        place: the pack's URL or path.
+        size: of the pack, in bytes.
     """
 
     place: str
@@ -68,9 +69,9 @@ class Directory:
 
 def name_in(place: str, url: str) -> str:
     """The name of a shard in the pack at ``place``: relative to the pack's directory if the shard is below it."""
-    own = Place(url)
-    name = own.below(str(Place(place).directory))
-    return plain_name(name) if name and own.is_web else name or url
+    shard = Place(url)
+    name = shard.below(str(Place(place).directory))
+    return plain_name(name) if name and shard.is_web else name or url
 
 
 def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:
@@ -105,7 +106,7 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
 
 
 def head_end(data: bytes | memoryview, *, place: str) -> int:
-    """Where the header of a pack ends, by its first `START_BYTES`.
+    """Offset of the end of a pack's header, by its first `START_BYTES`.
 
     Raises:
         TableError: not a pack, or of another version.
@@ -114,7 +115,7 @@ def head_end(data: bytes | memoryview, *, place: str) -> int:
 
 
 def directory_end(data: bytes | memoryview, *, place: str, size: int | None = None) -> int:
-    """Where the directory of a pack ends, and its tables begin; no more than the pack has.
+    """Offset at which the directory of a pack ends, and its tables begin; at most the size of the pack.
 
     Args:
         data: the beginning of the pack: its header or more (`head_end`).
@@ -161,14 +162,14 @@ def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> 
         TableError: not a pack, another version, cut short, or damaged.
     """
     length = len(data) if size is None else size
-    found = _DIRECTORY.unpack(data, _broken(place), size=length)
-    if not _is_consistent(found.columns, length - found.end):
+    unpacked = _DIRECTORY.unpack(data, _broken(place), size=length)
+    if not _is_consistent(unpacked.columns, length - unpacked.end):
         raise _damaged(place, "has a directory that points outside of it")
-    return Directory(found.columns, start=found.end, place=place, size=length)
+    return Directory(unpacked.columns, start=unpacked.end, place=place, size=length)
 
 
 def _is_consistent(columns: Sections, size: int) -> bool:
-    """Whether every table is within the tables, which have ``size`` bytes."""
+    """True if every table is within the tables, which have ``size`` bytes."""
     for lo in range(0, len(columns["offsets"]), _CHECKED_ROWS):
         at, length = (np.asarray(columns[name][lo : lo + _CHECKED_ROWS]) for name in ("offsets", "lengths"))
         # Compared without a sum, which may not fit in 64 bits.
@@ -192,8 +193,8 @@ _DIRECTORY = Format(
     NoHeader,
     dict.fromkeys(_COLUMNS, "u8"),
     (
-        lengths(dict.fromkeys(("offsets", "lengths"), lambda _, found: len(found["hashes"]))),
-        Invariant("has more tables than a dataset has shards", lambda _, found: len(found["hashes"]) <= MAX_SHARDS),
+        lengths(dict.fromkeys(("offsets", "lengths"), lambda _, columns: len(columns["hashes"]))),
+        Invariant("has more tables than a dataset has shards", lambda _, columns: len(columns["hashes"]) <= MAX_SHARDS),
         ascending("hashes"),
     ),
 )

@@ -62,8 +62,8 @@ def parse_group(group: Any) -> Group:
     """
     if group not in GROUPS:
         raise ValueError(f"group is {group!r:.200}; it must be 'adjacent' or 'key'")
-    found: Group = group
-    return found
+    checked: Group = group
+    return checked
 
 
 def check_grouping(rule: Any, group: Any) -> None:
@@ -79,14 +79,14 @@ def check_grouping(rule: Any, group: Any) -> None:
 
 
 class GroupOptions(TypedDict):
-    """How members become samples; see `build_table`."""
+    """The way in which members become samples; see `build_table`."""
 
     rule: KeyRule
     group: Group
 
 
 def is_standard(rule: KeyRule, group: Group) -> bool:
-    """Whether this is the grouping that saved tables hold."""
+    """True for the grouping that saved tables hold."""
     return rule == "first-dot" and group == "adjacent"
 
 
@@ -94,20 +94,22 @@ class MemberTable:
     """Offsets, sizes, extensions and keys of one shard's samples.
 
     Attributes:
-        identity: the shard this table belongs to.
-        nsamples, nmembers: counts.
-        nrepeated: samples whose key had appeared before, not adjacent (``group="key"`` merges them).
+        identity: of the shard.
+        nsamples: number of samples.
+        nmembers: number of members.
+        nrepeated: number of samples whose key had appeared before, not adjacent (``group="key"`` merges them).
         extensions: the distinct extensions, each with its leading dot.
         starts: ``starts[r] .. starts[r + 1]`` are the members of sample ``r``; indexable, gives ints.
-        offsets, sizes: of each member's data in the shard, in bytes; indexable, give ints.
+        offsets: of each member's data in the shard, in bytes; indexable, gives ints.
+        sizes: likewise.
         extension_ids: of each member, into ``extensions``.
         key_text: the keys one after another: str if all are ASCII (a byte offset is then a position), else raw bytes.
         key_ends: sample ``r``'s key is ``key_text[key_ends[r] : key_ends[r + 1]]``.
-        links: member that is a hard link -> where its header is. Its data are those of an earlier file, and in samples
-            that have such a member all stand in the order of their data.
-        nleft: files that are part of no sample; 0 in a table that was saved.
-        nalike: keys that are another one in a second Unicode form; as above.
-        unread_bytes: of the shard that are of no member, and no padding; as above.
+        links: index of a hard-link member -> offset of its header. ``offsets`` and ``sizes`` give the data of its
+            target, so such a sample's members are sorted by data offset.
+        nleft: number of files that are part of no sample; 0 in a table that was saved.
+        nalike: number of keys that are another one in a second Unicode form; likewise.
+        unread_bytes: bytes of the shard that are of no member, and no padding; likewise.
     """
 
     extension_ids: memoryview
@@ -229,8 +231,8 @@ class MemberTable:
                 for k, extension in enumerate(self.extensions):
                     folded.setdefault(extension.casefold(), []).append(k)
                 self._folded = folded
-            found = self._folded
-            ids = frozenset(k for field in fields for k in found.get(field.casefold(), ()))
+            positions = self._folded
+            ids = frozenset(k for field in fields for k in positions.get(field.casefold(), ()))
             self._asked = fields, ids
         return ids
 
@@ -371,12 +373,12 @@ def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Gro
         for m in range(table.starts[row], table.starts[row + 1])
     )
     names = [encode_name(name) for _, name in sorted(members)]
-    found: list[tuple[KeyRule, Group]] = []
+    groupings: list[tuple[KeyRule, Group]] = []
     for rule in ("first-dot", "last-dot"):
         keys = [parts[0] for parts in map(parse_rule(rule), names) if parts is not None]
         counts: dict[Group, int] = {"adjacent": sum(1 for _ in itertools.groupby(keys)), "key": len(set(keys))}
-        found += [(rule, group) for group, count in counts.items() if count == nsamples]
-    return found
+        groupings += [(rule, group) for group, count in counts.items() if count == nsamples]
+    return groupings
 
 
 def find_merged(table: MemberTable) -> tuple[str, str, str] | None:
@@ -385,8 +387,8 @@ def find_merged(table: MemberTable) -> tuple[str, str, str] | None:
         return None
     for row in range(len(table)):
         span = table.extension_ids[table.starts[row] : table.starts[row + 1]]
-        if len(span) > 1 and (found := find_alike_fields([table.extensions[k] for k in span])):
-            return table.key(row), found[0], found[1]
+        if len(span) > 1 and (pair := find_alike_fields([table.extensions[k] for k in span])):
+            return table.key(row), pair[0], pair[1]
     return None
 
 
@@ -398,15 +400,15 @@ def find_apart(table: MemberTable) -> tuple[str, str, int] | None:
     Returns:
         The other key and the key of the first such sample, and how many there are.
     """
-    keys, found = set(table.keys()), list[tuple[str, str]]()
+    keys, apart = set(table.keys()), list[tuple[str, str]]()
     for key in table.keys():  # noqa: SIM118 - a method, not a dict's
         dot = key.find(".", key.rfind("/") + 1)
         while dot >= 0:
             if key[:dot] in keys and not key[dot + 1 : dot + 2].isdigit():
-                found.append((key[:dot], key))
+                apart.append((key[:dot], key))
                 break
             dot = key.find(".", dot + 1)
-    return (*found[0], len(found)) if found else None
+    return (*apart[0], len(apart)) if apart else None
 
 
 def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -42,7 +42,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LKxXg"
 _EXTENDED = frozenset(b"LKxXg")
 _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
 _HARD_LINK = ord("1")
-# Directories, and facts of an archive: its label, GNU tar's directories and old names, Solaris' attributes.
+# Directories, and members about an archive: its label, GNU tar's directories and old names, Solaris' attributes.
 _ABOUT = frozenset(b"5VDNAEI")
 _NOT_FILES = {
     ord("2"): "a symbolic link",
@@ -94,11 +94,12 @@ _NO_FILE: Member = b"", 0, 0, -1
 
 
 class _Extended:
-    """The facts of extended headers (GNU L/K, PAX x/g) about the next member.
+    """Extended headers (GNU L/K, PAX x/g) of the next member.
 
     Attributes:
-        is_empty: nothing at all. is_open: there was one, and its member has not come yet.
-        begin: where the first one for this member is, if it is open.
+        is_empty: nothing at all.
+        is_open: there was one, and its member has not come yet.
+        begin: offset of the first one for this member, if it is open.
     """
 
     __slots__ = ("_global_records", "_long_link", "_long_name", "_records", "begin", "is_empty", "is_open")
@@ -141,7 +142,10 @@ class Members:
     """The members of a tar archive, to be gone through once.
 
     Args:
-        read, size, shard, split: see `scan`.
+        read: see `scan`.
+        size: see there.
+        shard: see there.
+        split: see there.
 
     Attributes:
         end: where the end marker begins; None until it was reached.
@@ -176,7 +180,7 @@ class Members:
         return self._unread
 
     def _is_padding(self, end: int) -> bool:
-        """Whether zeros from byte ``end`` on are so few that a writer may have appended them, or fill its record.
+        """True if zeros from byte ``end`` on are so few that a writer may have appended them, or fill its record.
 
         A record of a tape, as of ``tar -b 100``, and the zeros of ``tar -A`` follow a block that has another byte:
         zeros in the place of lost samples mostly begin within a member.
@@ -208,7 +212,7 @@ def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Gene
 def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
     read: Read, size: int, shard: str, split: Split | None
 ) -> Generator[Member, None, int]:
-    """See `scan`. With no ``split``, a member that is no file has a size of -1."""
+    """The members; see `scan`. With no ``split``, a member that is no file has a size of -1."""
     if size == 0:
         raise EmptyShardError(f"{shard}: the file is empty (0 bytes); write or fetch it again", shard=shard, offset=0)
     extended = _Extended()
@@ -261,10 +265,10 @@ def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
                 yield name, pos, data, -1
             elif kind == _HARD_LINK:
                 files = _files_before(read, begin, shard) if files is None else files
-                found = name, pos, *files.get(posixpath.normpath(link), _NO_FILE)[2:]
-                files[posixpath.normpath(name)] = found
-                if found[3] >= 0:
-                    yield found
+                member = name, pos, *files.get(posixpath.normpath(link), _NO_FILE)[2:]
+                files[posixpath.normpath(name)] = member
+                if member[3] >= 0:
+                    yield member
                 elif split(name) is not None:
                     _raise_no_file(shard, name, pos, f"a hard link to {_show(link)}, which is no earlier file of it")
             elif kind not in _REGULAR and kind not in _ABOUT and split(name) is not None:
@@ -294,7 +298,7 @@ def check_start(head: bytes, *, shard: str) -> None:
 
 
 def find_behind(read: Read, end: int, size: int) -> int | None:
-    """Where the first byte that is not zero is behind an end marker, which begins at ``end``; None: none exists.
+    """Offset of the first byte that is not zero behind an end marker, which begins at ``end``; None: none exists.
 
     It is of no member: of a second archive, say, as after ``cat a.tar b.tar``.
     """
@@ -332,10 +336,10 @@ def _resolve(
         name = name.rstrip(b"/")
     _check_supported(kind, name, records, shard, pos)
     if text := records.get(b"size"):
-        found = headers.parse_decimal(text)
-        if found is None:
+        data_length = headers.parse_decimal(text)
+        if data_length is None:
             _raise_corrupt(shard, pos, f"the PAX size {text[:40]!r} of member {_show(name)} is not a size")
-        length = found
+        length = data_length
     if kind in _WITHOUT_DATA:
         length = 0
     link = records.get(b"linkpath") or (headers.until_nul(header[157:257]) if link is None else link)

@@ -102,8 +102,8 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
         remedy = "make it again" if name else f"delete the {SUFFIX} file to rebuild it"
         return TableError(f"{shard}: {name or 'its saved member table'} {what}; {remedy}", shard=shard)
 
-    found = FORMAT.unpack(data, broken)
-    header, columns = found.header, found.columns
+    unpacked = FORMAT.unpack(data, broken)
+    header, columns = unpacked.header, unpacked.columns
     identity = Identity(size=header.size, mtime_ns=header.mtime_ns, md5=header.md5, etag=header.etag)
     linked = columns["linked"]
     links = dict(zip(linked.tolist(), columns["link_headers"].tolist(), strict=True)) if len(linked) else {}
@@ -119,7 +119,7 @@ def _is_list_sound(header: _WidxHeader, columns: Sections) -> bool:
 
 
 def _is_archive(header: _WidxHeader, columns: Sections) -> bool:
-    """Whether an archive can have members at these offsets, and the rows are in its order; of consistent columns.
+    """True if an archive can have members at these offsets, and the rows are in its order; of consistent columns.
 
     Else a table would decide which sample is number ``i`` of its shard.
     """

@@ -30,7 +30,7 @@ def parse_tag(tag: str) -> tuple[str, bool]:
 
 
 class Stat(NamedTuple):
-    """The facts of an object, as its store states them.
+    """The size and version of an object, as its store states them.
 
     Attributes:
         size: bytes of the whole; None: unknown.
