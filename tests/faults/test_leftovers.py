@@ -21,7 +21,7 @@ from wids.errors import CacheError, ClusterError, JobError, QueryError, SpecErro
 from wids.jobs import ray_cluster
 from wids.jobs.index_edit import update_index
 from wids.jobs.journal import KnownShards
-from wids.jobs.scan import ShardFacts
+from wids.jobs.scan import ShardResult
 from wids.tools.simulate.job import TrainingJob, read_epochs
 from wids.tools.simulate.node_cache import NodeCache
 from wids.tools.simulate.run import Simulation
@@ -114,7 +114,7 @@ def test_journals_that_a_disk_made_something_of(tmp_path, line):
     for suffix in (".state", ".journal"):
         (tmp_path / f"i.json{suffix}").write_bytes(line + b"\n")
     with contextlib.closing(
-        KnownShards(str(tmp_path / "i.json"), ShardFacts, writer="wids index", is_current=lambda _: True)
+        KnownShards(str(tmp_path / "i.json"), ShardResult, writer="wids index", is_current=lambda _: True)
     ) as known:
         assert known.records == {}
 

@@ -19,7 +19,7 @@ from wids.columns.file import (
     METADATA_KEY,
     SUFFIX,
     VERSION,
-    TableFacts,
+    TableHeader,
     is_table,
     open_table,
     place_beside,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from os import PathLike
 
-    from wids.columns.extract import PartFacts
+    from wids.columns.extract import PartRecord
     from wids.columns.spec import ColumnRule
     from wids.core.collection.shard_collection import Shards
     from wids.core.index.shardlist import ShardList
@@ -209,7 +209,7 @@ def _other_shards(output: str, shards: ShardList) -> str | None:
     except ColumnsError:
         return None
     table.close()
-    is_moved = table.facts.fingerprint == fingerprint(shards)
+    is_moved = table.header.fingerprint == fingerprint(shards)
     return None if is_moved else f"is a table of the columns of {len(before):,} other shards"
 
 
@@ -255,7 +255,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         self._shards, self._output, self._spec = shards, output, ColumnSpec()
         self._parts = KnownParts(output)
         self.close_at_end(self._parts.close)
-        self._done: dict[int, PartFacts] = {}
+        self._done: dict[int, PartRecord] = {}
         self._hint: str | None = None
 
     def plan(self, spec: ColumnSpec, drop: Sequence[str]) -> None:
@@ -347,7 +347,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         parts = [self._done[k] for k in range(len(self._shards))]
         state = self._parts.format_state(_in_order(parts, self._spec))
         layout = _ColumnLayout(self._spec, parts)
-        facts = TableFacts(
+        header = TableHeader(
             version=VERSION,
             fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
             samples=sum(part.nsamples for part in parts),
@@ -359,24 +359,24 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             state=digest_state(state),
         )
         try:
-            if not self._parts.is_current(facts):
+            if not self._parts.is_current(header):
                 with atomic.part_file(self._output) as (path, fd):
-                    self._write(path, layout, parts, facts)
+                    self._write(path, layout, parts, header)
                     os.fsync(fd)  # a full disk of a server may be an error here alone, and the parts go next
                     self._parts.put_state(state)
                     os.replace(path, self._output)
             self._parts.finish()
         except OSError as error:
             raise unwritten(self._output, error) from error
-        self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
+        self.outcome.samples, self.outcome.columns = header.samples, layout.types()
         self.outcome.doubled = sum(part.doubled for part in parts)
         self._count(parts)
         if not layout.has_sizes:
             self.outcome.warn(f"the samples have more than {MAX_SIZES} different fields: no columns of their sizes")
-        if facts.samples:
+        if header.samples:
             self._tell_empty(layout)
 
-    def _count(self, parts: Sequence[PartFacts]) -> None:
+    def _count(self, parts: Sequence[PartRecord]) -> None:
         """Count samples without a value and with NaN, and members that could not be parsed, in all parts."""
         outcome, members = self.outcome, {(rule.extension, rule.how): rule for rule in self._spec.rules}
         for rule in self._spec.rules:
@@ -398,9 +398,9 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
                     f"no sample has a value for the column {rule.name!r} ({rule.source}): all of it is null"
                 )
 
-    def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
+    def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartRecord], header: TableHeader) -> None:
         pa, pq = import_arrow(), import_parquet()
-        schema = layout.schema().with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
+        schema = layout.schema().with_metadata({METADATA_KEY: msgspec.json.encode(header)})
         waiting: list[Any] = []
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             for table in self._tables(layout, parts):
@@ -411,7 +411,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             if waiting:
                 writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
 
-    def _tables(self, layout: _ColumnLayout, parts: Sequence[PartFacts]) -> Iterator[Any]:
+    def _tables(self, layout: _ColumnLayout, parts: Sequence[PartRecord]) -> Iterator[Any]:
         """The rows of each shard that is not empty."""
         first = 0
         for k, part in enumerate(parts):
@@ -421,16 +421,16 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
 
     def take(self, name: int, found: Part) -> None:
         """Keep the columns of a shard, for this table and the next run."""
-        outcome, facts = self.outcome, found.facts
+        outcome, record = self.outcome, found.record
         if found.data is None:
             outcome.unchanged += 1
         else:
             outcome.surveyed += 1
             try:
-                facts = self._parts.add_part(found)
+                record = self._parts.add_part(found)
             except OSError as error:
                 raise unwritten(self._output, error) from error
-        self._done[name] = facts
+        self._done[name] = record
         if found.trouble:
             outcome.troubles[self.url_of(name)] = found.trouble
         outcome.requests += found.requests
@@ -447,7 +447,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         return self._shards.urls[name]
 
 
-def _in_order(parts: Iterable[PartFacts], spec: ColumnSpec) -> Iterator[PartFacts]:
+def _in_order(parts: Iterable[PartRecord], spec: ColumnSpec) -> Iterator[PartRecord]:
     """The records of a table's shards, each with its first row."""
     first, digests = 0, list(dict.fromkeys(rule.digest for rule in spec.rules))
     for part in parts:
@@ -464,7 +464,7 @@ class _ColumnLayout:
         sizes: extension -> name of the column of its sizes. has_sizes: they are not too many.
     """
 
-    def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:
+    def __init__(self, spec: ColumnSpec, parts: Sequence[PartRecord]) -> None:
         self._spec = spec
         self.kinds = [kinds.join_kinds(part.columns[rule.digest].kinds for part in parts) for rule in spec.rules]
         extensions = {extension for part in parts for extension in part.extensions}
@@ -482,7 +482,7 @@ class _ColumnLayout:
         found.update({rule.name: kinds.type_name(of) for rule, of in zip(self._spec.rules, self.kinds, strict=True)})
         return found
 
-    def rows(self, shard: int, first: int, part: PartFacts, columns: Any, of: Mapping[str, int]) -> Any:
+    def rows(self, shard: int, first: int, part: PartRecord, columns: Any, of: Mapping[str, int]) -> Any:
         """The rows of one shard, from its part, whose columns have the types of a whole with the kinds ``of``."""
         pa = import_arrow()
         count = part.nsamples

@@ -53,7 +53,7 @@ _INFLATED = ".wids-inflated.gz"
 _MAX_NAMED = 10
 
 
-class ValueFacts(msgspec.Struct, frozen=True, array_like=True):
+class ValueRecord(msgspec.Struct, frozen=True, array_like=True):
     """The record of the values that a rule finds in one shard.
 
     Attributes:
@@ -68,7 +68,7 @@ class ValueFacts(msgspec.Struct, frozen=True, array_like=True):
     unparsed: int
 
 
-class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
+class PartRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The record of the columns of one shard.
 
     Attributes:
@@ -86,7 +86,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     grouping: tuple[str, str] = ("first-dot", "adjacent")
     size: int | None = None
     mark: str | None = None
-    columns: dict[str, ValueFacts] = msgspec.field(default_factory=dict)
+    columns: dict[str, ValueRecord] = msgspec.field(default_factory=dict)
     extensions: list[str] = msgspec.field(default_factory=list)
     doubled: int = 0
     first: int = -1
@@ -100,7 +100,7 @@ class Part(msgspec.Struct, kw_only=True):
     """The columns of one shard.
 
     Attributes:
-        facts: its record.
+        record: of the shard.
         data: a table with the columns key, bytes, those of the rules, and the sizes of each extension, under its name;
             an Arrow stream. None: the shard is unchanged.
         is_rest: the shard is unchanged, and ``data`` has only the rules that the earlier record lacks.
@@ -108,7 +108,7 @@ class Part(msgspec.Struct, kw_only=True):
         requests, read_bytes: sent to servers, and received from them.
     """
 
-    facts: PartFacts
+    record: PartRecord
     data: bytes | None = None
     is_rest: bool = False
     trouble: str = ""
@@ -131,7 +131,7 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
     spec: ColumnSpec
     rule: Any = "first-dot"
     group: Any = "adjacent"
-    known: PartFacts | None = None
+    known: PartRecord | None = None
     session: Session = PLAIN
 
 
@@ -152,7 +152,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     if known is not None and is_rest:
         rules = tuple(rule for rule in rules if rule.digest not in known.columns)
         if not rules:
-            return Part(facts=known)
+            return Part(record=known)
     tally = _FieldCounts()
     with contextlib.ExitStack() as stack:
         directory = None if Place(shard.url).is_local else stack.enter_context(tempdirs.directory("columns"))
@@ -175,7 +175,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
                 values.add(sample)
         values.check()
         extensions = list(dict.fromkeys(map(fold, table.extensions)))
-        facts = PartFacts(
+        record = PartRecord(
             url=shard.url,
             nsamples=len(table),
             size=version.size,
@@ -183,9 +183,9 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
             grouping=grouping,
             extensions=extensions if len(extensions) <= MAX_SIZES else [],
         )
-        data = _pack(table, values, facts)
+        data = _pack(table, values, record)
     return Part(
-        facts=facts,
+        record=record,
         data=data,
         is_rest=is_rest,
         trouble=values.trouble,
@@ -390,26 +390,26 @@ def _find(value: Any, rule: ColumnRule) -> Any:
     return value
 
 
-def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
+def _pack(table: MemberTable, values: _Values, record: PartRecord) -> bytes:
     """The columns as an Arrow stream; notes their kinds."""
     pa = import_arrow()
     names, arrays = ["key", "bytes"], [key_array(table), pa.array(sample_bytes(table))]
     for rule, column, unparsed in zip(values.rules, values.columns, values.unparsed, strict=True):
-        if rule.digest in facts.columns:  # asked for under two names
+        if rule.digest in record.columns:  # asked for under two names
             continue
         array, occurring = kinds.make_array(column)
         nans = sum(map(_has_nan, column))
-        facts.columns[rule.digest] = ValueFacts(occurring, sum(value is None for value in column), nans, unparsed)
+        record.columns[rule.digest] = ValueRecord(occurring, sum(value is None for value in column), nans, unparsed)
         names.append(f"rule {rule.digest}")
         arrays.append(array)
     is_doubled = np.zeros(len(table), bool)
-    for extension, found, count in size_columns(table, facts.extensions):
+    for extension, found, count in size_columns(table, record.extensions):
         is_doubled |= count > 1
         names.append(f"size {extension}")
         arrays.append(pa.array(found, mask=count == 0))
-    facts.doubled = int(is_doubled.sum())
+    record.doubled = int(is_doubled.sum())
     batch = pa.record_batch(arrays, names=[kinds.writable(name) for name in names])
-    facts.extensions = [str(kinds.writable(extension)) for extension in facts.extensions]
+    record.extensions = [str(kinds.writable(extension)) for extension in record.extensions]
     return write_stream(batch)
 
 

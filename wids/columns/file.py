@@ -1,6 +1,6 @@
 """A table of columns as a Parquet file: one row for each sample in index order, and a record of its sources.
 
-The table of an index ``train.json`` is ``train.columns.parquet`` beside it. Its Parquet metadata have a `TableFacts`
+The table of an index ``train.json`` is ``train.columns.parquet`` beside it. Its Parquet metadata have a `TableHeader`
 as JSON under ``wids``. A file without this value was not made by ``wids columns create``, and is not accepted.
 """
 
@@ -50,8 +50,8 @@ _CHECKED_ROWS = 1 << 17
 _PARQUET = b"PAR1"
 
 
-class TableFacts(msgspec.Struct, kw_only=True):
-    """The record of a table, stored in its file.
+class TableHeader(msgspec.Struct, kw_only=True):
+    """The header of a table, stored in its file.
 
     Attributes:
         version: of this format.
@@ -73,19 +73,19 @@ class TableFacts(msgspec.Struct, kw_only=True):
     rules: list[ColumnRule] = []
 
 
-_FACTS = JsonParser(TableFacts)
+_HEADERS = JsonParser(TableHeader)
 
 
 class TableFile(msgspec.Struct, frozen=True):
     """An open table.
 
     Attributes:
-        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. facts: its record.
+        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. header: stored in it.
     """
 
     path: str
     file: Any
-    facts: TableFacts
+    header: TableHeader
 
     @property
     def schema(self) -> Any:
@@ -121,15 +121,15 @@ def open_table(path: str) -> TableFile:
         raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {CREATE}", path=path) from error
     try:
         data = (file.schema_arrow.metadata or {})[METADATA_KEY]
-        facts = _FACTS.parse(data)
-        if facts.version != VERSION:
-            raise ValueError(f"it is of version {facts.version}, and this wids reads version {VERSION}")  # noqa: TRY301
-        needed = table_schema(dict(zip(facts.columns, facts.kinds, strict=True)), facts.sizes.values())
-        names = [rule.name for rule in facts.rules]
-        if not file.schema_arrow.equals(needed) or names not in ([], facts.columns):
+        header = _HEADERS.parse(data)
+        if header.version != VERSION:
+            raise ValueError(f"it is of version {header.version}, and this wids reads version {VERSION}")  # noqa: TRY301
+        needed = table_schema(dict(zip(header.columns, header.kinds, strict=True)), header.sizes.values())
+        names = [rule.name for rule in header.rules]
+        if not file.schema_arrow.equals(needed) or names not in ([], header.columns):
             raise ValueError("it contradicts itself")  # noqa: TRY301
-        if file.metadata.num_rows != facts.samples:
-            raise ValueError(f"it has {file.metadata.num_rows} rows and says {facts.samples}")  # noqa: TRY301
+        if file.metadata.num_rows != header.samples:
+            raise ValueError(f"it has {file.metadata.num_rows} rows and says {header.samples}")  # noqa: TRY301
     except Exception as error:
         file.close()
         why = "it does not say of which index" if isinstance(error, KeyError) else error
@@ -143,13 +143,13 @@ def open_table(path: str) -> TableFile:
     except BaseException:
         file.close()
         raise
-    return TableFile(path, file, facts)
+    return TableFile(path, file, header)
 
 
-def read_facts(path: str) -> TableFacts | None:
-    """The record of a table, whatever its rows are; None: it does not exist, or has no record that can be read."""
+def read_header(path: str) -> TableHeader | None:
+    """The header of a table, whatever its rows are; None: it does not exist, or has none that can be read."""
     with contextlib.suppress(OSError, KeyError, JsonError, import_arrow().ArrowException):
-        return _FACTS.parse((import_parquet().read_schema(path).metadata or {})[METADATA_KEY])
+        return _HEADERS.parse((import_parquet().read_schema(path).metadata or {})[METADATA_KEY])
     return None
 
 
@@ -287,14 +287,14 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
     Raises:
         ColumnsError: it is a table of another index.
     """
-    total, facts = sum(shards.nsamples), table.facts
-    if facts.samples != total:
-        what = f"has {facts.samples:,} rows, and the index {total:,} samples"
-    elif facts.fingerprint != fingerprint:
+    total, header = sum(shards.nsamples), table.header
+    if header.samples != total:
+        what = f"has {header.samples:,} rows, and the index {total:,} samples"
+    elif header.fingerprint != fingerprint:
         what = "is of an index with other shards, or other counts"
     else:
         return
-    raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=facts.samples)
+    raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=header.samples)
 
 
 def check_contents(table: TableFile, shards: ShardList) -> None:
@@ -303,7 +303,7 @@ def check_contents(table: TableFile, shards: ShardList) -> None:
     Raises:
         ColumnsError: they were rewritten.
     """
-    if have_changed(table.facts.contents, contents(shards)):
+    if have_changed(table.header.contents, contents(shards)):
         what = "is of shards of the same names and counts, but other checksums or sizes: they were rewritten since"
         raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wids.core.tables.table import MemberTable
 
 HAS = "has_"
-# The facts without them, and the words if they cannot be read.
+# The columns without them, and the words if they cannot be read.
 KNOWN = "has_FIELD, FIELD_bytes, bytes, key, shard and row need none"
 _SIZE = re.compile(r"(.+)_bytes(?:_[0-9]+)?")
 _NAMED = 20  # fields in a message

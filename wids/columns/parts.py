@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.columns import kinds
-from wids.columns.extract import PartFacts, write_stream
-from wids.columns.file import CREATE, open_table, read_facts
+from wids.columns.extract import PartRecord, write_stream
+from wids.columns.file import CREATE, open_table, read_header
 from wids.columns.packages import import_arrow
 from wids.core.files import atomic, locks
 from wids.core.index.discovery import look_local
@@ -34,7 +34,7 @@ from wids.jobs.journal import STATE_SUFFIX, KnownShards, parse_records
 
 if TYPE_CHECKING:
     from wids.columns.extract import Part
-    from wids.columns.file import TableFacts, TableFile
+    from wids.columns.file import TableFile, TableHeader
     from wids.core.index.shardlist import ShardList
 
 PARTS_SUFFIX = ".parts"
@@ -44,28 +44,28 @@ _PART = re.compile(r"[0-9a-f]{32}\.arrow(?:\.[0-9]+-[0-9a-f]{8}\.part)?")
 _LOOKED_AT = 20_000
 
 
-class KnownParts(KnownShards[PartFacts]):
+class KnownParts(KnownShards[PartRecord]):
     """The known parts; the caller closes them.
 
     Args:
         output: path of the table.
 
     Attributes:
-        earlier: the record of the existing table, if it has one that can be read.
+        earlier: the header of the existing table, if it has one that can be read.
 
     Raises:
         OutputError: its directory cannot be written. OutputExistsError: another process makes it, or other files
             have these names.
     """
 
-    earlier: TableFacts | None
+    earlier: TableHeader | None
 
     def __init__(self, output: str) -> None:
         self._output, self._folder = output, output + PARTS_SUFFIX
         self._before: _Before | None = None
         super().__init__(
             output,
-            PartFacts,
+            PartRecord,
             writer="wids columns create",
             is_current=self._open_before,
             is_known=self._is_there,
@@ -73,9 +73,9 @@ class KnownParts(KnownShards[PartFacts]):
         with atomic.ClosingOnError(self.close):
             for path in (output, output + STATE_SUFFIX):
                 locks.remove_parts(path)
-            self.earlier = read_facts(output)
+            self.earlier = read_header(output)
 
-    def add_part(self, part: Part) -> PartFacts:
+    def add_part(self, part: Part) -> PartRecord:
         """Store a part that was read, with the columns of the earlier record that it lacks.
 
         Returns:
@@ -85,16 +85,16 @@ class KnownParts(KnownShards[PartFacts]):
             OSError: it cannot be written. ColumnsError: the earlier columns are damaged.
         """
         os.makedirs(self._folder, exist_ok=True)
-        facts, data = msgspec.structs.replace(part.facts, url=absolute(part.facts.url)), part.data or b""
+        record, data = msgspec.structs.replace(part.record, url=absolute(part.record.url)), part.data or b""
         if part.is_rest:
-            known = self.records[facts.url]
-            facts = msgspec.structs.replace(facts, columns={**known.columns, **facts.columns})
+            known = self.records[record.url]
+            record = msgspec.structs.replace(record, columns={**known.columns, **record.columns})
             data = self._whole(known, data)
-        atomic.write_atomically(self._path(facts), data)
-        self.add(facts)
-        return facts
+        atomic.write_atomically(self._path(record), data)
+        self.add(record)
+        return record
 
-    def _whole(self, known: PartFacts, rest: bytes) -> bytes:
+    def _whole(self, known: PartRecord, rest: bytes) -> bytes:
         """The columns of a part, as an Arrow stream: those of an earlier record, and the others."""
         pa = import_arrow()
         earlier, of = self.load(known)
@@ -104,7 +104,7 @@ class KnownParts(KnownShards[PartFacts]):
             table = table.append_column(f"rule {digest}", array)
         return write_stream(table)
 
-    def load(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
+    def load(self, record: PartRecord) -> tuple[Any, dict[str, int]]:
         """The columns of a part.
 
         Returns:
@@ -116,24 +116,24 @@ class KnownParts(KnownShards[PartFacts]):
         """
         pa = import_arrow()
         try:
-            return self._load(facts)
+            return self._load(record)
         except (OSError, pa.ArrowException) as error:
             what, bad = self._output, self._output + STATE_SUFFIX  # the rules stay in the table
-            if facts.first < 0:
+            if record.first < 0:
                 what = bad = self._folder
             raise ColumnsError(f"{what}: is damaged ({error}); delete {bad}, and run it again", path=what) from error
 
-    def _load(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
-        if facts.first >= 0 and self._before is not None:
-            return self._before.read(facts)
+    def _load(self, record: PartRecord) -> tuple[Any, dict[str, int]]:
+        if record.first >= 0 and self._before is not None:
+            return self._before.read(record)
         pa = import_arrow()
-        whole = msgspec.structs.replace(facts, url=absolute(facts.url))
+        whole = msgspec.structs.replace(record, url=absolute(record.url))
         with pa.OSFile(self._path(whole)) as file, pa.ipc.open_stream(file) as stream:
-            return stream.read_all(), {digest: each.kinds for digest, each in facts.columns.items()}
+            return stream.read_all(), {digest: each.kinds for digest, each in record.columns.items()}
 
-    def is_current(self, facts: TableFacts) -> bool:
-        """Whether the existing table is that of these facts."""
-        return self._before is not None and self._before.facts == facts
+    def is_current(self, header: TableHeader) -> bool:
+        """True if the existing table has this header."""
+        return self._before is not None and self._before.header == header
 
     def finish(self) -> None:
         """Clean up: the table exists."""
@@ -151,21 +151,21 @@ class KnownParts(KnownShards[PartFacts]):
             self._before.close()
         super().close()
 
-    def _path(self, facts: PartFacts) -> str:
-        url = self.relative(facts).url
+    def _path(self, record: PartRecord) -> str:
+        url = self.relative(record).url
         name = hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         return os.path.join(self._folder, name + ".arrow")
 
-    def _is_there(self, facts: PartFacts) -> bool:
+    def _is_there(self, record: PartRecord) -> bool:
         """Whether the columns of a record are in the table or in a part."""
-        return facts.first >= 0 or os.path.isfile(self._path(facts))
+        return record.first >= 0 or os.path.isfile(self._path(record))
 
     def _open_before(self, state: bytes) -> bool:
         """Open the existing table; whether the state belongs to it."""
         with contextlib.suppress(OSError, ColumnsError):
             table = open_table(self._output)
-            has_rules = len(table.facts.rules) == len(table.facts.columns)
-            if has_rules and digest_state(state) == table.facts.state:
+            has_rules = len(table.header.rules) == len(table.header.columns)
+            if has_rules and digest_state(state) == table.header.state:
                 self._before = _Before(table)
                 return True
             table.close()
@@ -176,17 +176,17 @@ class _Before:
     """Parts of the table of an earlier run."""
 
     def __init__(self, table: TableFile) -> None:
-        self._table, self.facts = table, table.facts
+        self._table, self.header = table, table.header
         meta = table.file.metadata
         self._starts = [0]
         for group in range(meta.num_row_groups):
             self._starts.append(self._starts[-1] + meta.row_group(group).num_rows)
         self._loaded: tuple[int, Any] = (-1, None)
 
-    def read(self, facts: PartFacts) -> tuple[Any, dict[str, int]]:
+    def read(self, record: PartRecord) -> tuple[Any, dict[str, int]]:
         """See `KnownParts.load`."""
         pa = import_arrow()
-        first, end, parts = facts.first, facts.first + facts.nsamples, []
+        first, end, parts = record.first, record.first + record.nsamples, []
         while first < end:
             group = bisect_right(self._starts, first) - 1
             if self._loaded[0] != group:
@@ -195,12 +195,12 @@ class _Before:
             parts.append(self._loaded[1].slice(first - self._starts[group], stop - first))
             first = stop
         rows = pa.concat_tables(parts or [self._table.schema.empty_table()])
-        meta = self._table.facts
+        meta = self._table.header
         names = {"key": "key", "bytes": "bytes"}
         own = {rule.digest: (rule.name, of) for rule, of in zip(meta.rules, meta.kinds, strict=True)}
         names.update({name: f"rule {digest}" for digest, (name, _) in own.items()})
         names.update(
-            {name: f"size {extension}" for extension, name in meta.sizes.items() if extension in facts.extensions}
+            {name: f"size {extension}" for extension, name in meta.sizes.items() if extension in record.extensions}
         )
         table = rows.select(list(names)).rename_columns(list(names.values()))
         return table, {digest: of for digest, (_, of) in own.items()}
@@ -218,7 +218,7 @@ def _read_state(table: TableFile) -> bytes | None:
     """The state beside a table; None: no state of this table exists."""
     with contextlib.suppress(OSError), open(table.path + STATE_SUFFIX, "rb") as file:
         lines = file.read()
-        return lines if digest_state(lines) == table.facts.state else None
+        return lines if digest_state(lines) == table.header.state else None
     return None
 
 
@@ -231,7 +231,7 @@ def check_versions(table: TableFile, shards: ShardList) -> None:
     Raises:
         ColumnsError: a shard has another size now.
     """
-    records = list(parse_records((_read_state(table) or b"").splitlines(), PartFacts))
+    records = list(parse_records((_read_state(table) or b"").splitlines(), PartRecord))
     if len(records) != len(shards):
         return
     is_looking = len(shards) <= _LOOKED_AT

@@ -150,9 +150,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         table = open_table(path)
         try:
             check_of_index(table, collection.shards, fingerprint(collection.shards))
-            if table.facts.state not in self.checked:
+            if table.header.state not in self.checked:
                 check_versions(table, collection.shards)
-                self.checked.add(table.facts.state)
+                self.checked.add(table.header.state)
             check_contents(table, collection.shards)  # after what names the shards
         finally:
             table.close()
@@ -444,7 +444,7 @@ def _sizes_of(path: str) -> dict[str, str]:
 
     table = open_table(path)
     try:
-        return table.facts.sizes
+        return table.header.sizes
     finally:
         table.close()
 

@@ -1,4 +1,4 @@
-"""Checks one shard: compares its facts with the index and with its published tables.
+"""Checks one shard: compares what a scan reads with the index and with its published tables.
 
 Nothing is changed. A local shard is read in place; a remote one is copied to a temporary directory during the check. A
 fault of a shard is a `Problem`; only an error that affects all shards (a full disk, for instance) is raised.
@@ -112,47 +112,47 @@ def check_shard(
         )
         if Place(shard.url).is_local:
             path = Place(shard.url).path
-            facts = scan.scan_file(path, wanted, context.is_cancelled)
-            return _look_into(path, facts, task, finding, settings, decode)
+            scanned = scan.scan_file(path, wanted, context.is_cancelled)
+            return _look_into(path, scanned, task, finding, settings, decode)
         with tempdirs.directory("verify") as directory:
             path = os.path.join(directory, "shard.tar")
-            facts = scan.scan_copy(path, wanted, context.is_cancelled, is_sound=partial(_is_sound, shard))
-            return _look_into(path, facts, task, finding, settings, decode)
+            scanned = scan.scan_copy(path, wanted, context.is_cancelled, is_sound=partial(_is_sound, shard))
+            return _look_into(path, scanned, task, finding, settings, decode)
     except (ShardError, FetchError, NotAllowedError) as error:
         return msgspec.structs.replace(finding, problems=(problem_of(error),))
 
 
-def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
-    """Compare the facts of a shard with its entry in the index."""
-    if what := find_difference_in_size(shard, Identity(size=facts.filesize)):
+def compare(scanned: scan.ShardResult, shard: Shard) -> Iterator[Problem]:
+    """Compare the scan of a shard with its entry in the index."""
+    if what := find_difference_in_size(shard, Identity(size=scanned.filesize)):
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
     else:
-        yield from _compare_digests(facts, shard)
-    if facts.behind is not None:
-        what = f"goes on behind its end marker: {facts.filesize - facts.behind:,} bytes that nothing reads"
-        yield Problem(kind="tar", what=what, where=f"byte {facts.behind}", advice=_PACK_AGAIN)
-    if facts.zeros:
-        at = facts.filesize - facts.zeros
-        what = f"ends with {facts.zeros:,} zeros, more than any writer appends: the samples there were lost"
+        yield from _compare_digests(scanned, shard)
+    if scanned.behind is not None:
+        what = f"goes on behind its end marker: {scanned.filesize - scanned.behind:,} bytes that nothing reads"
+        yield Problem(kind="tar", what=what, where=f"byte {scanned.behind}", advice=_PACK_AGAIN)
+    if scanned.zeros:
+        at = scanned.filesize - scanned.zeros
+        what = f"ends with {scanned.zeros:,} zeros, more than any writer appends: the samples there were lost"
         yield Problem(kind="tar", what=what, where=f"byte {at}", advice=_FETCH_AGAIN)
-    if facts.table is not None and facts.nleft and not facts.nsamples:
-        what = f"has no sample: the names of its {facts.nleft:,} files have no extension, or a dot first"
+    if scanned.table is not None and scanned.nleft and not scanned.nsamples:
+        what = f"has no sample: the names of its {scanned.nleft:,} files have no extension, or a dot first"
         yield Problem(kind="empty", what=what, advice="pack it again with names like 0017.jpg")
-    if facts.nalike:
-        words = count_of(facts.nalike, "key")
+    if scanned.nalike:
+        words = count_of(scanned.nalike, "key")
         what = f"has {words} that another one is, too, in a second Unicode form (NFC, NFD)"
         yield Problem(kind="keys", what=what, advice=ONE_FORM)
-    if facts.error is not None:
-        yield problem_of(facts.error)
-    elif facts.table is not None and (what := find_difference_in_count(shard, facts.table)):
+    if scanned.error is not None:
+        yield problem_of(scanned.error)
+    elif scanned.table is not None and (what := find_difference_in_count(shard, scanned.table)):
         advice = "write the index again, or read it with the key rule and grouping it was made with"
         yield Problem(kind="count", what=what, advice=advice)
 
 
-def _compare_digests(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
+def _compare_digests(scanned: scan.ShardResult, shard: Shard) -> Iterator[Problem]:
     """The first checksum that differs; the index may have several."""
     for key, said in checksums.promised(shard).items():
-        found = getattr(facts, key)
+        found = getattr(scanned, key)
         if found not in (None, said):
             words = f"its {checksums.word(key)} is {{}}, the index says {{}}".format
             what = words(*(digest if len(digest) <= 8 else f"{digest[:8]}..." for digest in (found, said)))
@@ -160,27 +160,27 @@ def _compare_digests(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
             return
 
 
-def _is_sound(shard: Shard, facts: scan.ShardFacts) -> bool:
-    return not any(problem.kind in _OF_TRANSFER for problem in compare(facts, shard))
+def _is_sound(shard: Shard, scanned: scan.ShardResult) -> bool:
+    return not any(problem.kind in _OF_TRANSFER for problem in compare(scanned, shard))
 
 
 def _look_from_outside(shard: Shard, finding: Finding, settings: VerifySettings) -> Finding:
     with ShardBytes(shard.url, session=settings.session) as source:
-        facts = scan.ShardFacts(url=shard.url, nsamples=0, filesize=source.size)
-    return msgspec.structs.replace(finding, size_bytes=facts.filesize, problems=tuple(compare(facts, shard)))
+        scanned = scan.ShardResult(url=shard.url, nsamples=0, filesize=source.size)
+    return msgspec.structs.replace(finding, size_bytes=scanned.filesize, problems=tuple(compare(scanned, shard)))
 
 
 def _look_into(
     path: str,
-    facts: scan.ShardFacts,
+    scanned: scan.ShardResult,
     task: CheckTask,
     finding: Finding,
     settings: VerifySettings,
     decode: Decode | None,
 ) -> Finding:
-    """All problems of a file, from its facts."""
-    shard, table = task.shard, facts.table
-    problems = [*compare(facts, shard)]
+    """All problems of a file, by its scan."""
+    shard, table = task.shard, scanned.table
+    problems = [*compare(scanned, shard)]
     undecoded = 0
     if table is not None:
         problems += _problems_beside(path, shard, table, settings)
@@ -189,10 +189,10 @@ def _look_into(
             problems += found
     return msgspec.structs.replace(
         finding,
-        size_bytes=facts.filesize,
+        size_bytes=scanned.filesize,
         nsamples=None if table is None else table.nsamples,
         problems=tuple(problem for problem in problems if problem.kind != UNUSED),
-        left_files=facts.nleft,
+        left_files=scanned.nleft,
         undecoded=undecoded,
         keys=list(table.keys()) if task.has_keys and table is not None else None,
         has_unused_table=any(problem.kind == UNUSED for problem in problems),
@@ -327,8 +327,8 @@ def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Proble
 
 
 def _compare_own(saved: MemberTable, scanned: MemberTable) -> str:
-    facts = scanned.identity
-    if what := find_difference_in_table(saved, facts, scanned):
+    identity = scanned.identity
+    if what := find_difference_in_table(saved, identity, scanned):
         return what
     # A reader of the shard does not know its md5.
-    return "" if saved.identity.is_same(msgspec.structs.replace(facts, md5=None)) else _UNUSED_WORDS
+    return "" if saved.identity.is_same(msgspec.structs.replace(identity, md5=None)) else _UNUSED_WORDS

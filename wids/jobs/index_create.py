@@ -31,7 +31,7 @@ from wids.jobs.counts import match_counts
 from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import KnownShards, shards_before, unwritten
 from wids.jobs.outcome import JobOutcome
-from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
+from wids.jobs.scan import ScanTask, ShardResult, scan_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -299,7 +299,7 @@ def check_counts(settings: IndexSettings) -> None:
         )
 
 
-class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
+class Indexing(ShardJob[str, ShardResult, IndexOutcome]):
     """Collects shards into one index. The next run does not read unchanged shards again.
 
     Attributes:
@@ -311,12 +311,12 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         verb = "summing" if settings.has_md5 else "indexing"
         super().__init__(IndexOutcome(output=output), progress, verb, is_skipping=settings.is_skipping)
         self._output, self._settings, self._engine = output, settings, engine
-        self._done: dict[str, ShardFacts] = {}
+        self._done: dict[str, ShardResult] = {}
         self._table_names: dict[str, str] = {}
         self.summed: Container[str] = ()
         self.has_rule = False
         self.listed: Container[str] = ()
-        self._known_shards = KnownShards(output, ShardFacts, writer="wids index", is_current=lambda _: True)
+        self._known_shards = KnownShards(output, ShardResult, writer="wids index", is_current=lambda _: True)
         self.close_at_end(self._known_shards.close)
 
     def note(self, named: Sources) -> None:
@@ -331,7 +331,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
                 raise error
             self.outcome.fail(place, error)
 
-    def scan(self, found: Sequence[FoundShard]) -> list[ShardFacts]:
+    def scan(self, found: Sequence[FoundShard]) -> list[ShardResult]:
         """Read the shards; unreadable ones are left out, if the settings say so.
 
         Raises:
@@ -386,9 +386,9 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         self.outcome.counted += 1
         self.progress.ended += 1
         size = shard.size or 0
-        self._done[shard.url] = ShardFacts(url=shard.url, nsamples=nsamples, filesize=size, is_claimed=True)
+        self._done[shard.url] = ShardResult(url=shard.url, nsamples=nsamples, filesize=size, is_claimed=True)
 
-    def entry(self, found: ShardFacts, place: str) -> dict[str, Any]:
+    def entry(self, found: ShardResult, place: str) -> dict[str, Any]:
         """The entry of a shard, with ``place`` for its URL."""
         settings, entry = self._settings, {**found.entry(), "url": place}
         if not settings.has_md5:
@@ -398,7 +398,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         return entry
 
     def compose(
-        self, head: Mapping[str, Any], scanned: Sequence[ShardFacts], earlier: EarlierIndex, base: str | None
+        self, head: Mapping[str, Any], scanned: Sequence[ShardResult], earlier: EarlierIndex, base: str | None
     ) -> dict[str, Any]:
         """The index of these shards; notes the keys and shards of its earlier version that stay, and those that go.
 
@@ -422,7 +422,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.kept_of_shards = list(dict.fromkeys(itertools.chain.from_iterable(carried.shard_keys.values())))
         return {**head, **carried.keys, **carried.packs, "shardlist": entries}
 
-    def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts], file: ReplacedFile) -> None:
+    def publish(self, index: dict[str, Any], scanned: Sequence[ShardResult], file: ReplacedFile) -> None:
         """Write the index, and the state for the next run.
 
         Args:
@@ -449,8 +449,8 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         outcome.samples, outcome.bytes = (sum(each.get(key, 0) for each in entries) for key in ("nsamples", "filesize"))
         outcome.members = sum(each.nmembers for each in scanned)
 
-    def _known(self, shard: FoundShard) -> ShardFacts | None:
-        """Its facts from an earlier run, if they are complete."""
+    def _known(self, shard: FoundShard) -> ShardResult | None:
+        """Its result of an earlier run, if that is complete."""
         known = self._known_shards.records.get(shard.url)
         if known is None or (known.rule, known.group) != (self._settings.rule, self._settings.group):
             return None
@@ -474,7 +474,7 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
         is_wanted = Place(url).is_local or url in self.summed if settings.checksums is None else settings.checksums
         return ("crc32",) if is_wanted else ()
 
-    def _task(self, shard: FoundShard, known: ShardFacts | None) -> ScanTask:
+    def _task(self, shard: FoundShard, known: ShardResult | None) -> ScanTask:
         settings = self._settings
         return ScanTask(
             url=shard.url,
@@ -487,8 +487,8 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             session=settings.session,
         )
 
-    def take(self, name: str, found: ShardFacts) -> None:
-        """Keep the facts of a shard, for this index and the next run."""
+    def take(self, name: str, found: ShardResult) -> None:
+        """Keep the result of a shard, for this index and the next run."""
         outcome, progress = self.outcome, self.progress
         if found.unpublished is not None:
             self._keep_table(found)
@@ -519,13 +519,13 @@ class Indexing(ShardJob[str, ShardFacts, IndexOutcome]):
             taken.add(name)
             self._table_names[shard.url] = os.path.join(home, name + TABLE_SUFFIX)
 
-    def _keep_table(self, facts: ShardFacts) -> None:
+    def _keep_table(self, result: ShardResult) -> None:
         """Put a member table beside the index."""
-        path = self._table_names[facts.url]
+        path = self._table_names[result.url]
         check_table_replaceable(path)
-        atomic.write_atomically(path, facts.unpublished or b"")
-        facts.unpublished, facts.has_table = None, True
-        self.outcome.tables[facts.url] = path
+        atomic.write_atomically(path, result.unpublished or b"")
+        result.unpublished, result.has_table = None, True
+        self.outcome.tables[result.url] = path
 
     def _choose_engine(self, tasks: Collection[ScanTask], found: Sequence[FoundShard]) -> RunOptions:
         size, is_summed = sum(shard.size or 0 for shard in found), any(task.checksums for task in tasks)

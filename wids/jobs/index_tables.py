@@ -209,14 +209,14 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
     if table is not None and shard.nsamples in (None, table.nsamples):
         return FoundTable(data=table.to_bytes())
     wanted = scan.ScanTask(url=shard.url, has_table=True, session=task.session)
-    facts = scan.read_shard(wanted, context)
-    if facts.error is not None:
-        raise facts.error
-    data = facts.table.to_bytes()
+    result = scan.read_shard(wanted, context)
+    if result.error is not None:
+        raise result.error
+    data = result.table.to_bytes()
     member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="the table of the shard")
-    if shard.nsamples not in (None, facts.nsamples):
-        raise count_mismatch(shard.url, shard.nsamples or 0, facts.nsamples, advice="; write the index again")
-    return FoundTable(data=data, is_scanned=True, requests=facts.requests, read_bytes=facts.read_bytes)
+    if shard.nsamples not in (None, result.nsamples):
+        raise count_mismatch(shard.url, shard.nsamples or 0, result.nsamples, advice="; write the index again")
+    return FoundTable(data=data, is_scanned=True, requests=result.requests, read_bytes=result.read_bytes)
 
 
 def _local_beside(shard: Shard) -> MemberTable | None:

@@ -47,13 +47,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts and problems of one shard.
+    """The properties and problems of one shard.
 
     Attributes:
         number: of the shard in its index.
         url: of the shard.
         size_bytes, nsamples: as found; None: unknown.
-        left_files: files that are part of no sample.
+        left_files: number of files that are part of no sample.
         undecoded: members that were not decoded, because that could run code.
         version: of the shard and the tables beside it; None: unknown, or not requested.
         has_unused_table: its saved member table is right, but has another modification time, so readers ignore it.

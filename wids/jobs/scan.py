@@ -1,4 +1,4 @@
-"""The facts of one shard, from the shard itself, read once: for its index entry and for verification.
+"""The scan of one shard, from the shard itself, read once: for its index entry and for verification.
 
 The result is a function of the shard's bytes; any process on any machine can compute it. Local shards are read in
 place. A remote shard is read by byte ranges over its headers, or completely if checksums are wanted, and nothing is
@@ -54,8 +54,8 @@ _LOCAL_BYTES, _REMOTE_BYTES = 1 << 20, 8 << 20
 _COPY_ATTEMPTS = 2
 
 
-class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The facts of one shard. Later runs reuse most of them; see `kept`.
+class ShardResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The result for one shard. Later runs reuse most of it; see `kept`.
 
     Attributes:
         url: as in its task.
@@ -102,8 +102,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_unchanged: bool = False
     is_claimed: bool = False
 
-    def kept(self, url: str) -> ShardFacts:
-        """The facts that later runs can use, for a shard named ``url``."""
+    def kept(self, url: str) -> ShardResult:
+        """The part that later runs can use, for a shard named ``url``."""
         passing = {"table": None, "unpublished": None, "error": None, "requests": 0, "read_bytes": 0}
         return msgspec.structs.replace(self, url=url, is_unchanged=False, **passing)
 
@@ -126,13 +126,13 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         checksums: to compute, by their keys in an index.
         has_table: publish its member table beside it.
         keeps_sum: a CRC-32 is wanted of a remote shard of which (nearly) all bytes are read anyway.
-        known: facts of an earlier run; the result, if size and mark have not changed.
+        known: result of an earlier run; it is returned, if size and mark have not changed.
         rule, group: how members become samples; see `wids.core.tables.table.build_table`.
         session: opens URLs.
     """
 
     url: str
-    known: ShardFacts | None = None
+    known: ShardResult | None = None
     checksums: tuple[str, ...] = ()
     has_table: bool = False
     keeps_sum: bool = False
@@ -150,22 +150,22 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         return tables.build_table(members, identity=identity, shard=self.url, rule=self.rule, group=self.group)
 
 
-def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFacts:  # noqa: B008 - frozen
+def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardResult:  # noqa: B008 - frozen
     """Read one shard, and publish its member table if requested.
 
     Raises:
         FetchError: it cannot be downloaded. ShardError: it is not a readable tar.
         CancelledTransferError: it was cancelled.
     """
-    facts = read_shard(task, context)
-    facts.rule, facts.group = task.rule, task.group
-    if task.rule == "last-dot" and facts.table is not None:
-        facts.apart = tables.find_apart(facts.table)
-    return facts if facts.is_unchanged else _publish(task, facts)
+    result = read_shard(task, context)
+    result.rule, result.group = task.rule, task.group
+    if task.rule == "last-dot" and result.table is not None:
+        result.apart = tables.find_apart(result.table)
+    return result if result.is_unchanged else _publish(task, result)
 
 
-def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
-    """The facts of one shard, with its member table. An error in the headers is raised, or is in the facts.
+def read_shard(task: ScanTask, context: TaskContext) -> ShardResult:
+    """The result for one shard, with its member table. An error in the headers is raised, or is in the result.
 
     Raises:
         FetchError, ShardError, CancelledTransferError: as `scan_shard`.
@@ -182,19 +182,19 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
             # A checksum or a table of mixed versions stays wrong; a wrong count is detected when the shard is opened.
             may_be_mixed = not source.is_strong and (task.checksums or task.has_table)
             if source.has_ranges and not may_be_mixed:
-                facts = _scan_ranges(task, source, mark, context.is_cancelled)
-                if facts is not None:
-                    return facts
+                result = _scan_ranges(task, source, mark, context.is_cancelled)
+                if result is not None:
+                    return result
     with tempdirs.directory("scan") as directory:
         task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all bytes are read anyway
         path = os.path.join(directory, "shard.tar")
-        facts = scan_copy(path, task, context.is_cancelled, look=shard_download.check_start)
-        facts.mark = mark
-        return facts
+        result = scan_copy(path, task, context.is_cancelled, look=shard_download.check_start)
+        result.mark = mark
+        return result
 
 
-def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:
-    """The facts of a local shard. An error in its headers is in ``error``, beside the other facts.
+def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardResult:
+    """The result for a local shard. An error in its headers is in ``error``, beside the other values.
 
     Raises:
         FetchError: it cannot be opened or read. ChangedShardError: it changed meanwhile.
@@ -204,10 +204,10 @@ def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFact
     return retrying.try_repeatedly(once, url=task.url, path=None, hooks=(), is_cancelled=is_cancelled)
 
 
-def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:
+def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardResult:
     fd, identity = _open(path, task.url)
     try:
-        facts = ShardFacts(url=task.url, nsamples=0, filesize=identity.size, mark=f"{identity.mtime_ns}")
+        result = ShardResult(url=task.url, nsamples=0, filesize=identity.size, mark=f"{identity.mtime_ns}")
         window, read = None, member_tables.reader_of(fd, task.url)
         if task.checksums:
             window = Window(
@@ -220,13 +220,13 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
             read = window.read
         members = Members(read, identity.size, shard=task.url, split=task.split)
         try:
-            facts.table = task.build_table(members, identity)
-            facts.behind, facts.zeros = members.find_unread()
+            result.table = task.build_table(members, identity)
+            result.behind, result.zeros = members.find_unread()
         except ShardError as error:
-            facts.error = error
+            result.error = error
         if window is not None:
-            facts = msgspec.structs.replace(facts, **window.digests())
-        now = atomic.identify(fd, md5=facts.md5sum)
+            result = msgspec.structs.replace(result, **window.digests())
+        now = atomic.identify(fd, md5=result.md5sum)
         if (now.size, now.mtime_ns) != (identity.size, identity.mtime_ns):
             # Otherwise the index would promise a size and a checksum of two versions.
             raise ChangedShardError(
@@ -234,7 +234,7 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
             )
     finally:
         os.close(fd)
-    return facts if facts.table is None else _counted(facts, facts.table.with_identity(now))
+    return result if result.table is None else _counted(result, result.table.with_identity(now))
 
 
 def scan_copy(
@@ -242,9 +242,9 @@ def scan_copy(
     task: ScanTask,
     is_cancelled: IsCancelled,
     *,
-    is_sound: Callable[[ShardFacts], bool] = lambda facts: facts.error is None,
+    is_sound: Callable[[ShardResult], bool] = lambda result: result.error is None,
     look: Callable[[str, bytes], None] = shard_download.check_content,
-) -> ShardFacts:
+) -> ShardResult:
     """Download a shard to ``path``, and read it. Do so once more if ``is_sound`` returns False.
 
     An error of ``look``, called with the URL and the first 512 bytes, ends the download.
@@ -264,17 +264,17 @@ def scan_copy(
             is_cancelled=is_cancelled,
             session=task.session,
         )
-        facts = scan_file(path, task, is_cancelled)
-        if is_sound(facts):
+        result = scan_file(path, task, is_cancelled)
+        if is_sound(result):
             break
-    facts.mark, facts.requests, facts.read_bytes = None, 1, facts.filesize
-    if facts.table is not None:  # the modification time is that of the copy
-        facts.table = facts.table.with_identity(Identity(size=facts.filesize, md5=facts.md5sum))
-    return facts
+    result.mark, result.requests, result.read_bytes = None, 1, result.filesize
+    if result.table is not None:  # the modification time is that of the copy
+        result.table = result.table.with_identity(Identity(size=result.filesize, md5=result.md5sum))
+    return result
 
 
-def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts | None:
-    """The facts of a shard by byte ranges; None: one stream of all its bytes is as short, and gives their checksum."""
+def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardResult | None:
+    """The result for a shard by byte ranges; None: one stream of all bytes is as short, and gives their checksum."""
     first = source.read(0, _REMOTE_BYTES if task.checksums else FIRST_BYTES)  # its answer has the size
     shard_download.check_content(task.url, first[:512])
     is_whole = len(first) == source.size
@@ -293,12 +293,12 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
     identity = Identity(size=source.size, etag=mark)
     members = Members(window.read, source.size, shard=task.url, split=task.split)
     table = task.build_table(members, identity)
-    facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
-    facts.behind, facts.zeros = members.find_unread()
+    result = ShardResult(url=task.url, nsamples=0, filesize=source.size, mark=mark)
+    result.behind, result.zeros = members.find_unread()
     if is_sure:
-        facts = msgspec.structs.replace(facts, **window.digests())
-    facts.requests, facts.read_bytes = source.requests, source.read_bytes
-    return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=facts.md5sum)))
+        result = msgspec.structs.replace(result, **window.digests())
+    result.requests, result.read_bytes = source.requests, source.read_bytes
+    return _counted(result, table.with_identity(msgspec.structs.replace(identity, md5=result.md5sum)))
 
 
 def _is_dense(url: str, first: bytes, shard_bytes: int) -> bool:
@@ -310,11 +310,11 @@ def _is_dense(url: str, first: bytes, shard_bytes: int) -> bool:
     return bool(sizes) and max(sizes) <= WORTH_BYTES
 
 
-def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
-    facts.nsamples, facts.nmembers, facts.table = len(table), table.nmembers, table
-    facts.nleft, facts.nrepeated, facts.nalike = table.nleft, table.nrepeated, table.nalike
-    facts.merged = tables.find_merged(table)
-    return facts
+def _counted(result: ShardResult, table: MemberTable) -> ShardResult:
+    result.nsamples, result.nmembers, result.table = len(table), table.nmembers, table
+    result.nleft, result.nrepeated, result.nalike = table.nleft, table.nrepeated, table.nalike
+    result.merged = tables.find_merged(table)
+    return result
 
 
 def _size_of(source: ShardBytes) -> int | None:
@@ -347,16 +347,16 @@ def _check_content(url: str, path: str) -> None:
         shard_download.check_content(url, file.read(512))
 
 
-def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
-    """Publish the member table beside the shard, if requested; if that is impossible, put it into the facts."""
-    if facts.error is not None:
-        raise facts.error
+def _publish(task: ScanTask, result: ShardResult) -> ShardResult:
+    """Publish the member table beside the shard, if requested; if that is impossible, put it into the result."""
+    if result.error is not None:
+        raise result.error
     if task.has_table:
-        data = facts.table.to_bytes()
-        facts.has_table = publish_table(task.url, data, task.session)
-        facts.unpublished = None if facts.has_table else data
-    facts.table = None
-    return facts
+        data = result.table.to_bytes()
+        result.has_table = publish_table(task.url, data, task.session)
+        result.unpublished = None if result.has_table else data
+    result.table = None
+    return result
 
 
 def publish_table(url: str, data: bytes, session: Session = PLAIN) -> bool:

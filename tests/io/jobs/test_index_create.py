@@ -486,7 +486,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     """What was read before is not read again, though the last line was cut; at the end the journal is gone."""
     shards = write_shards(tmp_path / "d", (1, 2, 3))
     output = str(tmp_path / "d/i.json")
-    journal = KnownShards(output, scan.ShardFacts, writer="wids index")
+    journal = KnownShards(output, scan.ShardResult, writer="wids index")
     for shard in shards[:2]:
         facts = scan_shard(ScanTask(url=shard["url"], checksums=("crc32",)))
         journal.add(facts.kept(facts.url))
@@ -610,7 +610,7 @@ def test_malformed_indexes_are_refused_by_place(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
         index_create.Indexing(str(tmp_path / "no/i.json"), IndexSettings(), RunOptions(jobs=2), None)
     assert look_local(str(tmp_path / "none.tar")).size is None
-    assert scan.ShardFacts(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
+    assert scan.ShardResult(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
 
 
 @pytest.mark.parametrize("store", [backends.s3, backends.gs])
@@ -652,11 +652,11 @@ def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    log = KnownShards(str(tmp_path / "i.json"), scan.ShardFacts, writer="wids index")
+    log = KnownShards(str(tmp_path / "i.json"), scan.ShardResult, writer="wids index")
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", fail)
         with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):
-            log.add(scan.ShardFacts(url="a.tar", nsamples=0, filesize=0))
+            log.add(scan.ShardResult(url="a.tar", nsamples=0, filesize=0))
     log.close()
     monkeypatch.setattr(writing, "dump_index", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):
