@@ -326,8 +326,8 @@ def test_info_tells_how_classes_are_spread(tmp_path, monkeypatch, shards):
         "is_sorted": False,
         "is_whole": True,
     }
-    monkeypatch.setattr("wids.tools.facts._LABELS", 80)
-    monkeypatch.setattr("wids.tools.facts._RUN", 4)
+    monkeypatch.setattr("wids.tools.summary._LABELS", 80)
+    monkeypatch.setattr("wids.tools.summary._RUN", 4)
     for name, is_sorted in (("a", True), ("b", False)):
         found = json.loads(run_ok("info", tmp_path / f"{name}/h.json", "--json"))["classes"]
         assert (found["is_sorted"], found["samples"], found["is_whole"]) == (is_sorted, 80, False)

@@ -26,7 +26,7 @@ def test_the_overview(browser, server):
     """What the index says; nothing is asked of another host, and nothing is said on the console."""
     with Visit(browser, server.url) as visit:
         page = visit.go()
-        assert page.inner_text("#facts").split()[:4] == ["samples", "7", "shards", "2"]
+        assert page.inner_text("#summary").split()[:4] == ["samples", "7", "shards", "2"]
         assert page.get_attribute("nav a[aria-current]", "href") == "/"
         page.click("#theme")
         assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")

@@ -43,7 +43,7 @@ def test_it_shows_what_happens(browser, tmp_path):
         page.wait_for_selector("tr:has-text('b.tar'):has-text('in 15 min')")
         assert "4.10 kB of 16.4 kB" in page.inner_text("#downloads")
         assert page.get_attribute("#downloads [role=progressbar]", "aria-valuenow") == "25"
-        facts = page.inner_text("#facts")
+        facts = page.inner_text("#summary")
         assert "50.0 kB" in facts
         assert "75 %" in facts
         page.wait_for_selector("#usage path.line")

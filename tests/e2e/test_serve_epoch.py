@@ -63,7 +63,7 @@ def test_steps_and_ranks(browser, server, index):
         page = visit.go(QUERY)
         wait_for(page, 0, 0, first[0])
         assert page.get_attribute("nav a[aria-current]", "href") == "/epoch"
-        assert "7 steps on each of 2 ranks" in page.inner_text("#facts")
+        assert "7 steps on each of 2 ranks" in page.inner_text("#summary")
         page.click("#after")
         wait_for(page, 1, 0, first[1])
         page.locator("#slider").fill("4")
@@ -157,7 +157,7 @@ def test_answers_that_take_long(browser, index, set_limits):
         query = "/epoch?world_size=2&seed=3&batch_size=&lengths=bytes&max_tokens=300&block=8"
         page = visit.go(query)
         wait_for(page, 0, 0, ranks[0][0])
-        assert f"{len(ranks[0])} steps on each of 2 ranks" in page.inner_text("#facts")
+        assert f"{len(ranks[0])} steps on each of 2 ranks" in page.inner_text("#summary")
         page.on("request", lambda request: asked.append(request.url) if "/looks" in request.url else None)
         page.fill("#rank", "1")
         page.press("#rank", "Enter")

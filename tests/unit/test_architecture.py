@@ -44,7 +44,7 @@ WINGS = (
 )
 TOOLS = (
     ("simulate",),
-    ("facts", "describe", "key_search"),
+    ("summary", "describe", "key_search"),
     ("serve",),
     ("cli",),
 )

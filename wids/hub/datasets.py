@@ -57,7 +57,7 @@ class NamedSplit(NamedTuple):
 
 
 class _KeptSplit(msgspec.Struct, frozen=True):
-    """Facts about a split: its shards (path, count or -1, bytes), the other splits, and notes for the user."""
+    """A split: its shards (path, count or -1, bytes), the other splits, and notes for the user."""
 
     split: str
     shards: list[tuple[str, int, int]]

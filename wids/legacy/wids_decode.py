@@ -100,13 +100,13 @@ def default_decoder(
 
 def _decode(sample: Sample, kinds: Collection[str], decoder: SampleDecoder) -> Sample:
     """Decode the fields whose last extension is one of ``kinds``."""
-    facts = {name: value for name, value in check_keys(sample).items() if name.startswith("__")}
+    about = {name: value for name, value in check_keys(sample).items() if name.startswith("__")}
     for name, value in sample.items():
         inner = _inner_name(name)
-        if name in facts or inner.rpartition(".")[2].lower() not in kinds:
+        if name in about or inner.rpartition(".")[2].lower() not in kinds:
             continue
         field = name if _is_gzip(value) else inner
-        sample[name] = decoder({**facts, field: value})[field]  # no name is added, so the loop goes on
+        sample[name] = decoder({**about, field: value})[field]  # no name is added, so the loop goes on
     return sample
 
 

@@ -151,7 +151,7 @@ def main_info(args: argparse.Namespace) -> None:
         if args.table:
             print(filename, index.get("name"), nbytes, nsamples, index.get("base"), last, len(parts), sep="\t")
             continue
-        facts = {
+        shown = {
             "name": index.get("name"),
             "info": index.get("info"),
             "base": f"{index.get('base')} (assumed: {Place(filename).directory})",
@@ -163,7 +163,7 @@ def main_info(args: argparse.Namespace) -> None:
             "last shard": last,
         }
         print("filename:", filename)
-        for name, value in facts.items():
+        for name, value in shown.items():
             print(f"{name:>16}: {value}")
         for part in parts:
             print(f"{'dataset':>16}: {part.get('name')} {part.get('source_url', '')}")

@@ -112,8 +112,8 @@ class ReaderSuite(_WayToOpen):
         events: list[Event] = []
         url = self.put("a.tar", DATA)
         with contextlib.closing(self.make([events.append]).open(described(url, DATA))) as reader:
-            facts = (reader.url, len(reader), reader.table.nsamples)
-            check(facts == (url, 3, 3), "a reader has the URL, length and table of its shard", facts)
+            actual = (reader.url, len(reader), reader.table.nsamples)
+            check(actual == (url, 3, 3), "a reader has the URL, length and table of its shard", actual)
             is_there = reader.path == url if self.is_local or self.has_ranges else os.path.isfile(reader.path)
             check(is_there, "`path` is the file that is read, or the URL", reader.path)
             check(reader.is_leased == self.is_cached, "`is_leased` says whether its file is in the cache")
@@ -458,10 +458,10 @@ class ShardProviderSuite(_WayToOpen):
 
 
 @contextlib.contextmanager
-def _dataset(suite: ShardProviderSuite, url: str, **facts: Any) -> Iterator[ShardListDataset]:
-    """A dataset of one shard; ``facts``: of its row."""
+def _dataset(suite: ShardProviderSuite, url: str, **keys: Any) -> Iterator[ShardListDataset]:
+    """A dataset of one shard; ``keys``: of its row."""
     _needs_dataset(suite)
-    dataset = suite.open_dataset([{"url": url, "nsamples": 3, **facts}])
+    dataset = suite.open_dataset([{"url": url, "nsamples": 3, **keys}])
     yield dataset
     dataset.close()
 

@@ -350,8 +350,8 @@ class Reply(BaseHTTPRequestHandler):
             elif (path := self._file_path()) is not None:
                 with contextlib.suppress(OSError, ValueError):  # not a file, or a name that no file can have
                     stream = stack.enter_context(open(path, "rb", 0))
-                    facts = os.fstat(stream.fileno())
-                    self._tag, self._mtime = f'"{facts.st_mtime_ns:x}-{facts.st_size:x}"', facts.st_mtime
+                    status = os.fstat(stream.fileno())
+                    self._tag, self._mtime = f'"{status.st_mtime_ns:x}-{status.st_size:x}"', status.st_mtime
             yield stream
 
     def _file_path(self) -> str | None:
@@ -368,18 +368,18 @@ class Reply(BaseHTTPRequestHandler):
         """Send the head of a good answer for a body of that size; bytes ``lo`` to ``hi`` of it have to follow."""
         modified = 1_700_000_000 + self.version if self._mtime is None else self._mtime
         known = {"ETag": self._tag, "Last-Modified": formatdate(modified, usegmt=True)}
-        facts: dict[str, object] = {name.replace("-", "_"): known[name] for name in self.owner.validators}
+        answered: dict[str, object] = {name.replace("-", "_"): known[name] for name in self.owner.validators}
         code, lo, hi = 200, 0, size
         if self.owner.has_ranges:
-            facts["Accept_Ranges"] = "bytes"
+            answered["Accept_Ranges"] = "bytes"
             if self.span:
                 code, lo, hi = 206, self.span[0], min(self.span[1], size)
-                facts["Content_Range"] = f"bytes {lo}-{hi - 1}/{size}"
+                answered["Content_Range"] = f"bytes {lo}-{hi - 1}/{size}"
         if lo >= hi and code == 206:
             self.start(416, Content_Length=0, Content_Range=f"bytes */{size}")
             return 0, 0
-        facts.update({"Content_Length": hi - lo, **headers})
-        self.start(code, **{name: value for name, value in facts.items() if value is not None})
+        answered.update({"Content_Length": hi - lo, **headers})
+        self.start(code, **{name: value for name, value in answered.items() if value is not None})
         return lo, hi
 
     def _send_last(self, stream: BinaryIO, lo: int, hi: int) -> None:

@@ -50,9 +50,9 @@ def texts_of(tag: str = "a", count: int = 3) -> list[bytes]:
     return [text(tag, row) for row in range(count)]
 
 
-def described(url: str, data: bytes, **facts: Any) -> Shard:
-    """A shard as an index describes it, with its true size and md5; ``facts`` override."""
-    return Shard(**{"url": url, "nsamples": 3, "filesize": len(data), "md5sum": md5(data), **facts})
+def described(url: str, data: bytes, **keys: Any) -> Shard:
+    """A shard as an index describes it, with its true size and md5; ``keys`` override."""
+    return Shard(**{"url": url, "nsamples": 3, "filesize": len(data), "md5sum": md5(data), **keys})
 
 
 def md5(data: bytes) -> str:

@@ -1,7 +1,7 @@
 """Describe a field of a sample: its type, its sizes and shapes, the beginning of its text.
 
 Each field is decoded by itself and as the dataset decodes it. A damaged field is described as damaged; a field that
-could run code is named and not opened. People get a line of text, programs the same facts as JSON.
+could run code is named and not opened. People get a line of text, programs the same as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Field(msgspec.Struct, kw_only=True):
         size: bytes.
         kind: image, array, arrays, text, number, json, tensors, bytes, unopened or damaged.
         words: the description for people.
-        facts: the description for programs.
+        details: the description for programs.
         value: the decoded field; None: it could not be decoded.
     """
 
@@ -38,7 +38,7 @@ class Field(msgspec.Struct, kw_only=True):
     size: int
     kind: str
     words: str
-    facts: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     value: Any = None
 
     @property
@@ -48,7 +48,7 @@ class Field(msgspec.Struct, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """The field for ``--json``."""
-        return {"name": self.name, "size": self.size, "kind": self.kind, **self.facts}
+        return {"name": self.name, "size": self.size, "kind": self.kind, **self.details}
 
 
 def describe(name: str, data: bytes, *, key: str, shard: str, max_inflate_bytes: int = DEFAULT_INFLATE_BYTES) -> Field:
@@ -66,28 +66,30 @@ def describe(name: str, data: bytes, *, key: str, shard: str, max_inflate_bytes:
         value = decoder({name: data, "__key__": key, "__shard__": shard})[name]
     except UnsafeFormatError:
         words = "not opened: opening it could run code from the file"
-        return Field(name=name, size=len(data), kind="unopened", words=words, facts={"begins": data[:_MAX_BYTES].hex()})
+        return Field(
+            name=name, size=len(data), kind="unopened", words=words, details={"begins": data[:_MAX_BYTES].hex()}
+        )
     except DecodeError as error:
         words = str(error).partition(f" in shard {shard}: ")[2] or str(error)
-        return Field(name=name, size=len(data), kind="damaged", words=printable(words), facts={"error": words})
-    kind, words, facts = describe_value(value)
-    return Field(name=name, size=len(data), kind=kind, words=words, facts=facts, value=value)
+        return Field(name=name, size=len(data), kind="damaged", words=printable(words), details={"error": words})
+    kind, words, details = describe_value(value)
+    return Field(name=name, size=len(data), kind=kind, words=words, details=details, value=value)
 
 
 def describe_value(value: Any) -> tuple[str, str, dict[str, Any]]:
-    """Return (kind, words, facts) of a decoded value."""
+    """Return (kind, words, details) of a decoded value."""
     if hasattr(value, "getbands"):
         width, height = value.size
-        facts = {"width": width, "height": height, "mode": value.mode, "format": value.format}
-        return "image", f"{width} x {height} {value.mode}{f' {value.format}' if value.format else ''}", facts
+        details = {"width": width, "height": height, "mode": value.mode, "format": value.format}
+        return "image", f"{width} x {height} {value.mode}{f' {value.format}' if value.format else ''}", details
     if hasattr(value, "getvalue") or isinstance(value, bytes):
         return _describe_bytes(value if isinstance(value, bytes) else value.getvalue())
     if _is_array(value):
-        facts = _array_facts(value)
-        return "array", _array_words(facts), facts
+        details = _array_details(value)
+        return "array", _array_words(details), details
     if isinstance(value, dict) and value and all(map(_is_array, value.values())):
-        arrays = {str(name): _array_facts(part) for name, part in value.items()}
-        shown = [f"{printable(name)} {_array_words(facts)}" for name, facts in [*arrays.items()][:_MAX_ARRAYS]]
+        arrays = {str(name): _array_details(part) for name, part in value.items()}
+        shown = [f"{printable(name)} {_array_words(details)}" for name, details in [*arrays.items()][:_MAX_ARRAYS]]
         return "arrays", "; ".join([*shown, "..."] if len(arrays) > _MAX_ARRAYS else shown), {"arrays": arrays}
     return _describe_plain(value)
 
@@ -117,12 +119,12 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _array_facts(value: Any) -> dict[str, Any]:
+def _array_details(value: Any) -> dict[str, Any]:
     return {"shape": [int(number) for number in value.shape], "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def _array_words(facts: dict[str, Any]) -> str:
-    return f"({', '.join(map(str, facts['shape']))}) {facts['dtype']}"
+def _array_words(details: dict[str, Any]) -> str:
+    return f"({', '.join(map(str, details['shape']))}) {details['dtype']}"
 
 
 def _beginning(text: str) -> str:
@@ -132,5 +134,5 @@ def _beginning(text: str) -> str:
 def _replace(value: Any) -> Any:
     """Replace a value that JSON lacks: an array among a checkpoint's values, bytes in msgpack."""
     if _is_array(value):
-        return _array_words(_array_facts(value))
+        return _array_words(_array_details(value))
     return value[:_MAX_BYTES].hex() if isinstance(value, bytes) else str(value)

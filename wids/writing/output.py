@@ -93,9 +93,9 @@ def parse_pattern(text: str) -> ShardPattern:
 
 def index_json(shardlist: Sequence[dict[str, Any]], *, name: str, info: Any = None) -> str:
     """The text of an index: one line for each value, so that two of them can be compared."""
-    facts = {} if info is None else {"info": info}
+    about = {} if info is None else {"info": info}
     rows = [{**row, "url": relative_name(row["url"])} for row in shardlist]
-    return json.dumps({"wids_version": 1, "name": name, **facts, "shardlist": rows}, indent=1)
+    return json.dumps({"wids_version": 1, "name": name, **about, "shardlist": rows}, indent=1)
 
 
 class ShardTarget(Target):

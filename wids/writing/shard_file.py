@@ -79,10 +79,10 @@ class ShardFile:
         self._put(bytes(size - self.member_bytes))
         self._flush()
         digests = {} if self._checksums is None else self._checksums.digests()
-        facts: dict[str, Any] = {"nsamples": self.nsamples, "filesize": size, **digests}
+        entry: dict[str, Any] = {"nsamples": self.nsamples, "filesize": size, **digests}
         identity = atomic.identify(self._fd, md5=digests.get("md5sum"))
         self._close()
-        return facts, tables.build_table(self._members, identity=identity, shard=self._url)
+        return entry, tables.build_table(self._members, identity=identity, shard=self._url)
 
     def discard(self) -> None:
         """Remove the part file, if it still exists. In another process than its maker: do nothing."""

@@ -266,12 +266,12 @@ class ShardWriter:
         url = self._pattern.url(len(self.shards))
         try:
             self._check_ours(url)
-            facts, table = shard.finish()
+            entry, table = shard.finish()
             self._target.put_shard(shard.part, url, table if self._has_tables else None)
         except BaseException:
             self.discard()
             raise
-        self.shards.append({"url": Place(url).name, **facts})
+        self.shards.append({"url": Place(url).name, **entry})
         self._shard = None
         self._keys.clear()
 

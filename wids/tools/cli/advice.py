@@ -1,6 +1,6 @@
 """Advice about command-line flags, added to errors of the library.
 
-The library's messages state facts and name Python parameters. Where a flag of the command line helps, the error has a
+The library's messages name Python parameters. Where a flag of the command line helps, the error has a
 ``hint``, and the table below has the words for it, which may quote attributes of the error. Where an argument is wrong,
 the error has a ``parameter``, and its message may begin with that name, in whose place the option's stands here.
 """

@@ -140,8 +140,8 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
 
 def _without_bounds(text: str) -> str:
     """The text of a parameter without the bounds of its number: ``[default: 1; x>=1]``."""
-    head, bracket, facts = text.removesuffix("]").rpartition("[")
+    head, bracket, bounds = text.removesuffix("]").rpartition("[")
     if not bracket or not text.endswith("]"):
         return text
-    kept = [fact for fact in facts.split("; ") if not _BOUNDS.fullmatch(fact)]
+    kept = [fact for fact in bounds.split("; ") if not _BOUNDS.fullmatch(fact)]
     return f"{head}[{'; '.join(kept)}]" if kept else head.rstrip()

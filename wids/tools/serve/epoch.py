@@ -69,7 +69,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     def show(request: Request) -> Response:
         columns = schedules.columns()
         defaults = {name: "" if value is None else str(value) for name, value in asdict(Settings()).items()}
-        facts = {
+        context = {
             "given": {name: request.query_params.get(name, defaults[name]) for name in NAMES},
             "defaults": defaults,
             "columns": [name for name, kind in columns.items() if not kind.startswith(_NESTED)],
@@ -77,7 +77,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
             "is_mixture": schedules.parts is not None,
             "label": next((name for name in columns if name in _LABELS), ""),
         }
-        return templates.TemplateResponse(request, "epoch.html", facts)
+        return templates.TemplateResponse(request, "epoch.html", context)
 
     def about(work: Callable[[Schedule, QueryParams], dict[str, Any]]) -> Callable[[Request], Response]:
         def run(request: Request) -> Response:
@@ -265,14 +265,14 @@ def _class_name(value: Any) -> str:
 
 def _describe(schedule: Schedule) -> dict[str, Any]:
     table, rule = schedule.table, schedule.rule
-    facts = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
+    described = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
     if isinstance(table, Timetable):
-        return {**facts, "batch_size": table.batch_size, "is_whole": True}
+        return {**described, "batch_size": table.batch_size, "is_whole": True}
     first = table.config.first_place(table.epoch)
     total = (table.config.end(first) or 0) - first.position
-    facts |= {"is_whole": table.is_whole, "done": table.done - first.position, "total": total}
+    described |= {"is_whole": table.is_whole, "done": table.done - first.position, "total": total}
     return {
-        **facts,
+        **described,
         "too_long": table.too_long,
         "max_tokens": None if rule is None else rule.max_cost,
         "has_lengths": rule is not None and rule.lengths is not None,

@@ -33,7 +33,7 @@ def routes(served: Served) -> list[Route]:
     async def respond(request: Request) -> Response:
         if request.method != "POST":
             asked = parse_indices(request.query_params.get("indices", ""), len(served.dataset))
-            return answer({**_facts_of(marks), "marked": [index for index in asked if marks.has(index)]})
+            return answer({**_state_of(marks), "marked": [index for index in asked if marks.has(index)]})
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -58,7 +58,7 @@ def routes(served: Served) -> list[Route]:
     ]
 
 
-def _facts_of(marks: Marks) -> dict[str, Any]:
+def _state_of(marks: Marks) -> dict[str, Any]:
     return {"count": len(marks), "file": os.path.basename(marks.path)}
 
 
@@ -89,7 +89,7 @@ def _change(served: Served, body: bytes) -> dict[str, Any]:
         found = _numbers(given if isinstance(given, list) else [given])
         check_indices(found, total)
     served.marks.change(found, is_marked=asked["is_marked"])
-    return {**_facts_of(served.marks), "changed": len(found)}
+    return {**_state_of(served.marks), "changed": len(found)}
 
 
 def _numbers(values: list[Any]) -> list[int]:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from wids.core.place import Place
 from wids.errors import WidsError, shorten, without_secrets
-from wids.tools import facts
+from wids.tools import summary
 from wids.tools.serve.answers import answer
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
 def _describe(collection: ShardCollection) -> dict[str, Any]:
     """What ``wids info`` says of the index, without the secrets of URLs."""
     shards = collection.shards
-    parts = facts.describe_datasets(shards)
-    mixture = facts.describe_mixture(collection.mixed_parts())
+    parts = summary.describe_datasets(shards)
+    mixture = summary.describe_mixture(collection.mixed_parts())
     found: dict[str, Any] = _public(
         {
-            **facts.describe_index(shards),
+            **summary.describe_index(shards),
             "datasets": parts[:_PARTS],
             "datasets_left": max(len(parts) - _PARTS, 0),
             "mixture": mixture and mixture[:_PARTS],
@@ -92,8 +92,8 @@ class Survey:
         self._collection = collection
         self._lock, self._is_closed = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._fields = facts.FieldFacts()
-        self._classes: facts.Classes | None = None
+        self._fields = summary.FieldSummary()
+        self._classes: summary.Classes | None = None
         self._is_done, self._chosen, self._absent = False, 0, 0
         self._errors: list[str] = []
         self._failed = 0
@@ -166,7 +166,7 @@ class Survey:
     def _run(self) -> None:
         ends = time.monotonic() + _SECONDS
         try:
-            numbers = facts.spread_over(facts.held_shards(self._collection.shards), _TABLES)
+            numbers = summary.spread_over(summary.held_shards(self._collection.shards), _TABLES)
             with self._lock:
                 self._chosen = len(numbers)
             for k in dict.fromkeys(numbers):
@@ -174,7 +174,7 @@ class Survey:
                     break
                 self._look_at(k)
             if ".cls" in self._fields.fields and not self._is_closed.is_set():
-                found = facts.find_classes(self._collection, self._open_here)
+                found = summary.find_classes(self._collection, self._open_here)
                 with self._lock:
                     self._classes = found
         except Exception as error:  # noqa: BLE001 - the edge of a thread: the page says it

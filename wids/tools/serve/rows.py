@@ -1,4 +1,4 @@
-"""Samples as rows of facts, for pages that show many: ``/api/rows``. No member is read, only member tables.
+"""Samples as rows of values, for pages that show many: ``/api/rows``. No member is read, only member tables.
 
 Rules: a table is requested once and kept; one that cannot be had is an error of its rows, and one that takes long is
 waited for without holding the others up. The indices that a predicate gives are kept for a few predicates.
@@ -54,7 +54,7 @@ class RowLimits(NamedTuple):
 
 
 class ServedRows:
-    """Facts of samples, and which samples a predicate chooses.
+    """Values of samples, and which samples a predicate chooses.
 
     Args:
         dataset: of the samples. collection: its samples and shards.
@@ -156,7 +156,7 @@ class ServedRows:
                 del self._asked[what]
         return own.result()
 
-    # --- facts about them
+    # --- their values
 
     def table(self, k: int) -> MemberTable:
         """The member table of shard ``k``.
@@ -232,14 +232,14 @@ class ServedRows:
         wait(tables.values(), self.limits.wait_seconds)
         found = []
         for index, (k, row) in zip(indices, places, strict=True):
-            facts = {
+            position = {
                 "index": index,
                 "shard": k,
                 "row": int(row),
                 "dataset": self._collection.name_of(k),
                 "is_marked": self._is_marked(index),
             }
-            found.append(facts | _facts_of(tables[k], int(row), field) | {"columns": values.get(index, {})})
+            found.append(position | _values_of(tables[k], int(row), field) | {"columns": values.get(index, {})})
         return found
 
     def _values(self, indices: Sequence[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
@@ -254,7 +254,7 @@ class ServedRows:
         self._processes.close()
 
 
-def _facts_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, Any]:
+def _values_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, Any]:
     if not asked.done():
         return {"is_pending": True}
     try:
@@ -269,10 +269,10 @@ def _facts_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, Any
     )
     if main is None and not field and names:
         main = main_field(names)
-    facts = None
+    shown = None
     if main is not None:
-        facts = {"field": writable(main[0]), "kind": main[1], "number": names.index(main[0])}
-    return {"key": writable(table.key(row)), "fields": sizes, "main": facts}
+        shown = {"field": writable(main[0]), "kind": main[1], "number": names.index(main[0])}
+    return {"key": writable(table.key(row)), "fields": sizes, "main": shown}
 
 
 def words_of(error: BaseException) -> str:

@@ -171,7 +171,7 @@ class _Page:
         field = describe(member.name, member.read(), key=member.key, shard=member.url, max_inflate_bytes=most)
         label = class_name(member.name, field.value, self._served.collection.shards.class_names)
         return {
-            **_finite(field.facts),
+            **_finite(field.details),
             "kind": field.kind,
             "words": shorten(field.words, most=_CELL_LETTERS),
             **({} if label is None else {"class": label}),
@@ -232,11 +232,11 @@ def _describe_picture(member: Member) -> dict[str, Any]:
         return {"kind": "damaged", "words": str(error)}
     except Exception as error:  # noqa: BLE001 - a header can cause any error in PIL
         return {"kind": "damaged", "words": printable(f"{type(error).__name__}: {error}")}
-    kind, words, facts = describe_value(image)
+    kind, words, details = describe_value(image)
     extension = member.name.casefold().rpartition(".")[2]
     is_drawn = image.format in _DRAWN and extension in _DRAWN_NAMES and not pictures.is_deep(image)
     return {
-        **facts,
+        **details,
         "kind": kind,
         "words": words,
         "is_drawn": is_drawn and not is_large and not is_moving,

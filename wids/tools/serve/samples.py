@@ -23,8 +23,8 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     rows = served.rows
 
     def show_samples(request: Request) -> Response:
-        facts = {"samples": len(served.dataset), "shards": len(served.collection.ends)}
-        return templates.TemplateResponse(request, "samples.html", facts)
+        context = {"samples": len(served.dataset), "shards": len(served.collection.ends)}
+        return templates.TemplateResponse(request, "samples.html", context)
 
     def show(request: Request) -> Response:
         """``indices=``, or ``start=`` and ``count=`` within those that ``where=`` and ``marked=1`` leave."""

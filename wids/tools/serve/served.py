@@ -37,7 +37,7 @@ class Served:
         index: as given, or that of the dataset; None: it is of none. name: it as people may see it, without passwords.
         dataset: its samples, undecoded. opening: Python that makes the dataset; "": it was made by a program.
         cache_dir: the directory of its cache. collection: its samples and shards.
-        previews: small pictures of its fields. rows: facts of its samples. marks: the marked ones.
+        previews: small pictures of its fields. rows: values of its samples. marks: the marked ones.
         closing: called by `close`, for what a page has begun.
     """
 

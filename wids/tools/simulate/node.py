@@ -472,8 +472,8 @@ class Node:
         """Download shards that are read by ranges, where nothing prefetches."""
         for rank, shard in found:
             has_room = sum(own == rank for own, _ in self._own) < concurrency.LIMITS.min_under_way
-            facts = _SimulatedShard(self, shard, has_room=has_room)
-            if begins_download(facts, self._clock.now) and self._reserve(shard, use=self._progress.position):
+            simulated = _SimulatedShard(self, shard, has_room=has_room)
+            if begins_download(simulated, self._clock.now) and self._reserve(shard, use=self._progress.position):
                 self._own.add((rank, shard))
                 self._download(rank, shard, is_urgent=False)
                 self._report_evicted()

@@ -91,13 +91,13 @@ class DatasetReader:
             fields = sorted(set(fields))
         digest = hashlib.sha256(repr((places, fields)).encode())
         for k in sorted({k for k, _ in places}):
-            facts: list[Any] = [shards.describe(k)]
+            identity: list[Any] = [shards.describe(k)]
             path, is_in_place = cache.place(shards.urls[k])
             if is_in_place:
                 with contextlib.suppress(OSError, ValueError):  # reading it says so
                     status = os.stat(path)
-                    facts += [status.st_size, status.st_mtime_ns]
-            digest.update(repr(facts).encode("utf-8", "backslashreplace"))
+                    identity += [status.st_size, status.st_mtime_ns]
+            digest.update(repr(identity).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()
 
 

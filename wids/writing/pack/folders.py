@@ -127,7 +127,7 @@ def _is_deep(stem: str) -> bool:
 def _number_folders(
     directory: str, used: set[str], classes: Sequence[str] | None, listing: SourceListing
 ) -> dict[str, Given]:
-    """The fields of class folders, by name; the listing gets the index's facts of them."""
+    """The fields of class folders, by name; the listing gets the words of the index about them."""
     if classes is None:
         names = sorted(used | _folders(directory), key=encode_name)
         check_alike(names, directory)
@@ -152,7 +152,7 @@ def _number_folders(
                 f"{directory}: the folders' names are numbers, and classes are numbered in the order of the texts: "
                 f"folder {names[moved]} is class {moved}; give a list of classes for another order"
             )
-    listing.facts.append(describe_classes(names, are_given=classes is not None))
+    listing.properties.append(describe_classes(names, are_given=classes is not None))
     listing.info = {"classes": names}
     return {name: Given(".cls", b"%d" % k) for k, name in enumerate(names)}
 

@@ -116,7 +116,8 @@ class SourceListing(msgspec.Struct, kw_only=True):
         columns: returns the columns of the items, a row for each, or None without columns; None: never any columns.
         places: source folders and files, by path or URL; nothing is written into or over these.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
-        facts: of the source, for a report. notes: oddities, a sentence each.
+        properties: of the source, for a report.
+        notes: oddities, a sentence each.
     """
 
     items: Sequence[Any]
@@ -129,7 +130,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
     columns: Callable[[], SampleTable | None] | None = None
     places: Sequence[str] = ()
     keep_fields: Sequence[str] | None = None
-    facts: list[str] = msgspec.field(default_factory=list)
+    properties: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
     def ignore(self, path: str) -> None:

@@ -342,7 +342,7 @@ def _text(values: dict[str, Any], column: str, *, allows_numbers: bool = False) 
 def _number_classes(
     manifests: list[_Manifest], fields: list[FieldRule], classes: Sequence[str] | None, listing: SourceListing
 ) -> dict[str, Labels]:
-    """The meaning of labels, by extension; adds their facts for the index to the listing."""
+    """The meaning of labels, by extension; adds words about them to the listing."""
     rules = [rule for rule in fields if not rule.is_file and rule.kind in _LABELS]
     if classes is not None and len(rules) != 1:
         raise InputError(f"a list of classes is for one field like .cls=label, and there are {len(rules)}")
@@ -356,7 +356,7 @@ def _number_classes(
         names = found.classes if found.classes is not None else list(found.numbers or ())
         if names:
             named[rule.extension] = names
-            listing.facts.append(f"{column}: {describe_classes(names, are_given=classes is not None)}")
+            listing.properties.append(f"{column}: {describe_classes(names, are_given=classes is not None)}")
         if classes is None and (joined := find_joined(names)):
             listing.notes.append(
                 f"{column}: {shown(joined[0])} is a class of its own, beside its parts; for several labels of one "

@@ -126,10 +126,10 @@ class ParquetRows:
         return rows
 
     def _has_no_nulls(self, name: str, group: int, *, is_struct: bool) -> bool:
-        facts = self._file.metadata.row_group(group)
+        group_metadata = self._file.metadata.row_group(group)
         leaf = f"{name}.{_BYTES}" if is_struct else name
-        for k in range(facts.num_columns):
-            column = facts.column(k)
+        for k in range(group_metadata.num_columns):
+            column = group_metadata.column(k)
             if column.path_in_schema == leaf:
                 statistics = column.statistics
                 return statistics is not None and statistics.has_null_count and statistics.null_count == 0
@@ -190,7 +190,7 @@ class _ArrowFile:
         self.num_row_groups = len(self._batches)
 
     def row_group(self, group: int) -> Any:
-        """The facts of a row group: its number of rows, without statistics."""
+        """The metadata of a row group: its number of rows, without statistics."""
         return SimpleNamespace(num_rows=self._batches[group].num_rows, num_columns=0)
 
     def read_row_group(self, group: int, columns: list[str], **_: Any) -> Any:

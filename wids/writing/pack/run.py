@@ -55,7 +55,7 @@ class PackOutcome(JobOutcome, kw_only=True):
         unmatched: number of unwanted samples.
         skipped: samples that were left out, with reasons.
         seed: of the shuffle; None: samples were not shuffled.
-        facts: other facts of the dataset, such as its classes.
+        facts: other properties of the dataset, such as its classes.
         notes: oddities, a sentence each.
 
     Example:
@@ -285,7 +285,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         outcome.samples, outcome.bytes = (sum(entry[key] for entry in entries) for key in ("nsamples", "filesize"))
         outcome.ignored, outcome.ignored_files = listing.ignored, listing.ignored_files
         outcome.unmatched, outcome.skipped = listing.unmatched, [*listing.problems, *skipped]
-        outcome.seed, outcome.facts, outcome.notes = self.settings.seed, list(listing.facts), listing.notes
+        outcome.seed, outcome.facts, outcome.notes = self.settings.seed, list(listing.properties), listing.notes
         if self.settings.seed is not None:
             outcome.facts.append(f"shuffled with seed {self.settings.seed}")
         self.note_fields(outcome, shards)
@@ -347,8 +347,8 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         """A digest of all current inputs of a shard; ``first``: the position of its first sample."""
         settings = self.settings
         how = (_FORMAT, settings.md5, settings.tables, settings.numbers_keys)
-        facts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+        parts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def check_inputs(self) -> None:
         """Refuse a source that was replaced meanwhile: samples could be missing or packed twice.

@@ -184,9 +184,9 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
         stack.callback(shard.discard)
         _fill(shard, job, task, packed, context)
         if shard.nsamples:
-            facts, table = shard.finish()
+            entry, table = shard.finish()
             target.put_shard(shard.part, url, table if job.settings.tables else None)
-            packed.entry = {"url": name, **facts}
+            packed.entry = {"url": name, **entry}
             packed.mtime_ns = (target.describe(url) or (0, 0))[1]
     return packed
 

@@ -163,7 +163,7 @@ def pack(
     source.check(kind)
     found = list(map(absolute, found))  # wherever the program, or a worker, goes later
     listing = _list_source(kind, found, source, settings, is_shown=progress == "bar")
-    listing.facts[:0] = [f"fields of its columns: {' '.join(chosen)}"] * bool(chosen)
+    listing.properties[:0] = [f"fields of its columns: {' '.join(chosen)}"] * bool(chosen)
     outcome = pack_listing(listing, settings.for_kind(kind), engine=engine, progress=progress)
     outcome.sources, outcome.form = found, kind
     return outcome

@@ -261,7 +261,7 @@ class _Rounds:
         words += f"; {count_of(shards, noun)} ({format_size(used)}) stay, "
         excess = f"more than {self.limit}: {'; '.join(why) or 'added meanwhile'}"
         words += f"limit {self.limit}" if is_reached else excess
-        facts = {
+        details = {
             "deleted": {"shards": len(done.deleted), "bytes": freed},
             "swept": {"files": len(done.swept), "bytes": swept},
             "stays": {"shards": shards, "used_bytes": used},
@@ -287,7 +287,7 @@ class _Rounds:
                 },
             )
         level = logging.INFO if is_reached else logging.WARNING
-        logger.log(level, "cleanup: %s", words, extra={"facts": facts})
+        logger.log(level, "cleanup: %s", words, extra={"details": details})
         return words
 
     def _look(self) -> tuple[int, int, list[str]]:
@@ -326,7 +326,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """A JSON object on each line: time, level, logger, message, and facts of the record where it has some."""
+    """A JSON object on each line: time, level, logger, message, and the details of the record where it has some."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -334,7 +334,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "facts", {}),
+            **getattr(record, "details", {}),
         }
         if record.exc_info:
             line["exception"] = record.exc_text or self.formatException(record.exc_info)

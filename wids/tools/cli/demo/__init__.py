@@ -86,10 +86,10 @@ def run_demo(
         job["cache_dir"] = os.path.join(directory, "cache")
         options: dict[str, Any] = {"ranks": ranks, "directory": directory, "signals": signals}
         with torchrun(_PROGRAM, job, TMPDIR=directory, **options) as reports:
-            facts = show_progress(reports, epochs, console)
+            report = show_progress(reports, epochs, console)
         fetches = Counter(path for path in server.requests if path.endswith(".tar"))
-        console.print(make_table(facts, fetches))
-        check(facts, epochs)
+        console.print(make_table(report, fetches))
+        check(report, epochs)
         times = "once" if set(fetches.values()) == {1} else f"{fetches.total()} times in all"
         _say(console, f"{len(fetches)} shards went over HTTP {times} ({server.sent_bytes.total() / 1e6:.1f} MB)")
     print("\nWhere next:")
@@ -132,28 +132,28 @@ def show_progress(reports: Iterable[str], epochs: int, console: Console) -> dict
     """Show the progress of the ranks to their end; returns their last report, see `wids.tools.cli.demo.train.train`."""
     from rich.progress import Progress
 
-    facts: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("starting the ranks", total=None)
         for line in reports:
             if not line.startswith("{"):  # gloo's
                 continue
             report = json.loads(line)
-            facts |= report
-            epoch, loss = -(-facts["steps"] // facts["batches"]), facts["loss"]
-            text, total = f"epoch {epoch}/{epochs}: loss {loss:.3f}", epochs * facts["batches"]
-            bar.update(task, description=text, total=total, completed=facts["steps"])
+            latest |= report
+            epoch, loss = -(-latest["steps"] // latest["batches"]), latest["loss"]
+            text, total = f"epoch {epoch}/{epochs}: loss {loss:.3f}", epochs * latest["batches"]
+            bar.update(task, description=text, total=total, completed=latest["steps"])
             if "ranks" in report:
-                speed = sum(share["samples"] / share["seconds"] for share in facts["ranks"])
+                speed = sum(share["samples"] / share["seconds"] for share in latest["ranks"])
                 _say(console, f"{text}, {speed:,.0f} samples/s")
-    return facts
+    return latest
 
 
-def make_table(facts: dict[str, Any], fetches: Counter[str]) -> Table:
+def make_table(report: dict[str, Any], fetches: Counter[str]) -> Table:
     """Make the closing table: a row for each rank, and one for all.
 
     Args:
-        facts: the last report.
+        report: the last one.
         fetches: path of a shard -> number of requests for it.
     """
     from rich import box
@@ -162,30 +162,30 @@ def make_table(facts: dict[str, Any], fetches: Counter[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("", "samples", "batches", "samples\nper s", "shards\nfetched", "accuracy"):
         table.add_column(name, justify="right" if name else "left", overflow="fold")
-    shares = [(share["samples"], share["steps"], share["seconds"]) for share in facts["ranks"]]
+    shares = [(share["samples"], share["steps"], share["seconds"]) for share in report["ranks"]]
     for rank, (samples, steps, seconds) in enumerate(shares):
         table.add_row(f"rank {rank}", f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}")
-    samples, steps = (sum(share[name] for share in facts["ranks"]) for name in ("samples", "steps"))
-    seconds = max(share["seconds"] for share in facts["ranks"])
+    samples, steps = (sum(share[name] for share in report["ranks"]) for name in ("samples", "steps"))
+    seconds = max(share["seconds"] for share in report["ranks"])
     whole = f"{samples:,}", f"{steps:,}", f"{samples / seconds:,.0f}", f"{fetches.total():,}"
-    table.add_row("all", *whole, f"{facts['correct'] / facts['tested']:.1%}", style="bold")
+    table.add_row("all", *whole, f"{report['correct'] / report['tested']:.1%}", style="bold")
     return table
 
 
-def check(facts: dict[str, Any], epochs: int) -> None:
+def check(report: dict[str, Any], epochs: int) -> None:
     """Check the ranks' last report.
 
     Raises:
         JobError: the ranks' counts differ, samples were left out, or the accuracy is too low.
     """
-    shares, tested = [(share["samples"], share["steps"]) for share in facts["ranks"]], facts["tested"]
+    shares, tested = [(share["samples"], share["steps"]) for share in report["ranks"]], report["tested"]
     if len(set(shares)) > 1:
         raise JobError(f"the ranks' shares differ: (samples, batches) are {shares}")
     trained = sum(samples for samples, _ in shares)
     if trained < TRAIN * epochs or tested != TEST:
         counts = f"{trained} of {TRAIN} x {epochs} epochs to train on, {tested} of {TEST} to test on"
         raise JobError(f"samples were left out: {counts}")
-    accuracy = facts["correct"] / tested
+    accuracy = report["correct"] / tested
     if accuracy < MIN_ACCURACY:
         raise JobError(
             f"too little was learned: the accuracy on held-out shapes is {accuracy:.1%}, and {MIN_ACCURACY:.0%} is "

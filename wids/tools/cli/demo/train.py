@@ -120,9 +120,9 @@ def make_sample(sample: dict[str, Any]) -> tuple[Any, int]:
     return torch.from_numpy(np.array(sample[".jpg"])).permute(2, 0, 1).contiguous(), sample[".cls"]
 
 
-def _report(rank: int, **facts: Any) -> None:
+def _report(rank: int, **values: Any) -> None:
     if rank == 0:
-        print(json.dumps(facts), flush=True)
+        print(json.dumps(values), flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``wids info``: the facts that an index states about its dataset, and the fields of the first sample."""
+"""``wids info``: the statements of an index about its dataset, and the fields of the first sample."""
 
 from __future__ import annotations
 
@@ -81,20 +81,20 @@ def _error(described: dict[str, Any]) -> Any:
 
 def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     """Return the summary of a dataset, as ``--json`` prints it."""
-    from wids.tools import facts
+    from wids.tools import summary
 
     uncounted = len(listed.shards.unknown_counts())
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
-    found = facts.describe_index(listed.shards)
+    found = summary.describe_index(listed.shards)
     is_counted = found["samples"] is not None
     first = _first_sample(listed, may_fetch=may_fetch) if is_counted else None
     return {
         "index": listed.name,
         **found,
         "counted_here": uncounted if is_counted else 0,
-        "datasets": facts.describe_datasets(listed.shards),
-        "mixture": facts.describe_mixture(listed.mixed_parts()) if is_counted else None,
+        "datasets": summary.describe_datasets(listed.shards),
+        "mixture": summary.describe_mixture(listed.mixed_parts()) if is_counted else None,
         "first_sample": first,
         "classes": _classes(listed) if ".cls" in (first or {}).get("fields", ()) else None,
     }
@@ -116,9 +116,9 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
 
 def _classes(listed: Listed) -> dict[str, Any] | None:
     """Return how classes are spread over the shards, by some of the labels (``.cls``); None: too few are here."""
-    from wids.tools import facts
+    from wids.tools import summary
 
-    found = facts.find_classes(listed.collection, lambda k: None if listed.is_absent(k) else listed.open(k))
+    found = summary.find_classes(listed.collection, lambda k: None if listed.is_absent(k) else listed.open(k))
     if found is None:
         return None
     return {name: value for name, value in vars(found).items() if name != "labels"}

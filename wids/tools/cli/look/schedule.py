@@ -145,8 +145,8 @@ def show_batch(
         _add_keys(listed, rows)
     worker = schedule.worker_of(step)
     if is_json:
-        facts = {"epoch": table.epoch, "step": step, "steps": table.steps, "rank": rank, "world_size": world_size}
-        print_json({**facts, **_facts_of(table, schedule), "worker": worker, "samples": rows})
+        position = {"epoch": table.epoch, "step": step, "steps": table.steps, "rank": rank, "world_size": world_size}
+        print_json({**position, **_sizes_of(table, schedule), "worker": worker, "samples": rows})
         return
     by = "" if worker is None else f", by worker {worker} of {schedule.workers}"
     print(
@@ -198,8 +198,8 @@ def show_readings(
         for number in numbers
     ]
     if is_json:
-        facts = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
-        print_json({**facts, **_facts_of(table, schedule), "samples": rows})
+        position = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
+        print_json({**position, **_sizes_of(table, schedule), "samples": rows})
         return
     size = f", batch size {table.batch_size}" if isinstance(table, Timetable) else ""
     print(f"epoch {table.epoch}: {count_of(table.steps, 'step')} on each of {count_of(table.world, 'rank')}{size}")
@@ -227,7 +227,7 @@ def _parse_samples(listed: Listed, text: str) -> tuple[int, int]:
     return lo, hi
 
 
-def _facts_of(table: Timetable | BatchTimetable, schedule: ScheduleOptions) -> dict[str, Any]:
+def _sizes_of(table: Timetable | BatchTimetable, schedule: ScheduleOptions) -> dict[str, Any]:
     """The batch size: a number, the most of each bucket, or None: only the budget; and the omitted samples."""
     size = getattr(table, "batch_size", schedule.batch_size)
     too_long = getattr(table, "too_long", None)

@@ -226,10 +226,10 @@ def _with_class(field: Field, classes: Sequence[str]) -> Field:
     """A label with the name of its class."""
     if not classes or field.kind != "number" or field.name.casefold() != LABEL:
         return field
-    name = name_label(field.facts["value"], classes)
+    name = name_label(field.details["value"], classes)
     words = f"none of the index's {count_of(len(classes), 'class', 'classes')}" if name is None else printable(name)
-    facts = {**field.facts, "class": name}
-    return msgspec.structs.replace(field, words=f"{field.words} ({words})", facts=facts)
+    details = {**field.details, "class": name}
+    return msgspec.structs.replace(field, words=f"{field.words} ({words})", details=details)
 
 
 def _print_line(found: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ function hitRate(jobs) {
 function showFacts(found, limits) {
   const rate = hitRate(found.jobs);
   const limit = limits.length ? Math.min(...limits) : null;
-  const facts = [
+  const pairs = [
     ["shards", count(found.shards)],
     ["used", size(found.used_bytes)],
     ["limit", limits.length > 1 ? limits.map(size).join(", ") : limit !== null ? `${size(limit)} · ${Math.round((100 * found.used_bytes) / limit)} %` : found.jobs.length ? "none" : "not known"],
@@ -58,9 +58,9 @@ function showFacts(found, limits) {
     ["openings found here", rate === null ? "not known" : `${(100 * rate).toFixed(rate > 0.995 && rate < 1 ? 2 : 0)} %`],
   ];
   const ranges = sum(found.jobs, "range_requests");
-  if (ranges) facts.push(["read by ranges", `${size(sum(found.jobs, "range_bytes"))} · ${plural(ranges, "request")}`]);
-  place("facts").replaceChildren(...facts.map(([title, words]) => make("div", {}, make("dt", {}, title), make("dd", {}, words))));
-  place("facts").removeAttribute("aria-busy");
+  if (ranges) pairs.push(["read by ranges", `${size(sum(found.jobs, "range_bytes"))} · ${plural(ranges, "request")}`]);
+  place("summary").replaceChildren(...pairs.map(([title, words]) => make("div", {}, make("dt", {}, title), make("dd", {}, words))));
+  place("summary").removeAttribute("aria-busy");
 }
 
 function svg(tag, properties, words) {
@@ -227,10 +227,10 @@ async function look() {
   try {
     show(await ask(`/api/cache?boot=${boot}&since=${revision}&changes=${lastChange}`));
   } catch (error) {
-    if (place("facts").childElementCount) {
+    if (place("summary").childElementCount) {
       place("state").textContent = error.message;
       place("state").classList.add("error");
-    } else fail(place("facts"), error);
+    } else fail(place("summary"), error);
   }
   timer = setTimeout(look, EVERY_MS);
 }

@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 const [POINTS, ASKED, SHOWN, FOUND] = [400, 100, 60, 100];
 const [CUT_SECONDS, LOOK_SECONDS] = [6, 8]; // without being asked for more
 const form = $("settings");
-const now = { facts: null, rank: 0, step: 0, found: null };
+const now = { described: null, rank: 0, step: 0, found: null };
 
 // --- the address
 
@@ -98,14 +98,14 @@ async function begin() {
   for (const kind of ["batch", "plots", "open", "find"]) running[kind]?.abort();
   clear();
   form.setAttribute("aria-busy", "true");
-  $("facts").textContent = "…";
+  $("summary").textContent = "…";
   try {
     await describe(signal, CUT_SECONDS);
   } catch (error) {
     if (error.name === "AbortError") return;
     refuse(error);
-    $("facts").textContent = "";
-    now.facts = null;
+    $("summary").textContent = "";
+    now.described = null;
     $("shown").hidden = true;
     return;
   } finally {
@@ -120,19 +120,19 @@ async function begin() {
 /** How many steps there are; batches of like length are cut for so many seconds at most. */
 async function describe(signal, seconds) {
   const end = Date.now() + seconds * 1000;
-  let facts = await ask(`/api/epoch?${settings()}`, { signal });
-  say(facts);
-  while (!facts.is_whole && Date.now() < end) {
-    facts = await ask(`/api/epoch?${with_({ more: 1 })}`, { signal });
-    say(facts);
+  let described = await ask(`/api/epoch?${settings()}`, { signal });
+  say(described);
+  while (!described.is_whole && Date.now() < end) {
+    described = await ask(`/api/epoch?${with_({ more: 1 })}`, { signal });
+    say(described);
   }
-  if (!facts.is_whole) {
+  if (!described.is_whole) {
     const more = make("button", { type: "button", id: "more-steps", onclick: () => goOn() }, "Cut more");
-    $("facts").append(more);
+    $("summary").append(more);
   }
-  now.facts = facts;
-  now.rank = Math.min(now.rank, facts.world_size - 1);
-  now.step = Math.max(Math.min(now.step < 0 ? facts.steps + now.step : now.step, facts.steps - 1), 0);
+  now.described = described;
+  now.rank = Math.min(now.rank, described.world_size - 1);
+  now.step = Math.max(Math.min(now.step < 0 ? described.steps + now.step : now.step, described.steps - 1), 0);
 }
 
 async function goOn() {
@@ -145,20 +145,20 @@ async function goOn() {
   }
 }
 
-function say(facts) {
-  const ranks = facts.world_size === 1 ? "" : ` on each of ${count(facts.world_size)} ranks`;
-  const words = [`${count(facts.steps)} ${facts.steps === 1 ? "step" : "steps"}${ranks}`];
-  if (!facts.is_whole) {
-    words[0] = `the first ${words[0]}: ${Math.floor((100 * facts.done) / facts.total)} % of the epoch's samples are cut into batches`;
+function say(described) {
+  const ranks = described.world_size === 1 ? "" : ` on each of ${count(described.world_size)} ranks`;
+  const words = [`${count(described.steps)} ${described.steps === 1 ? "step" : "steps"}${ranks}`];
+  if (!described.is_whole) {
+    words[0] = `the first ${words[0]}: ${Math.floor((100 * described.done) / described.total)} % of the epoch's samples are cut into batches`;
   }
-  if (facts.too_long) words.push(`${count(facts.too_long)} samples are longer than max tokens, and in no batch`);
-  $("facts").replaceChildren(words.join("; "));
+  if (described.too_long) words.push(`${count(described.too_long)} samples are longer than max tokens, and in no batch`);
+  $("summary").replaceChildren(words.join("; "));
 }
 
 // --- the batch
 
 function showPlace() {
-  const { steps, world_size } = now.facts;
+  const { steps, world_size } = now.described;
   $("slider").max = Math.max(steps - 1, 0);
   $("slider").value = now.step;
   $("slider").setAttribute("aria-valuetext", `step ${count(now.step)} of ${count(steps)}`);
@@ -171,11 +171,11 @@ function showPlace() {
 }
 
 async function showBatch() {
-  if (!now.facts) return;
+  if (!now.described) return;
   showPlaceError();
   showPlace();
   const place = $("cells");
-  if (!now.facts.steps) {
+  if (!now.described.steps) {
     $("says").textContent = "The epoch has no step.";
     return place.replaceChildren();
   }
@@ -257,8 +257,8 @@ async function fill(part, elements, draw, signal) {
 }
 
 function go(step, rank = now.rank) {
-  if (!now.facts) return;
-  const { steps, world_size } = now.facts;
+  if (!now.described) return;
+  const { steps, world_size } = now.described;
   if (!Number.isInteger(step) || step < -steps || step >= steps) return showPlaceError(`There is no step ${step}; steps are 0 to ${count(steps - 1)}.`);
   if (!Number.isInteger(rank) || rank < 0 || rank >= world_size) return showPlaceError(`There is no rank ${rank}; ranks are 0 to ${count(world_size - 1)}.`);
   const isOther = rank !== now.rank;
@@ -284,7 +284,7 @@ function show(id, options) {
     delete drawn[id];
     return place.replaceChildren();
   }
-  drawn[id] = plot(place, { onpick: (x) => go(Math.min(Math.round(x), now.facts.steps - 1)), ...options });
+  drawn[id] = plot(place, { onpick: (x) => go(Math.min(Math.round(x), now.described.steps - 1)), ...options });
   drawn[id].mark(now.step);
 }
 
@@ -307,19 +307,19 @@ function spread(n) {
 }
 
 async function showPlots() {
-  const { facts } = now;
+  const { described } = now;
   const signal = renew("plots");
   const progress = $("progress");
   for (const id of ["sources", "costs", "balance", "lengths", "padding", "samples", "classes", "distinct"]) show(`plot-${id}`, null);
   progress.textContent = "";
-  if (!facts?.steps) return;
+  if (!described?.steps) return;
   const label = $("label")?.value ?? "";
-  const isByLength = facts.total !== undefined;
-  const isMixture = facts.sources.length > 0;
+  const isByLength = described.total !== undefined;
+  const isMixture = described.sources.length > 0;
   try {
     if (isMixture && !isByLength) await showShares(signal);
     if (isByLength || label) await showLooks(signal, label);
-    else if (!isMixture) progress.textContent = `All batches have ${count(facts.batch_size)} samples. Choose a column of classes, or lengths, to see more.`;
+    else if (!isMixture) progress.textContent = `All batches have ${count(described.batch_size)} samples. Choose a column of classes, or lengths, to see more.`;
   } catch (error) {
     if (error.name === "AbortError") return;
     progress.removeAttribute("aria-busy");
@@ -328,7 +328,7 @@ async function showPlots() {
 }
 
 async function showShares(signal) {
-  const names = now.facts.sources;
+  const names = now.described.sources;
   const counts = [];
   let edges = [0];
   const end = Date.now() + LOOK_SECONDS * 1000;
@@ -340,10 +340,10 @@ async function showShares(signal) {
   const n = counts.length - 1;
   const part = (k, i) => counts[k + 1][i] - counts[k][i];
   const totals = Array.from({ length: n }, (_, k) => names.reduce((sum, _name, i) => sum + part(k, i), 0));
-  const each = Math.ceil(now.facts.steps / Math.max(edges.length - 1, 1));
+  const each = Math.ceil(now.described.steps / Math.max(edges.length - 1, 1));
   show("plot-sources", {
     title: "Sources of the mixture",
-    note: `Shares of what all ranks read in ${each === 1 ? "each step" : `each stretch of ${count(each)} steps or fewer`}, counted exactly; ${asked(names)}${n < edges.length - 1 ? `. Up to step ${count(edges[n])} of ${count(now.facts.steps)}: counting takes long here` : ""}.`,
+    note: `Shares of what all ranks read in ${each === 1 ? "each step" : `each stretch of ${count(each)} steps or fewer`}, counted exactly; ${asked(names)}${n < edges.length - 1 ? `. Up to step ${count(edges[n])} of ${count(now.described.steps)}: counting takes long here` : ""}.`,
     xs: edges.slice(0, n),
     span: [0, edges[n]],
     stacks: names.map(({ name }, i) => ({ name, values: totals.map((total, k) => (total ? (100 * part(k, i)) / total : 0)) })),
@@ -356,7 +356,7 @@ async function showShares(signal) {
 const asked = (names) => `asked for are ${names.slice(0, 8).map(({ name, share }) => `${name} ${brief(100 * share)} %`).join(", ")}${names.length > 8 ? ", ..." : ""}`;
 
 async function showLooks(signal, label) {
-  const steps = chosen(now.facts.steps);
+  const steps = chosen(now.described.steps);
   const order = spread(steps.length).map((k) => steps[k]);
   const looks = new Map();
   const state = { names: [], ranks: 1, label };
@@ -383,19 +383,19 @@ async function showLooks(signal, label) {
 }
 
 function drawLooks(looks, { names, ranks, label }) {
-  const { facts } = now;
+  const { described } = now;
   const xs = looks.map((each) => each.step);
-  const span = [0, Math.max(facts.steps - 1, 1)];
-  const all = looks.length === facts.steps;
-  const how = all ? "Each step" : `${count(looks.length)} of ${count(facts.steps)} steps, evenly spread`;
-  const ours = facts.world_size === 1 ? "" : `; the batches of rank ${now.rank}`;
+  const span = [0, Math.max(described.steps - 1, 1)];
+  const all = looks.length === described.steps;
+  const how = all ? "Each step" : `${count(looks.length)} of ${count(described.steps)} steps, evenly spread`;
+  const ours = described.world_size === 1 ? "" : `; the batches of rank ${now.rank}`;
   const base = { xs, span };
   const column = (name) => looks.map((each) => each[name] ?? null);
   if (looks.some((each) => each.costs)) {
-    const unit = facts.has_lengths ? "tokens" : "samples";
-    const some = ranks < facts.world_size ? ` of the first ${count(ranks)} of ${count(facts.world_size)} ranks` : "";
+    const unit = described.has_lengths ? "tokens" : "samples";
+    const some = ranks < described.world_size ? ` of the first ${count(ranks)} of ${count(described.world_size)} ranks` : "";
     const most = Math.max(...looks.flatMap((each) => each.costs));
-    const bound = facts.max_tokens && facts.max_tokens < 4 * most ? [{ name: "max tokens", values: xs.map(() => facts.max_tokens), isDashed: true, colour: "var(--soft)" }] : [];
+    const bound = described.max_tokens && described.max_tokens < 4 * most ? [{ name: "max tokens", values: xs.map(() => described.max_tokens), isDashed: true, colour: "var(--soft)" }] : [];
     const means = looks.map((each) => each.costs.reduce((sum, value) => sum + value, 0) / each.costs.length);
     const tops = looks.map((each) => Math.max(...each.costs));
     const lines = ranks <= 8
@@ -404,11 +404,11 @@ function drawLooks(looks, { names, ranks, label }) {
     show("plot-costs", {
       ...base,
       title: `Cost of a batch, in ${unit}`,
-      note: `${how}${some}.${facts.is_padded && facts.has_lengths ? " With its padding." : ""}`,
+      note: `${how}${some}.${described.is_padded && described.has_lengths ? " With its padding." : ""}`,
       lines: [...lines, ...bound],
       ranges: ranks > 8 ? [{ name: "least to most of the ranks", low: looks.map((each) => Math.min(...each.costs)), high: tops, colour: colour(0) }] : [],
     });
-    if (facts.world_size > 1) {
+    if (described.world_size > 1) {
       show("plot-balance", { ...base, title: "Balance: the costliest batch of a step, by the mean of its ranks", note: `${how}${some}. All ranks wait for it.`, lines: [{ name: "most / mean", values: looks.map((_, k) => (means[k] ? tops[k] / means[k] : 1)) }], unit: " x" });
     }
     show("plot-samples", { ...base, title: "Samples in a batch", note: `${how}${ours}.`, lines: [{ name: "samples", values: column("samples") }] });
@@ -420,13 +420,13 @@ function drawLooks(looks, { names, ranks, label }) {
   }
   if (looks.some((each) => each.sources)) {
     const totals = looks.map((each) => each.sources.reduce((sum, value) => sum + value, 0));
-    show("plot-sources", { ...base, span: [0, facts.steps], title: "Sources of the mixture", note: `${how}; ${asked(facts.sources)}.`, stacks: facts.sources.map(({ name }, i) => ({ name, values: looks.map((each, k) => (totals[k] ? (100 * each.sources[i]) / totals[k] : 0)) })), low: 0, high: 100, unit: " %" });
+    show("plot-sources", { ...base, span: [0, described.steps], title: "Sources of the mixture", note: `${how}; ${asked(described.sources)}.`, stacks: described.sources.map(({ name }, i) => ({ name, values: looks.map((each, k) => (totals[k] ? (100 * each.sources[i]) / totals[k] : 0)) })), low: 0, high: 100, unit: " %" });
   }
   if (looks.some((each) => each.classes)) {
     const shares = names.map((name, i) => ({ name, values: looks.map((each) => (100 * each.classes.counts[i]) / Math.max(each.samples, 1)) }));
     const rest = looks.map((_, k) => Math.max(100 - shares.reduce((sum, each) => sum + each.values[k], 0), 0));
     if (rest.some((value) => value > 1e-9)) shares.push({ name: "others", values: rest, colour: "var(--line)" });
-    show("plot-classes", { ...base, span: [0, facts.steps], title: `Classes in a batch: ${label}`, note: `${how}${ours}.`, stacks: shares, low: 0, high: 100, unit: " %" });
+    show("plot-classes", { ...base, span: [0, described.steps], title: `Classes in a batch: ${label}`, note: `${how}${ours}.`, stacks: shares, low: 0, high: 100, unit: " %" });
     show("plot-distinct", { ...base, title: `Different classes in a batch: ${label}`, note: `${how}${ours}.`, lines: [{ name: "classes", values: looks.map((each) => each.classes.distinct), colour: colour(4) }], low: 0 });
   }
 }
@@ -463,7 +463,7 @@ async function showOpen() {
     const all = found.first === 0 && found.last === found.steps;
     const shards = new Set(found.bands.map((band) => band.shard)).size;
     drawn.open = plot(place, {
-      title: `Open shards${now.facts.world_size === 1 ? "" : ` of rank ${found.rank}`}`,
+      title: `Open shards${now.described.world_size === 1 ? "" : ` of rank ${found.rank}`}`,
       note: `${count(shards)} ${shards === 1 ? "shard" : "shards"}, ${rows} at a time at most, from their first sample to their last one; ${all ? "all steps" : `steps ${count(found.first)} to ${count(found.last - 1)} of ${count(found.steps)}, around the one that is shown`}.`,
       bands: found.bands,
       rows,
@@ -519,7 +519,7 @@ function tell({ index, times, readings }) {
   const head = make("h3", {}, make("a", { href: `/sample/${index}` }, `sample ${count(index)}`), times ? "" : ": not read in this epoch");
   const more = times > readings.length ? make("p", { class: "soft" }, `and ${count(times - readings.length)} times more`) : null;
   const list = readings.map((one) => {
-    const rank = now.facts?.world_size === 1 ? "" : `rank ${one.rank} · `;
+    const rank = now.described?.world_size === 1 ? "" : `rank ${one.rank} · `;
     const words = `${rank}step ${count(one.step)} · place ${one.place}${one.is_repeated ? " · repeated" : ""}`;
     const href = `/epoch?${with_({ rank: one.rank, step: one.step })}`;
     const follow = (event) => {
@@ -555,13 +555,13 @@ for (const id of ["step", "rank"]) {
     if (!by) return;
     event.preventDefault();
     const value = number($(id).value) + by;
-    const most = id === "step" ? now.facts.steps : now.facts.world_size;
+    const most = id === "step" ? now.described.steps : now.described.world_size;
     if (value < 0 || value >= most) return;
     $(id).value = value;
     go(number($("step").value), number($("rank").value));
   });
 }
-const turn = (by) => now.facts && now.step + by >= 0 && now.step + by < now.facts.steps && go(now.step + by);
+const turn = (by) => now.described && now.step + by >= 0 && now.step + by < now.described.steps && go(now.step + by);
 $("before").addEventListener("click", () => turn(-1));
 $("after").addEventListener("click", () => turn(1));
 $("label")?.addEventListener("change", () => {
@@ -576,8 +576,8 @@ keys({
   ArrowLeft: () => turn(-1),
   ArrowRight: () => turn(1),
   Home: () => go(0),
-  End: () => now.facts && go(now.facts.steps - 1),
-  n: () => now.facts && now.rank + 1 < now.facts.world_size && go(now.step, now.rank + 1),
+  End: () => now.described && go(now.described.steps - 1),
+  n: () => now.described && now.rank + 1 < now.described.world_size && go(now.step, now.rank + 1),
   p: () => now.rank && go(now.step, now.rank - 1),
   "/": () => $("find").elements.sample.focus(),
 });

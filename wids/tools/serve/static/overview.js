@@ -76,11 +76,11 @@ function fieldCard(field) {
 
 function showIndex(found) {
   place("shards").textContent = count(found.shards);
-  const facts = place("facts");
-  if (found.bytes !== null) facts.append(fact(found.view_of === undefined ? "bytes" : "in whole shards", size(found.bytes)));
-  if (found.bytes_per_sample) facts.append(fact("a sample", size(Math.round(found.bytes_per_sample))));
-  if (found.bytes_per_shard) facts.append(fact("a shard", size(Math.round(found.bytes_per_shard))));
-  if (found.samples_per_shard) facts.append(fact("samples a shard", count(Math.round(found.samples_per_shard * 10) / 10)));
+  const list = place("summary");
+  if (found.bytes !== null) list.append(fact(found.view_of === undefined ? "bytes" : "in whole shards", size(found.bytes)));
+  if (found.bytes_per_sample) list.append(fact("a sample", size(Math.round(found.bytes_per_sample))));
+  if (found.bytes_per_shard) list.append(fact("a shard", size(Math.round(found.bytes_per_shard))));
+  if (found.samples_per_shard) list.append(fact("samples a shard", count(Math.round(found.samples_per_shard * 10) / 10)));
   if (found.made_by !== undefined) {
     const whole = `${some(found.of_samples, "sample")} in ${some(found.of_shards, "shard")}`;
     place("view").replaceChildren(

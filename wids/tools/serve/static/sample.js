@@ -75,9 +75,9 @@ function bars(counts, low, high) {
 
 function showArrays(body, field, found) {
   const blocks = found.measures.map((each, k) => {
-    const facts = [["shape", `(${each.shape.join(", ")})`], ["type", each.dtype], ["min", each.min], ["mean", each.mean], ["max", each.max], ["std", each.std],
+    const rows = [["shape", `(${each.shape.join(", ")})`], ["type", each.dtype], ["min", each.min], ["mean", each.mean], ["max", each.max], ["std", each.std],
       ["NaN", each.nans || undefined], ["infinite", each.infinities || undefined]];
-    const left = pairs(facts.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
+    const left = pairs(rows.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
     const right = [];
     if (k === 0 && each.size > 1) {
       const image = make("img", { src: `/picture/${index}/${field.at}`, alt: `${field.name} as a picture`, loading: "lazy" });

@@ -97,11 +97,11 @@ const row = (at) => blocks.get(Math.floor(at / BLOCK))?.rows?.[at % BLOCK];
 function draw(at) {
   const known = row(at);
   const { error } = blocks.get(Math.floor(at / BLOCK)) ?? {};
-  const facts = known ?? { index: list.where || list.marked ? "" : at, error };
+  const about = known ?? { index: list.where || list.marked ? "" : at, error };
   const classes = look.caption && names.length ? { [look.caption]: labelled(look.caption) } : {};
-  const element = cell(facts, { caption: look.caption, names: classes, onmark: known && !known.error ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
-  element.setAttribute("aria-label", `Sample ${facts.index}${facts.key ? `, ${facts.key}` : ""}${facts.error ? ", an error" : ""}`);
-  element.setAttribute("aria-selected", String(Boolean(facts.is_marked)));
+  const element = cell(about, { caption: look.caption, names: classes, onmark: known && !known.error ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
+  element.setAttribute("aria-label", `Sample ${about.index}${about.key ? `, ${about.key}` : ""}${about.error ? ", an error" : ""}`);
+  element.setAttribute("aria-selected", String(Boolean(about.is_marked)));
   element.querySelector(".link").addEventListener("click", leaveFor);
   return element;
 }
@@ -339,7 +339,7 @@ async function set(at, isMarked, isRange) {
   }
 }
 
-document.addEventListener("marks", ({ detail: { asked: body, ...facts } }) => {
+document.addEventListener("marks", ({ detail: { asked: body, ...counts } }) => {
   const isMarked = body.is_marked;
   const changed = new Set(body.indices ?? [body.index]);
   for (const [number, { rows }] of blocks) {
@@ -354,7 +354,7 @@ document.addEventListener("marks", ({ detail: { asked: body, ...facts } }) => {
     setMarked(element, Boolean(known.is_marked));
     element.setAttribute("aria-selected", String(Boolean(known.is_marked)));
   }
-  showMarks(facts);
+  showMarks(counts);
 });
 
 function showMarks({ count: number, file }) {

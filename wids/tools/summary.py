@@ -1,7 +1,7 @@
-"""Facts about a dataset: from its index, and from member tables and labels of some of its shards.
+"""Summary of a dataset: from its index, and from member tables and labels of some of its shards.
 
 Rules: what an index states is summed in its columns, so that a million shards take moments. Nothing is downloaded: a
-table or a label that is not to be had is left out, and how many were looked at is said.
+table or a label that is missing is left out, and how many were looked at is said.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BINS_PER_OCTAVE, _BINS = 4, 24
 
 
 def describe_index(shards: ShardList) -> dict[str, Any]:
-    """The facts of the index, without its parts; -1 in a column is unknown, and a sum with an unknown part is None.
+    """The summary of the index, without its parts; -1 in a column is unknown, and a sum with an unknown part is None.
 
     ``bytes`` are those of whole shards, ``counted`` and ``with_...`` the number of shards of which something is known.
     """
@@ -186,7 +186,7 @@ class FieldSizes:
 
 
 @dataclass
-class FieldFacts:
+class FieldSummary:
     """The fields of the samples of some shards.
 
     Attributes:
