@@ -235,7 +235,7 @@ class NotAllowedError(WidsError, PermissionError):
 
 
 class ShardError(WidsError):
-    """A shard is not what it should be; ``shard`` names it."""
+    """A shard is damaged, changed or not the expected one; ``shard`` names it."""
 
     kind = "tar"
     advice = "write or upload the shard again"

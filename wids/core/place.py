@@ -252,7 +252,7 @@ class Place:
         return self._text.rpartition("::")[2] if self._is_chain else self._text
 
     def _split(self) -> tuple[str, str, str, str]:
-        """(scheme and host with what separates them, path, query, scheme of the file): the first three are the text."""
+        """(scheme and host with their separator, path, query, scheme of the file): the first three are the text."""
         if self._parts is None:
             file = self._file if not self._scheme else self._text
             head, path, query = _split(file)

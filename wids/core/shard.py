@@ -17,7 +17,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One shard as an index describes it.
 
     Attributes:
-        url: resolved; what ``sample["__shard__"]`` says.
+        url: resolved; the value of ``sample["__shard__"]``.
         nsamples: samples promised; None where no index says (plain lists of local tars).
         filesize: bytes promised, or None.
         md5sum: hexadecimal digest promised, in lower case, or None.

@@ -91,7 +91,7 @@ class SampleDecoder:
             parsed.
         allow_pickle: decode .pkl and .pickle, objects in .pt, .pth, .npy and .npz. This runs code from the shard.
         max_inflate_bytes: the most that one .gz or .npz member may inflate to.
-        also: what to decode that is left alone otherwise, an extension or several of .gif, .bmp, .tif, .tiff, .npz,
+        also: members to decode that are left alone otherwise, an extension or several of .gif, .bmp, .tif, .tiff, .npz,
             .jsonl, .msgpack and .index.
 
     Raises:
@@ -196,7 +196,7 @@ def parse_transformations(value: Any, **decoding: Any) -> list[Callable[[Any], A
     """The functions that ``transformations=`` of a dataset stands for: a format, a function, a list of these, or none.
 
     Args:
-        value: which.
+        value: the argument.
         **decoding: for the `SampleDecoder` of a format.
 
     Raises:
@@ -217,7 +217,7 @@ def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] |
     """Transformations, with the one that names ``fields`` where decoders, which go by extensions, are done.
 
     Args:
-        steps: which; such a step that is among them already is replaced.
+        steps: the transformations; such a step that is among them already is replaced.
         fields: of the dataset; without names, the steps stay as they are.
 
     Raises:

@@ -64,7 +64,7 @@ def find_decoder(name: str, options: Options) -> Decoder | None:
 
 
 def _import_for(name: str, options: Options) -> None:
-    """Import what the decoder of this extension will import: a fork in another thread's import would hang."""
+    """Import the modules of this extension's decoder: a fork in another thread's import would hang."""
     arrays = ("numpy", "torch") if options.format == "torch" else ("numpy",)
     with forks.lock:
         for module in (*_MODULES.get(name, ()), *(arrays if name in _ARRAYS else ())):

@@ -1,4 +1,4 @@
-"""Samples as HTML, for notebooks: a row of thumbnails with their keys, and what the other fields hold.
+"""Samples as HTML, for notebooks: a row of thumbnails with their keys, and the values of other fields.
 
 Every text is escaped, nothing is loaded from elsewhere, and the whole is small (`_MOST_LETTERS`, shared by samples):
 pictures are thumbnails in JPEG, smaller ones where there is little space, texts are their beginnings.
@@ -63,7 +63,7 @@ def _show(sample: Mapping[str, Any] | Exception, share: int) -> str:
 
 
 def _show_field(name: str, sample: Mapping[str, Any], most: int) -> str:
-    """A field of a sample: a thumbnail, or its name and the beginning of what it holds."""
+    """A field of a sample: a thumbnail, or its name and the beginning of its value."""
     try:
         alone = {name: sample[name], "__key__": sample["__key__"], "__shard__": sample["__shard__"]}
         value = SampleDecoder("PIL")(alone)[name]

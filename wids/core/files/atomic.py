@@ -1,4 +1,4 @@
-"""Files that are opened with what they are, and written so that they appear whole or not at all.
+"""Files that are opened with their identity, and written so that they appear whole or not at all.
 
 Rules: a caller that gets a descriptor closes it. A part file has a unique name, so writers never meet, and is
 locked while it is written, so an unlocked one is garbage. Everything else appears by ``os.replace``.
@@ -35,7 +35,7 @@ def version_of(path: str) -> tuple[int, ...]:
 
 
 def open_file(path: str) -> tuple[int, Identity]:
-    """An open descriptor of a regular file, and what it is; the caller closes.
+    """An open descriptor of a regular file, and its identity; the caller closes.
 
     Raises:
         OSError: it cannot be opened. IsADirectoryError: it is a directory, a FIFO, a device.
@@ -179,7 +179,7 @@ def part_file(path: str, *, mode: int = 0o666) -> Iterator[tuple[str, int]]:
     """A new file of our own beside ``path``, locked while it is being written, and gone if it is not published.
 
     Args:
-        path: what its name begins with.
+        path: the beginning of its name.
         mode: its permissions from the first moment on, but for what the umask takes.
 
     Raises:

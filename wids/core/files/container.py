@@ -96,8 +96,8 @@ class Unpacked(msgspec.Struct, Generic[F], frozen=True):
     Attributes:
         header: the values of "facts" in the file's header.
         columns: its sections by name, as numbers; views of the file.
-        start: where the sections begin.
-        end: where the sections end, and the tail begins.
+        start: offset of the sections.
+        end: offset of the tail, behind the sections.
         identity: tells this file from others.
     """
 
@@ -282,7 +282,7 @@ def ends(name: str, total: Any, *, first: int | None = None, is_strict: bool = F
         name: of the column.
         total: the length of the column of this name, a number, or a function of header and columns; that of an empty
             column is 0.
-        first: what the first number is; None: anything from 0.
+        first: the first number; None: anything from 0.
         is_strict: no piece is empty.
     """
 

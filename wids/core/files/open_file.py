@@ -107,7 +107,7 @@ class Closable:
                 self._end()
 
     def _end(self) -> None:
-        """Release what it has; called once."""
+        """Release its resources; called once."""
         return
 
 
@@ -136,7 +136,7 @@ class OpenFile(Closable):
 
     @classmethod
     def open(cls, path: str) -> tuple[Self, Identity]:
-        """A regular file, opened, and what it is.
+        """A regular file, opened, and its identity.
 
         Raises:
             OSError: it cannot be opened; see `wids.core.files.atomic.open_file`.

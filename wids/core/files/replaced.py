@@ -24,7 +24,7 @@ class ReplacedFile:
 
     Args:
         path: of the file, absolute.
-        advice: what to do if another program has written it; None: what it has written may be replaced.
+        advice: for the case that another program has written it; None: that version may be replaced.
     """
 
     def __init__(self, path: str, *, advice: str | None = "run it again") -> None:

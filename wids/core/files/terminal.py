@@ -47,7 +47,7 @@ class Bar:
 
         Args:
             done: so far, in all; it never goes back.
-            total: what there is to do, as far as known.
+            total: all that there is to do, as far as known.
             words: before the bar.
         """
         if self._shown is None:

@@ -1,1 +1,1 @@
-"""Indexes: which shards a dataset has; parsed, compiled, written, edited; views, which are indexes of some rows."""
+"""Indexes: the shards of a dataset; parsed, compiled, written, edited; views, which are indexes of some rows."""

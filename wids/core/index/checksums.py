@@ -58,7 +58,7 @@ class Checksums:
     """Several running checksums of one shard.
 
     Args:
-        keys: which.
+        keys: of the checksums.
     """
 
     def __init__(self, keys: Iterable[str] = KEYS) -> None:

@@ -1,4 +1,4 @@
-"""Read the files of a Megatron-Energon dataset: the sample counts of its shards, its splits, what its owner excludes.
+"""Read the files of a Megatron-Energon dataset: the sample counts of its shards, its splits and exclusions.
 
 Pure. The formats are Energon's (``energon prepare``; ``WebdatasetInfo`` and ``WebdatasetSplits`` in its documentation
 and sources). ``.nv-meta/.info.json`` (of older releases: ``.info.yaml``, the same as YAML) is an object whose

@@ -136,8 +136,8 @@ class ShardList:
         starts: the first shard of each component: the index itself, and its sub-datasets.
         defaults: the keys that all shards of each component have.
         packs: (first shard, URLs of the packs of member tables that hold from there on), ascending.
-        home: what relative URLs are relative to; None: they are taken as they stand.
-        place: what errors call the file that the columns are in.
+        home: base of relative URLs; None: they are taken as they stand.
+        place: name in errors of the file that the columns are in.
         summary: of a compiled index; None: unknown.
         origin: the place of a compiled index; with it, a pickle holds that place and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
@@ -298,7 +298,7 @@ class ShardList:
         return self.sections["ends"]
 
     def unknown_counts(self) -> list[int]:
-        """The numbers of shards of which no index says how many samples they hold."""
+        """The numbers of shards whose sample count no index states."""
         unknown: list[int] = np.flatnonzero(np.asarray(self.nsamples) < 0).tolist()
         return unknown
 
@@ -335,7 +335,7 @@ class ShardList:
         return {**self.defaults[at - 1], **desc} if at else desc
 
     def dataset_of(self, k: int) -> str | None:
-        """The name of the sub-dataset that shard ``k`` came from; what ``describe(k).get("dataset")`` says."""
+        """The name of the sub-dataset that shard ``k`` came from; the same as ``describe(k).get("dataset")``."""
         keys = self.extras.get(k)
         if keys is not None and "dataset" in keys:
             return cast("str | None", keys["dataset"])
@@ -428,7 +428,7 @@ def _sum(counts: memoryview) -> memoryview:
 
 
 def _shrunk(column: memoryview) -> npt.NDArray[Any] | int:
-    """A column as it is pickled: its numbers in four bytes where they fit; of bytes that are all zero, how many."""
+    """A column as it is pickled: its numbers in four bytes where they fit; of bytes that are all zero, their number."""
     numbers = np.asarray(column)
     if numbers.itemsize == 1:
         return numbers if numbers.any() else len(numbers)

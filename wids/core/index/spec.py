@@ -94,11 +94,11 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: URL or path of the JSON text it is in; None when that came from an open file.
-        base: what its relative URLs are relative to.
-        keys: what its sub-datasets' shards have, unless something nearer says otherwise.
+        base: base of its relative URLs.
+        keys: of its sub-datasets' shards, unless something nearer says otherwise.
         packs: of member tables, in the same form.
         grouping: the keys that say how members become samples, of the text's components around it.
-        path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
+        path: name in errors of the component in its text: ``""``, or like ``"datasets[1]."``.
         chain: the places that led here.
         depth: components around it.
     """
@@ -120,11 +120,11 @@ def list_shards(
     header: dict[str, Any] | None = None,
     find: Callable[[str], Sequence[str] | None] = lambda _: None,
 ) -> ShardList:
-    """Make a shard list from what a program passes: dicts, (url, nsamples) pairs, or plain paths and brace patterns.
+    """Make a shard list from a program's argument: dicts, (url, nsamples) pairs, or plain paths and brace patterns.
 
     Args:
         items: these.
-        base: what relative URLs are relative to.
+        base: base of relative URLs.
         header: top-level keys of the index that they would be.
         find: gives the shards of a text that is the name of several; None: it is a path or brace pattern.
 
@@ -178,7 +178,7 @@ def parse_index(
         data: the JSON text.
         place: the URL or path it came from; None when it came from an open file.
         load: gives the bytes behind a sub-dataset's ``source_url``.
-        base: overrides what relative URLs are relative to.
+        base: overrides the base of relative URLs.
         options: top-level keys that override the index's.
         allow_local: let an index that came from a remote place point at local files or ``pipe:``.
         named: the servers (`Place.origins`) that the caller names, here and in texts of its own, are added before
@@ -220,8 +220,8 @@ def own_packs(header: dict[str, Any], place: str | None, home: str | None) -> tu
 
     Args:
         header: the top-level keys.
-        place: what errors call the index.
-        home: what relative URLs are relative to: the directory of the index.
+        place: its name in errors.
+        home: base of relative URLs: the directory of the index.
 
     Raises:
         SpecError: they are no URLs.

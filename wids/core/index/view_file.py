@@ -54,7 +54,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         rows: the place of the rows.
         rows_checksum: of their file; see `checksum_of`.
         nsamples: number of samples.
-        made_by: how it was made, a step each.
+        made_by: the steps that made it.
     """
 
     name: str | None = None
@@ -117,8 +117,8 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place
 
     Args:
         data: the file.
-        counts: how many samples each shard holds; None: the rows are not compared with the shards.
-        place: what errors call the file.
+        counts: number of samples of each shard; None: the rows are not compared with the shards.
+        place: its name in errors.
 
     Raises:
         SpecError: it is damaged, or of other shards.

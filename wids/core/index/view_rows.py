@@ -87,7 +87,7 @@ class SharedSelection(Selection):
         ends: see `Selection`.
         rows: see there.
         digest: see there.
-        place: where they are mapped from; None: nowhere.
+        place: the file that they are mapped from; None: none.
     """
 
     _file: _InheritedFile | None = None
@@ -157,7 +157,7 @@ class _InheritedFile:
 
 
 def _keep(_file: _InheritedFile) -> None:
-    """Nothing; what waits to be called with a file keeps it open."""
+    """Do nothing; the callback of a finalizer keeps its file open."""
 
 
 def _map(here: RowsPlace, digest: str, place: RowsPlace | None) -> SharedSelection:
@@ -174,11 +174,11 @@ class ViewRows:
     """The file of a view's rows.
 
     Args:
-        url: where it is.
-        view: what the view says.
-        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
-        cache_dir: where a remote one is kept; None: in memory.
-        session: what opens URLs.
+        url: its URL or path.
+        view: its header.
+        counts: number of samples of each shard of its index; None: that is not known, nor compared.
+        cache_dir: directory for a copy of a remote one; None: in memory.
+        session: opens URLs.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def save(
         selection: its samples.
         path: a local path.
         place: of the index that lists these shards; None: the view lists them itself.
-        made_by: how it was made, a step each.
+        made_by: the steps that made it.
         inputs: (URL or path, words for it) of other files that are never replaced.
         overwrite: also replace a file that is no view, or a view of other shards.
         file: see `write_view`.

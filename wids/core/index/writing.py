@@ -68,7 +68,7 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
     Args:
         place: a URL or an absolute path.
         home: the directory.
-        base: what the index says instead that its relative URLs are relative to.
+        base: the index's other base of its relative URLs.
     """
     name, is_web = relative_to(place, home), Place(place).is_web
     if name == place:

@@ -1,1 +1,1 @@
-"""Member tables: where the members of a shard are; made from its headers, saved, published, packed."""
+"""Member tables: the offsets of the members of a shard; made from its headers, saved, published, packed."""

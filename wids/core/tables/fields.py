@@ -1,4 +1,4 @@
-"""Which members of a sample are read, and what a program calls them. Pure."""
+"""The members of a sample that are read, and a program's names for them. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
 
     Args:
         groups: the alternatives of each field, in their order, each with its dot.
-        names: what the program calls the fields; None: as the members are called.
+        names: the program's names of the fields; None: those of the members.
 
     Raises:
         InputError: an extension stands in two groups.

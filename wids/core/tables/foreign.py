@@ -93,7 +93,7 @@ def list_members(samples: Iterable[Sequence[DaliMember]], size: int, *, shard: s
     Args:
         samples: of a version that gives names.
         size: of the shard, in bytes.
-        shard: what errors call it.
+        shard: its name in errors.
 
     Raises:
         TableError: it has no names, or names that ``tar`` has put escapes into; members overlap, or leave the shard.
@@ -127,8 +127,8 @@ def find_doubt(
         members: in archive order, as `list_members` gives them.
         read: ``read(offset, n)`` gives up to ``n`` bytes of the shard; called by ``each``.
         size: of the shard, in bytes.
-        shard: what errors call it.
-        each: how the members are looked at: ``map``, or that of a pool, for they do not depend on each other.
+        shard: its name in errors.
+        each: ``map``, or that of a pool: the members do not depend on each other.
     """
     ends = [0, *(_padded(offset + length) for _, _, offset, length in members)]
 

@@ -38,7 +38,7 @@ class Directory:
 
     Args:
         columns: hashes, offsets, lengths; see above.
-        start: where the tables begin in the pack.
+        start: offset of the tables in the pack.
         place: the pack's URL or path.
         size: of the pack, in bytes.
 
@@ -80,7 +80,7 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
     Args:
         names: of the shards (`name_in`), each once.
         lengths: of their tables, in bytes.
-        place: what errors call the pack.
+        place: its name in errors.
 
     Raises:
         TableError: two names have the same hash, or there are more than a dataset can have.
@@ -119,7 +119,7 @@ def directory_end(data: bytes | memoryview, *, place: str, size: int | None = No
 
     Args:
         data: the beginning of the pack: its header or more (`head_end`).
-        place: what errors call the pack.
+        place: its name in errors.
         size: bytes of the pack, if that is known.
 
     Raises:
@@ -135,7 +135,7 @@ def read_head(
 
     Args:
         read: (offset, length in bytes) -> bytes.
-        place: what errors call the pack.
+        place: its name in errors.
         size: bytes of the pack, if that is known.
         data: the beginning of the pack, if some of it was read before.
 

@@ -274,8 +274,8 @@ def parse_table(data: bytes, *, shard: str, name: str = "") -> MemberTable:
 
     Args:
         data: the whole file: bytes, or a memory map of it.
-        shard: what errors call the shard.
-        name: what they call the table; by default it is a separate file.
+        shard: its name in errors.
+        name: name of the table in errors; by default it is a separate file.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged. The remedy is to build it again.
@@ -295,9 +295,9 @@ def build_table(
 
     Args:
         members: as `wids.core.tables.tar.scan` yields them.
-        identity: what the table is tied to.
-        shard: what errors call the shard.
-        rule: how a member path splits into key and extension; members for which it gives None are left out.
+        identity: of the shard that the table is tied to.
+        shard: its name in errors.
+        rule: splits a member path into key and extension; members for which it gives None are left out.
         group: ``"adjacent"``: members of a sample stand together, and a key that comes back later starts another
             sample (counted in ``nrepeated``); ``"key"``: all members with a key are one sample.
 
@@ -365,7 +365,7 @@ def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Gro
 
     Args:
         table: made by a named rule, so that a key and an extension are a name.
-        nsamples: how many are looked for.
+        nsamples: the number that is looked for.
     """
     members = (
         (table.links.get(m, table.offsets[m]), table.key(row) + table.extensions[table.extension_ids[m]])
@@ -398,7 +398,7 @@ def find_apart(table: MemberTable) -> tuple[str, str, int] | None:
     After the key of the other one comes a dot, and no number, which would tell two samples apart.
 
     Returns:
-        The other key and the key of the first such sample, and how many there are.
+        The other key and the key of the first such sample, and the number of such samples.
     """
     keys, apart = set(table.keys()), list[tuple[str, str]]()
     for key in table.keys():  # noqa: SIM118 - a method, not a dict's

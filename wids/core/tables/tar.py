@@ -148,7 +148,7 @@ class Members:
         split: see there.
 
     Attributes:
-        end: where the end marker begins; None until it was reached.
+        end: offset of the end marker; None until it was reached.
     """
 
     def __init__(self, read: Read, size: int, *, shard: str, split: Split = first_dot) -> None:
@@ -200,7 +200,7 @@ def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Gene
     Args:
         read: ``read(offset, n)`` returns up to ``n`` bytes from there (fewer only at the end of the file).
         size: the archive's size in bytes.
-        shard: what errors call the archive.
+        shard: its name in errors.
         split: the key rule: members that are no file, and for which this gives None, are passed over.
 
     Raises:

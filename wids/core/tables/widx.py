@@ -1,7 +1,7 @@
 """The format of a member table on disk (``.widx``): a `wids.core.files.container`.
 
-Pure. The header has the shard's identity, the distinct extensions (each with its leading dot) and how many samples have
-a key that came before. The sections::
+Pure. The header has the shard's identity, the distinct extensions (each with its leading dot) and the number of samples
+whose key came before. The sections::
 
     offsets       u8 x nmembers       byte offset of a member's data in the shard
     sizes         u8 x nmembers       bytes
@@ -91,8 +91,8 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
 
     Args:
         data: the whole of it.
-        shard: what errors call the shard.
-        name: what they call the table; by default it is a separate file.
+        shard: its name in errors.
+        name: name of the table in errors; by default it is a separate file.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged.

@@ -42,7 +42,7 @@ def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
     Args:
         size: the shard's bytes; None: not known.
         wanted: bytes of a range in which waiting for the first byte takes a small part of the time.
-        connections: how many there are.
+        connections: number of connections.
     """
     if size is not None:
         wanted = min(wanted, max(size / connections, 0.4 * wanted))

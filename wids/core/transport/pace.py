@@ -16,7 +16,7 @@ class PaceLimits(NamedTuple):
 
     Attributes:
         job_rate: requests in a second of all processes of a job, about as many as a store answers for one prefix.
-        burst_seconds: how many seconds' requests come in advance.
+        burst_seconds: requests of so many seconds come in advance.
         least: the smallest part of its share that a process keeps.
         refusal_seconds: refusals within this time count as one.
         again_seconds: after so long the share doubles again.

@@ -182,7 +182,7 @@ def now() -> float:
 
 
 def spread() -> float:
-    """By how much a wait is shorter than it might be, at random."""
+    """Random factor by which a wait is shorter than it might be."""
     return random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 

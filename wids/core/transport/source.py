@@ -83,7 +83,7 @@ class ByteSource(Protocol):
     """One object in one kind of store. It is opened for one try, used by one thread, and closed.
 
     Attributes:
-        url: where the object is.
+        url: of the object.
         is_blocking: its reads block the calling thread, one at a time. Reads of other sources are coroutines for
             fsspec's event loop, and many run concurrently.
         answers_have_stat: each read passes size and version to its sink; otherwise they are requested again after the
@@ -123,7 +123,7 @@ class ByteSource(Protocol):
         """The object's bytes in blocks, from its beginning on; no more than ``end``.
 
         Args:
-            end: of how many bytes.
+            end: the number of bytes.
             in_one_request: even if a client would send several, which might read several versions.
         """
         ...
