@@ -52,7 +52,7 @@ class SqlProcesses:
         self._busy = set[_Process]()
 
     def __call__(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """What a function of `wids.columns.sql` returns.
+        """Call a function of `wids.columns.sql` with these arguments.
 
         Raises:
             QueryError: the query should end, or took too much. WidsError: as the function does.

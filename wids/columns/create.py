@@ -443,7 +443,7 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
         self._hint = "missing" if isinstance(error, DecodeError) else self._hint
 
     def url_of(self, name: int) -> str:
-        """As in the index."""
+        """The shard's URL in the index."""
         return self._shards.urls[name]
 
 

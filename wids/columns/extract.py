@@ -424,7 +424,7 @@ def write_stream(rows: Any) -> bytes:
 
 
 def _has_nan(value: Any) -> bool:
-    """Whether a value is NaN, or JSON with NaN in it."""
+    """True if a value is NaN, or JSON with NaN in it."""
     todo = [value]
     while todo:
         found = todo.pop()

@@ -226,7 +226,7 @@ def check_values(path: str, names: Iterable[str], is_stopped: Callable[[], bool]
 
 
 def _is_true(says: Any, values: Any) -> bool:
-    """Whether a footer's statistics of a row group are true."""
+    """True if a footer's statistics of a row group are true."""
     if says is None:
         return True
     from pyarrow import compute
@@ -268,7 +268,7 @@ def _check_file(path: str, place: str) -> None:
 
 
 def is_table(path: str) -> bool:
-    """Whether ``wids columns create`` made a file, or, by its name, the damaged rest of one.
+    """True if ``wids columns create`` made a file, or, by its name, the damaged rest of one.
 
     Raises:
         OSError: it cannot be read.

@@ -207,7 +207,7 @@ def _find_rows(
 
 
 def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """See `_find_rows`."""
+    """Rows by their index; see `_find_rows`."""
     pa = import_arrow()
     if not pa.types.is_integer(column.type):
         raise InputError(f"the table's index is of type {column.type}; it has to be of integers")
@@ -233,7 +233,7 @@ def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int
 def _rows_by_key(
     column: Any, samples: SampleTable, keys: Iterable[Sequence[str]] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """See `_find_rows`."""
+    """Rows by their key; see `_find_rows`."""
     pa = import_arrow()
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
@@ -317,7 +317,7 @@ def _plain_type(kind: Any) -> Any:
 
 
 def _plain_nested(kind: Any) -> Any:
-    """See `_plain_type`."""
+    """The plain type of a nested one; see `_plain_type`."""
     pa = import_arrow()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])

@@ -157,7 +157,7 @@ class KnownParts(KnownShards[PartRecord]):
         return os.path.join(self._folder, name + ".arrow")
 
     def _is_there(self, record: PartRecord) -> bool:
-        """Whether the columns of a record are in the table or in a part."""
+        """True if the columns of a record are in the table or in a part."""
         return record.first >= 0 or os.path.isfile(self._path(record))
 
     def _open_before(self, state: bytes) -> bool:
@@ -184,7 +184,7 @@ class _Before:
         self._loaded: tuple[int, Any] = (-1, None)
 
     def read(self, record: PartRecord) -> tuple[Any, dict[str, int]]:
-        """See `KnownParts.load`."""
+        """Read the rows of a part; see `KnownParts.load`."""
         pa = import_arrow()
         first, end, parts = record.first, record.first + record.nsamples, []
         while first < end:

@@ -268,13 +268,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             raise ColumnsError("tables are joined to the samples of these shards; assign shards before they are")
 
     def find_rows(self, collection: ShardCollection, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """See `wids.columns.sql.find_rows`."""
+        """The rows that a predicate chooses; see `wids.columns.sql.find_rows`."""
         from wids.columns import sql
 
         return self._ask(collection, predicate, lambda table: sql.find_rows(table, predicate))
 
     def choose(self, collection: ShardCollection, predicate: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-        """As `find_rows`, with the number of samples for which the predicate is null."""
+        """`find_rows` with the number of samples for which the predicate is null."""
         from wids.columns import sql
 
         def choose(table: sql.SampleTable) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
@@ -284,13 +284,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return self._ask(collection, predicate, choose)
 
     def query(self, collection: ShardCollection, text: str) -> Any:
-        """See `wids.columns.sql.run_query`."""
+        """The rows of a query; see `wids.columns.sql.run_query`."""
         from wids.columns import sql
 
         return self._ask(collection, text, lambda table: sql.run_query(table, text), is_query=True)
 
     def read(self, collection: ShardCollection, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """See `wids.ShardListDataset.read_column`."""
+        """The values of a column; see `wids.ShardListDataset.read_column`."""
         from wids.columns import join
         from wids.columns.spec import unknown_column
 
@@ -409,7 +409,7 @@ def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
 
 
 def _is_column(name: Any, names: Sequence[str]) -> bool:
-    """Whether a name, in any case, is one of these, or may be that of a column from member tables."""
+    """True if a name, in any case, is one of these, or may be that of a column from member tables."""
     from wids.columns import members
 
     if not isinstance(name, str):

@@ -324,7 +324,7 @@ def _parts_of(tree: Any) -> Iterator[Any]:
 
 
 def _is_plain(part: Any, known: Collection[str]) -> bool:
-    """Whether a part of a statement reads only columns that it names.
+    """True if a part of a statement reads only columns that it names.
 
     Args:
         part: see `_parts_of`.

@@ -93,7 +93,7 @@ class Glob:
         self._loops.update(range(first + 1, first + 1 + last))
 
     def matches(self, path: str, *, or_folder: bool = False) -> bool:
-        """Whether the pattern is one of this path; with ``or_folder``, or of a folder that it is in."""
+        """True if the pattern is one of this path; with ``or_folder``, or of a folder that it is in."""
         states, end = self._closed({0}), len(self._moves) - 1
         for part in path.split("/"):
             if or_folder and end in states:

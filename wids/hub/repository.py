@@ -662,7 +662,7 @@ def find_counts(
 
 
 def _is_short(path: str, files: Mapping[str, int], name: str) -> bool:
-    """Whether a file with counts may be read; a warning if not."""
+    """True if a file with counts may be read; otherwise warn."""
     if files[path] > MAX_BYTES:
         size = f"{files[path]:,} bytes, and at most {MAX_BYTES:,} are read"
         logger.warning("%s: %s is not used for counts: it has %s", name, path, size)

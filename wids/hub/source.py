@@ -83,7 +83,7 @@ _EXPIRED = frozenset({400, 401, 403, 410})
 
 
 class HubLimits(NamedTuple):
-    """How long answers of the Hub are used. Tests replace the default.
+    """Times for which answers of the Hub are used. Tests replace the default.
 
     Attributes:
         pin_seconds: a new process uses a commit that another process of this machine requested at most so long ago.
@@ -157,7 +157,7 @@ def locate(place: Place, session: Session = PLAIN) -> HubPlace | None:
 
 
 def find(url: str, session: Session = PLAIN) -> HubPlace:
-    """As `locate`, of a URL that must be on the Hub.
+    """`locate` for a URL that must be on the Hub.
 
     Raises:
         ValueError: it is elsewhere.
@@ -223,7 +223,7 @@ def client(url: str) -> Any:
 
 
 def is_offline() -> bool:
-    """Whether huggingface_hub sends no requests: ``HF_HUB_OFFLINE`` was set when it was imported."""
+    """True if huggingface_hub sends no requests: ``HF_HUB_OFFLINE`` was set when it was imported."""
     return bool(client("hf://").constants.HF_HUB_OFFLINE)
 
 
@@ -293,7 +293,7 @@ def find_token(endpoint: str, options: Mapping[str, Any]) -> str | None:
 
 
 def is_commit(revision: str) -> bool:
-    """Whether a revision is the name of a commit, which never changes."""
+    """True if a revision is the name of a commit, which never changes."""
     return _COMMIT.fullmatch(revision) is not None
 
 
@@ -348,13 +348,13 @@ class HubSource(HttpSource):
             hub.check_pause("resolvers")
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
-        """See `ByteSource`. The stat of a commit's file is known without a request."""
+        """Ask for size and version; see `ByteSource`. Those of a commit's file are known without a request."""
         if self._file is None or first is None or self._opened is not None:
             return super().stat(first, is_fresh=is_fresh)
         return Stat(self._file.size, self._file.tag, has_ranges=True, is_strong=True)
 
     async def ask(self, span: Span | None, *, is_raw: bool = True) -> Answer:
-        """See `HttpSource`: sends the request to the redirect's target, and asks the Hub only for an unknown target."""
+        """Send the request to the redirect's target; the Hub is asked only for an unknown target. See `HttpSource`."""
         self._hub.check_online(self._hub.where.path)
         refused = None
         while True:
@@ -817,7 +817,7 @@ class _Revision(msgspec.Struct):
 
 
 class _Lfs(msgspec.Struct):
-    """What git has not, and its store has: the sha256 of a file, and its size."""
+    """Properties of a file that git lacks, and its store has: its sha256 and its size."""
 
     oid: str = ""
     size: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)] | None = None

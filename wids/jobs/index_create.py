@@ -502,7 +502,7 @@ class Indexing(ShardJob[str, ShardResult, IndexOutcome]):
         self._done[name] = found
 
     def fail(self, name: str, error: BaseException) -> None:
-        """As for all jobs, except that an update may leave out a missing shard."""
+        """Note a failure, as all jobs do; an update may leave out a missing shard."""
         is_gone = name in self.listed and isinstance(error, ShardNotFoundError)
         if not (is_gone and self._settings.is_dropping_missing):
             super().fail(name, error)

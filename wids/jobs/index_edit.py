@@ -99,7 +99,7 @@ def read_index(place: str) -> dict[str, Any]:
 
 
 def _read(place: str) -> tuple[dict[str, Any], View | None]:
-    """See `read_index`; (the JSON, the parsed view or None)."""
+    """`read_index`: (the JSON, the parsed view or None)."""
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
     index = parse_json(read_bytes(place, look=lambda head: check_head(head, place)), place)
@@ -361,7 +361,7 @@ def _refuse_other_parts(outputs: Sequence[str], checked: Sequence[str], source: 
 
 
 def _is_part(path: str, source: IndexToMerge) -> bool:
-    """Whether a file is an index of shards of a source, or a view of the same index as it."""
+    """True if a file is an index of shards of a source, or a view of the same index as it."""
     shards = source.shards
     is_view = shards.selection is not None
     view = ViewShards(source.listed_by, fingerprint(shards)) if is_view else None

@@ -268,7 +268,7 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
 
 
 def _is_pack_of(path: str, shards: ShardList) -> bool:
-    """Whether a file is a pack of tables of these shards only: the output of a run that was killed before its end.
+    """True if a file is a pack of tables of these shards only: the output of a run that was killed before its end.
 
     Raises:
         OSError: it cannot be read.

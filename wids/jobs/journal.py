@@ -75,7 +75,7 @@ class JobJournal(Generic[R]):
 
     @property
     def is_needed(self) -> bool:
-        """Whether the journal is left for the next run."""
+        """True if the journal is left for the next run."""
         return self.is_begun or self.was_there
 
     def begin(self) -> None:
@@ -297,7 +297,7 @@ def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:
 
 
 def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
-    """Whether a file has records of this type, is empty, or may be a damaged file of such records.
+    """True if a file has records of this type, is empty, or may be a damaged file of such records.
 
     Damaged JSON counts as such a file; valid JSON without a record does not.
     """

@@ -101,7 +101,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grouping_of(settings: VerifySettings) -> GroupOptions:
-    """How members become samples; the standard way where the settings do not say."""
+    """The way in which members become samples; the standard way where the settings do not say."""
     return GroupOptions(rule=settings.rule or "first-dot", group=settings.group or "adjacent")
 
 

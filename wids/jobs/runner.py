@@ -62,12 +62,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ray(self) -> bool:
-        """Whether a Ray cluster runs it."""
+        """True if a Ray cluster runs it."""
         return self.engine == "ray"
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the job decides between threads and processes."""
+        """True if the job decides between threads and processes."""
         return self.engine in ("auto", "local")
 
     def resolve(self, engine: Literal["here", "threads", "processes"], jobs: int) -> RunOptions:

@@ -302,7 +302,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
 
 
 def _is_dense(url: str, first: bytes, shard_bytes: int) -> bool:
-    """Whether a shard's members are so short, by its first bytes, that ranges over its headers have all of it."""
+    """True if a shard's members are so short, by its first bytes, that ranges over its headers have all of it."""
     sizes = []
     with contextlib.suppress(ShardError):  # it goes on
         for _, _, _, size in tar.scan(lambda offset, n: first[offset : offset + n], shard_bytes, shard=url):

@@ -149,7 +149,7 @@ class IndexedTarSamples:
 
     @property
     def samples(self) -> list[list[int]]:
-        """Of each sample, the positions of its members in ``reader.by_index``."""
+        """Positions in ``reader.by_index`` of the members of each sample."""
         return group_by_key(name for name, _, _ in self.reader.by_index)
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ def lengths_to_ranges(lengths: Iterable[int]) -> list[Range]:
 
 
 def intersect_range(a: Range, b: Range) -> Range | None:
-    """What two half-open ranges have in common; None if that is nothing."""
+    """The intersection of two half-open ranges; None if it is empty."""
     lo, hi = max(a[0], b[0]), min(a[1], b[1])
     return (lo, hi) if lo < hi else None
 

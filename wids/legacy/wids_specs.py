@@ -52,7 +52,7 @@ def load_dsdesc_and_resolve(
 def resolve_dsdesc(
     dsdesc: dict[str, Any], *, options: dict[str, Any] | None = None, base: str | None = None
 ) -> dict[str, Any]:
-    """As `load_dsdesc_and_resolve`, of an index that is here already; it is not changed."""
+    """`load_dsdesc_and_resolve` of an index that is here already; it is not changed."""
     return _describe(parse_index(json.dumps(dsdesc), place=None, load=read_bytes, base=base, options=options))
 
 

@@ -1,4 +1,4 @@
-"""What a suite says when a promise is broken, and what its tests need: time without waiting, other processes."""
+"""The error of a suite for a broken promise, and the tools of its tests: time without waiting, other processes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def child(function: Callable[..., Any], *args: Any, method: str = "fork") -> Ite
 
 
 def call_in_child(function: Callable[..., Any], *args: Any, method: str = "fork") -> Any:
-    """What ``function(*args)`` returns in a process of its own; its exception is raised here."""
+    """Run ``function(*args)`` in a process of its own and return its result; its exception is raised here."""
     with child(_answer, function, args, method=method) as (process, connection):
         if not connection.poll(PATIENCE_SECONDS):
             if process.pid is not None:

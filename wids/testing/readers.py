@@ -51,7 +51,7 @@ DATA = shards.shard("a", 3, 40_000)
 
 
 class _WayToOpen:
-    """What both suites need: where shards are put, and a provider that opens them there.
+    """The needs of both suites: a place for shards, and a provider that opens them there.
 
     Attributes:
         home: a directory for each test; shards and caches of it go below. It is set before a hook is called.
@@ -87,12 +87,12 @@ class _WayToOpen:
 
     @property
     def is_cached(self) -> bool:
-        """Whether it reads leased files of the cache."""
+        """True if it reads leased files of the cache."""
         return not (self.is_local or self.has_ranges)
 
 
 class ReaderSuite(_WayToOpen):
-    """What every `Reader` promises; a subclass in a file of tests makes pytest run it against those of a provider.
+    """The promises of every `Reader`; a subclass in a file of tests makes pytest run it against those of a provider.
 
     - It is complete when it is made, and says what it reads: URL, path, member table.
     - ``read`` gives a sample with all its members, or those asked for and no other; ``read_rows`` gives as much for
@@ -151,7 +151,7 @@ class ReaderSuite(_WayToOpen):
             reader.read_part(0, ".txt", 0, 1)
 
     def test_a_hard_link_has_the_bytes_of_its_file(self) -> None:
-        """Of an earlier sample, its own or none, near and far; by a saved or published table, too. Oracle: tarfile."""
+        """A file of an earlier sample, its own or none, near and far; saved, published tables, too. Oracle: tarfile."""
         data, wanted = _with_links()
         url = self.put("a.tar", data)
         provider, shard = self.make(), described(url, data)
@@ -245,7 +245,7 @@ class ReaderSuite(_WayToOpen):
 
 
 class ShardProviderSuite(_WayToOpen):
-    """What every `ShardProvider` promises; a subclass in a file of tests makes pytest run it against one.
+    """The promises of every `ShardProvider`; a subclass in a file of tests makes pytest run it against one.
 
     - ``open`` gives a reader of the shard that the index describes. A shard that is missing, of another size or no tar
       is a typed error, and leaves no file open; one that changed gives no byte of one by the table of the other.
@@ -290,7 +290,7 @@ class ShardProviderSuite(_WayToOpen):
         _check_closed(self.home)
 
     def test_a_shard_of_another_size_is_refused(self) -> None:
-        """What the index says of its size is compared before a sample is read."""
+        """The size in the index is compared before a sample is read."""
         url = self.put("a.tar", DATA)
         promise = "a shard of another size than the index says is refused"
         with refused((ChangedShardError, SizeMismatchError), promise):
@@ -480,7 +480,7 @@ def _full_limit(suite: ShardProviderSuite) -> int | None:
 
 
 def _make_space(home: Path, limit: int | None, seconds: float) -> list[bytes] | str:
-    """As a process that downloads a shard into a cache of ``limit`` bytes: its samples, or "full" in the end."""
+    """Download a shard into a cache of ``limit`` bytes, as another process: its samples, or "full" in the end."""
     data = shards.shard("c", 3, 40_000)
     limits.LIMITS = limits.LIMITS._replace(wait_seconds=seconds)  # in this process, which ends
     provider = AutoProvider(cache_dir=str(home / "cache"), cache_local=True, cache_size=limit)

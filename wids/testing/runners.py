@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RunnerSuite:
-    """What every `Runner` promises; a subclass in a file of tests makes pytest run it against an engine.
+    """The promises of every `Runner`; a subclass in a file of tests makes pytest run it against an engine.
 
     - Each task that is given has one result, under its number, as soon as it ends; there may be more tasks than jobs.
     - A task that fails costs its own result, be it by an error, by a value or a task that cannot be pickled, or by the

@@ -130,7 +130,7 @@ class Server:
         return self.url + path
 
     def find_fault(self, reply: Reply) -> Fault:
-        """How a GET is answered: as `faults` says; a subclass may look at the request. `whole` costs no copy.
+        """The fault of a GET, from `faults`; a subclass may look at the request. `whole` costs no copy.
 
         Args:
             reply: of the request.
@@ -508,7 +508,7 @@ class Gate:
         self.entered, self.go = threading.Event(), threading.Event()
 
     def __call__(self, reply: Reply, body: bytes) -> None:
-        """See the class."""
+        """Answer a request; see the class."""
         rest = _send_half(reply, body)
         self.entered.set()
         reply.wait(self.go)

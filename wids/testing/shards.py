@@ -36,7 +36,7 @@ def shard(tag: str = "a", count: int = 3, size: int = 100) -> bytes:
 
 
 def text(tag: str, row: int) -> bytes:
-    """What member ``.txt`` of sample ``row`` holds."""
+    """Contents of member ``.txt`` of sample ``row``."""
     return f"{tag}{row}".encode()
 
 
@@ -46,7 +46,7 @@ def texts(reader: Rows) -> list[bytes]:
 
 
 def texts_of(tag: str = "a", count: int = 3) -> list[bytes]:
-    """What `texts` gives for a shard that is what it should be."""
+    """The result of `texts` for an undamaged shard."""
     return [text(tag, row) for row in range(count)]
 
 

@@ -35,7 +35,7 @@ _ERRORS = (OSError, FetchError, aiohttp.ClientError)
 
 
 class ByteSourceSuite:
-    """What every `ByteSource` promises; a subclass in a file of tests makes pytest run it against a store.
+    """The promises of every `ByteSource`; a subclass in a file of tests makes pytest run it against a store.
 
     - ``stat()`` says the object's size, version and whether it has ranges: the same each time, and another version of
       another object. What a store cannot say is None, and the subclass declares it (``has_size = False``).
@@ -123,7 +123,7 @@ class ByteSourceSuite:
     # --- what all of them give
 
     def test_size_and_version(self, target: Path) -> None:
-        """What the store says of it: the same each time, and another thing of another object."""
+        """The store's answer about an object: the same each time, and another one of another object."""
         with _opened(self, target) as source:
             first = source.stat()
             check(source.stat() == first, "`stat` says the same of the same object each time", first)
@@ -179,7 +179,7 @@ class ByteSourceSuite:
             self.check_pieces(pieces, gap=draw.choice((0, 100, 2000)))
 
     def check_pieces(self, pieces: Sequence[tuple[int, int]], *, gap: int) -> None:
-        """See that pieces are read as slices.
+        """Check that pieces are read as slices.
 
         Args:
             pieces: positions and counts.
@@ -415,7 +415,7 @@ def _downloaded(suite: ByteSourceSuite, target: Path, **options: Any) -> bytes:
 
 
 def _tried(suite: ByteSourceSuite, function: Callable[[], Any]) -> Any:
-    """What a function returns, with the retries and the typed errors of all that fetches."""
+    """The result of a function, with the retries and the typed errors of all that fetches."""
     return retrying.try_repeatedly(function, url=suite.url, path=None, hooks=())
 
 
@@ -454,7 +454,7 @@ class _ReceivedBytes:
         self.data.update(positions)
 
     def holds(self, spans: Sequence[Span]) -> bool:
-        """Whether it has the bytes of these spans, and no other."""
+        """True if it has the bytes of these spans, and no other."""
         return self.data == {k: DATA[k] for lo, hi in spans for k in range(lo, hi)}
 
     def check_holds(self, spans: Sequence[Span]) -> None:

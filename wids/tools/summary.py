@@ -237,7 +237,7 @@ class Classes:
 
 
 def find_classes(collection: ShardCollection, open_here: Callable[[int], Reader | None]) -> Classes | None:
-    """How classes are spread over the shards, by some of the labels; None: too few are here.
+    """Distribution of classes over the shards, by some of the labels; None: too few are here.
 
     Args:
         collection: the samples.

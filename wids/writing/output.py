@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"%0?([0-9]{0,2})d")
 
 
 class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """Where shards are written.
+    """The names of the shards that are written.
 
     Attributes:
         head, tail: the text before and after the number; ``head`` begins with the directory.
@@ -42,7 +42,7 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
     digits: int
 
     def url(self, k: int) -> str:
-        """Of shard ``k``."""
+        """The URL of shard ``k``."""
         return f"{self.head}{k:0{self.digits}d}{self.tail}"
 
     @property
@@ -58,7 +58,7 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def index_url(self) -> str:
-        """Of the index, beside the shards."""
+        """The URL of the index, beside the shards."""
         start = len(self.head) - len(Place(self.head + "0").name[:-1])
         return f"{self.head[:start]}{self.name}.json"
 

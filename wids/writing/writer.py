@@ -314,7 +314,7 @@ class ShardWriter:
             self._at_end.close()
 
     def _is_full(self, members: list[tuple[bytes, bytes]]) -> bool:
-        """Whether the current shard has no space for a sample."""
+        """True if the current shard has no space for a sample."""
         shard = self._shard
         if shard is None:
             return False

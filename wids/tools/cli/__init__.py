@@ -181,7 +181,7 @@ def main() -> None:
 
 
 def run_program() -> None:
-    """As `main`, in a process of its own, which it ends.
+    """`main` in a process of its own, which it ends.
 
     If Ray was used, Python does not shut down by itself: Ray's C++ threads can crash meanwhile, and the exit code be
     that of SIGSEGV.

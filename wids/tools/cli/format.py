@@ -41,7 +41,7 @@ _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (
 
 
 def parse_size(text: str) -> int:
-    """See `wids.events.parse_size`.
+    """Parse a size; see `wids.events.parse_size`.
 
     Raises:
         typer.BadParameter: the text is not a size.
@@ -257,7 +257,7 @@ def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Itera
 
 
 def is_debug() -> bool:
-    """Whether ``--debug`` or ``$WIDS_DEBUG`` asks for tracebacks and all log lines."""
+    """True if ``--debug`` or ``$WIDS_DEBUG`` asks for tracebacks and all log lines."""
     return os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
 
 

@@ -60,7 +60,7 @@ _SkipErrors = Annotated[
 
 @dataclass(frozen=True)
 class ScanFlags:
-    """How shards are read."""
+    """Options of reading shards."""
 
     has_md5: Annotated[
         bool,
@@ -98,7 +98,7 @@ class ScanFlags:
     session: SessionFlag = PLAIN
 
     def settings(self, *, is_dropping_missing: bool = False) -> IndexSettings:
-        """What the library takes."""
+        """The settings for the library."""
         from wids.jobs.index_create import IndexSettings
 
         return IndexSettings(
@@ -116,7 +116,7 @@ class ScanFlags:
 
 @dataclass(frozen=True)
 class TablesFlags:
-    """How member tables are packed."""
+    """Options of packing member tables."""
 
     is_skipping: _SkipErrors = False
     overwrite: Annotated[

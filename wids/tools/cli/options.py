@@ -131,7 +131,7 @@ SessionFlag = Annotated[
 
 @dataclass(frozen=True)
 class ReadFlags:
-    """How remote shards are looked into."""
+    """Options of reading remote shards."""
 
     may_fetch: Annotated[
         bool, typer.Option("--fetch", help="Download as many remote shards as needed. Default: one at most.")
@@ -142,7 +142,7 @@ class ReadFlags:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """What runs a command that works on many shards."""
+    """Options of running a command that works on many shards."""
 
     jobs: Annotated[
         int | None,
@@ -162,7 +162,7 @@ class RunFlags:
     ] = None
 
     def options(self) -> RunOptions:
-        """What the library takes.
+        """The options for the library.
 
         Raises:
             typer.BadParameter: these do not go together.
@@ -337,7 +337,7 @@ class BatchOptions:
     def make_rule(
         self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn, *, has_weights: bool = False
     ) -> BatchRule | None:
-        """What a batch may hold; None: a loader makes its own batches of ``batch_size``.
+        """The rule of batches; None: a loader makes its own batches of ``batch_size``.
 
         Args:
             batch_size: as given.
@@ -384,7 +384,7 @@ class BatchOptions:
         )
 
     def reader_of(self, index: str, collection: ShardCollection, cache_dir: str) -> ReadColumn:
-        """What reads a column of an index."""
+        """A function that reads a column of an index."""
 
         def read(name: str) -> Any:
             from wids.columns.samples import beside

@@ -84,7 +84,7 @@ class SourceFlags:
     session: SessionFlag = PLAIN
 
     def source(self) -> PackSource:
-        """What the library takes."""
+        """The source for the library."""
         from wids.jobs import PackSource
 
         return PackSource(
@@ -101,7 +101,7 @@ class SourceFlags:
 
 @dataclass(frozen=True)
 class PackFlags:
-    """How it is packed."""
+    """Options of packing."""
 
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
@@ -138,7 +138,7 @@ class PackFlags:
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier dataset of this PATTERN.")] = False
 
     def settings(self, output: str, session: Session) -> PackSettings:
-        """What the library takes.
+        """The settings for the library.
 
         Raises:
             typer.BadParameter: the range is none, or two flags contradict.
@@ -166,7 +166,7 @@ class PackFlags:
 
 @dataclass(frozen=True)
 class PackRunFlags(RunFlags):
-    """As for other commands, and 0 jobs are as many as there are CPUs."""
+    """Options of running, as of other commands; 0 jobs are as many as there are CPUs."""
 
     jobs: Annotated[
         int | None,

@@ -63,7 +63,7 @@ class App(typer.Typer):
         self.callback()(show_help)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-        """As typer's, with `with_option_groups`."""
+        """The `command` of typer with `with_option_groups`."""
         return lambda function: super(App, self).command(
             name,
             **{"cls": PlainCommand, "short_help": (function.__doc__ or "").partition("\n\n")[0], **options},

@@ -1,4 +1,4 @@
-"""What a command has around a job, whose bar is `wids.jobs.progress`."""
+"""The frame of a command around a job, whose bar is `wids.jobs.progress`."""
 
 from __future__ import annotations
 

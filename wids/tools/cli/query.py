@@ -134,7 +134,7 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
 
 
 def _check_names(names: list[str], sql: str) -> None:
-    """See that the names tell columns apart.
+    """Check that the names tell columns apart.
 
     Raises:
         QueryError: they are not.

@@ -117,7 +117,7 @@ def _ssh_line(url: str) -> str:
 
 
 def _has_screen() -> bool:
-    """Whether a browser of its own would open: on Linux without a screen, one for terminals would take this one."""
+    """True if a browser of its own would open: on Linux without a screen, one for terminals would take this one."""
     if "SSH_CONNECTION" in os.environ and "DISPLAY" not in os.environ:
         return False
     return sys.platform != "linux" or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

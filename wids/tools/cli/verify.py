@@ -29,7 +29,7 @@ _MAX_PRINTED = 10
 
 @dataclass(frozen=True)
 class VerifyFlags:
-    """How closely to look at which shards."""
+    """Options of the shards to look at, and of how closely."""
 
     is_quick: Annotated[
         bool, typer.Option("--quick", help="Only see whether the shards are there, and of the right size.")

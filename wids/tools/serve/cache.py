@@ -31,7 +31,7 @@ ROWS, _OTHERS = 200, 50
 
 
 class LiveLimits(NamedTuple):
-    """How often a directory is looked at; the default is in force, and tests put another one in its place.
+    """Intervals of looks at a directory; the default is in force, and tests put another one in its place.
 
     Attributes:
         pause_seconds: from one look to the next, for all pages together.
@@ -67,7 +67,7 @@ def _number(request: Request, name: str) -> int:
 
 
 class Live:
-    """What the pages show of a cache directory; they may ask from any thread.
+    """Data of a cache directory for the pages, which may ask from any thread.
 
     Args:
         directory: which; it may not exist.
@@ -85,7 +85,7 @@ class Live:
         self._order: tuple[int, list[int]] = 0, []
 
     def describe(self, boot: str, since: int, changes: int) -> dict[str, Any]:
-        """What there is, as JSON.
+        """The cache directory, as JSON.
 
         Args:
             boot: what the last answer said; another one: all rows are sent.

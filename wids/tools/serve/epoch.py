@@ -51,7 +51,7 @@ _LABELS = ("label", "cls", "class", "category")
 
 
 class EpochLimits(NamedTuple):
-    """How much one answer may take.
+    """Costs that one answer may have.
 
     Attributes:
         seconds: about so long it takes at most. open_samples: that are read to see which shards are open.
@@ -116,7 +116,7 @@ class Answers:
         self._served, self._schedules, self._labels = served, schedules, ClassLabels()
 
     def describe(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
-        """How many steps there are; with ``more=1`` more of an epoch of batches of like length is cut."""
+        """The number of steps; with ``more=1`` more of an epoch of batches of like length is cut."""
         table = schedule.table
         if not isinstance(table, Timetable) and not table.is_whole and query.get("more"):
             end = time.monotonic() + self.limits.seconds
@@ -162,7 +162,7 @@ class Answers:
         return {"first": first, "last": last, "steps": table.steps, "rank": rank, "bands": bands[:_MAX_BANDS]}
 
     def look(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
-        """What batches are like at the steps that are named, as many of them as there is time for."""
+        """The batches at the steps that are named, as many of them as there is time for."""
         table, end = schedule.table, time.monotonic() + self.limits.seconds
         rank, _ = _place_in(schedule, query)
         steps = [_step_in(schedule, text) for text in query.get("steps", "").split(",")[:POINTS] if text.strip()]
@@ -200,7 +200,7 @@ class Answers:
         return found
 
     def share(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
-        """How many samples of each source of a mixture all ranks have read at some steps, counted exactly."""
+        """Number of samples of each source of a mixture that all ranks have read at some steps, counted exactly."""
         table, parts = schedule.table, self._schedules.parts
         if parts is None or not isinstance(table, Timetable):
             raise SelectionError("there are no sources whose turns could be counted")
@@ -215,7 +215,7 @@ class Answers:
         return {"edges": edges.tolist(), "from": begin, "counts": counts}
 
     def find(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
-        """When samples are read: by which ranks, at which steps, at which places."""
+        """The readings of samples: by which ranks, at which steps, at which places."""
         numbers = parse_indices(query.get("samples", ""), len(self._served.dataset))
         found = schedule.table.find(numbers)
         samples = [
@@ -308,12 +308,12 @@ def _step_in(schedule: Schedule, text: str) -> int:
 
 
 def _edges(steps: int) -> Indices:
-    """Where stretches of an epoch begin, and the last one ends."""
+    """Beginnings of the stretches of an epoch, and the end of the last one."""
     return np.unique(np.linspace(0, steps, min(POINTS, steps) + 1).astype(np.int64))
 
 
 def _cost(schedule: Schedule, batches: list[Indices]) -> dict[str, Any]:
-    """What batches of like length cost, one of each rank; and what they have with their padding for each token."""
+    """Costs of batches of like length, one of each rank; and their costs with padding for each token."""
     rule = schedule.rule
     assert rule is not None  # noqa: S101 - for the type checker: they are of like length
     edges = np.cumsum([0, *map(len, batches)])

@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def is_by_length(self) -> bool:
-        """Whether batches are those of a `wids.BucketBatchSampler`."""
+        """True if batches are those of a `wids.BucketBatchSampler`."""
         return bool(self.lengths or self.max_tokens or self.buckets)
 
 
@@ -247,7 +247,7 @@ class Schedules:
         return found
 
     def _make_rule(self, settings: Settings, values: dict[str, Any]) -> BatchRule | None:
-        """What a batch may hold; None: a loader makes its own batches."""
+        """The rule of batches; None: a loader makes its own batches."""
         if not settings.is_by_length:
             for name in _ONLY_BY_LENGTH:
                 if getattr(settings, name) != getattr(Settings, name, None):

@@ -37,7 +37,7 @@ _HOW = "wids columns create --help"
 
 
 def describe_columns(served: Served) -> dict[str, Any]:
-    """What SQL can name: ``columns`` (``name``, ``type``, ``has_facet``), and a sentence where there are few."""
+    """Names for SQL: ``columns`` (``name``, ``type``, ``has_facet``), and a sentence where there are few."""
     columns = served.columns()
     if columns:
         found = [
@@ -78,7 +78,7 @@ def first_fields(served: Served) -> list[str]:
 
 
 def count_values(served: Served, name: str, where: str) -> dict[str, Any]:
-    """How the values of a column are distributed.
+    """The distribution of the values of a column.
 
     Returns:
         ``name``, and ``values``: each with ``value``, ``words``, ``count`` and ``sql``; or ``bins``: each with ``lo``,

@@ -75,7 +75,7 @@ class _Fields:
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
     async def _read(self, request: Request, work: Callable[[Member], T]) -> T:
-        """What ``work`` makes of a field, in a separate thread: a slow shard does not stop the pages."""
+        """Run ``work`` on a field in a separate thread: a slow shard does not stop the pages."""
         index, field = request.path_params["index"], request.path_params["field"]
 
         def run() -> T:
@@ -159,7 +159,7 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 def _headers(name: str, *, is_image: bool) -> dict[str, str]:
-    """What tells a browser what to do with a field; ``is_image``: it is requested by a picture on a page."""
+    """Headers that tell a browser how to treat a field; ``is_image``: it is requested by a picture on a page."""
     extension = name.casefold().rpartition(".")[2]
     # As a picture on a page it neither runs scripts nor loads anything; as a page of its own it is a program.
     kind = _SVG if is_image and extension == "svg" else _TYPES.get(extension)

@@ -1,4 +1,4 @@
-"""What every request and answer of the pages goes through: who may ask, and what a browser may do with the answer.
+"""The guard of every request and answer of the pages: who may ask, and what a browser may do with the answer.
 
 Rules: a request names a host that is ours: a foreign name that resolves to this machine does not reach the pages. With
 a token, nothing is answered without it. Any site may link to a page, which waits for a person before it runs SQL. What
@@ -121,7 +121,7 @@ class Guard:
 
 
 def _is_for_ours(headers: Headers, host: str, *, runs_sql: bool) -> bool:
-    """Whether one of our pages asks, or a person who opens a picture in a window of its own.
+    """True if one of our pages asks, or a person who opens a picture in a window of its own.
 
     Another site could not read the answer, but make us work: a query takes long. A browser that does not say who asks
     has to name a page of ours: by a header that only our script can send, or by its address.
@@ -139,7 +139,7 @@ def _is_for_ours(headers: Headers, host: str, *, runs_sql: bool) -> bool:
 
 
 def _is_foreign(headers: Headers, *, has_frames: bool) -> bool:
-    """Whether another site's page asks for a page, as browsers declare, except by a link that a person clicks on."""
+    """True if another site's page asks for a page, as browsers declare, except by a link that a person clicks on."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return False
     is_page = headers.get("sec-fetch-mode") == "navigate"
@@ -147,7 +147,7 @@ def _is_foreign(headers: Headers, *, has_frames: bool) -> bool:
 
 
 def _is_own(headers: Headers, host: str) -> bool:
-    """Whether a request comes from the script of our pages."""
+    """True if a request comes from the script of our pages."""
     origin = headers.get("origin")
     return (
         OWN_HEADER in headers
@@ -157,7 +157,7 @@ def _is_own(headers: Headers, host: str) -> bool:
 
 
 def _is_at(url: str, host: str) -> bool:
-    """Whether an address, or the beginning of one, is of a host."""
+    """True if an address, or the beginning of one, is of a host."""
     try:
         return bool(host) and urlsplit(url).netloc == host
     except ValueError:

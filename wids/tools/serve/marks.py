@@ -70,7 +70,7 @@ class Marks:
         return len(self._marked)
 
     def has(self, index: int) -> bool:
-        """Whether a sample is marked."""
+        """True if a sample is marked."""
         return index in self._marked
 
     def indices(self) -> Integers:

@@ -50,7 +50,7 @@ class Member:
 
     @property
     def place(self) -> tuple[str, str, int, int]:
-        """What tells it from what may be there later: shard, name, offset and size."""
+        """Key that tells it from later ones at its place: shard, name, offset and size."""
         return self.url, self.name, self.offset, self.size
 
     def read_part(self, lo: int, hi: int) -> bytes:

@@ -59,7 +59,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
 
 
 def _describe(collection: ShardCollection) -> dict[str, Any]:
-    """What ``wids info`` says of the index, without the secrets of URLs."""
+    """The output of ``wids info`` about the index, without the secrets of URLs."""
     shards = collection.shards
     parts = summary.describe_datasets(shards)
     mixture = summary.describe_mixture(collection.mixed_parts())

@@ -1,4 +1,4 @@
-"""Where a page jumps to: the place of an index, of a shard, or of a key, among the samples that it shows.
+"""Targets of a page's jumps: the place of an index, of a shard, or of a key, among the samples that it shows.
 
 Rules: by key, the columns are asked where they have keys; else the member tables of all shards are read, from the first
 on, and the answer comes a line at a time, with how far it is: who asked may leave at any line.

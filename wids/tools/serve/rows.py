@@ -42,7 +42,7 @@ _INTEGER = re.compile(r"[0-9]{1,18}")
 
 
 class RowLimits(NamedTuple):
-    """How long tables are waited for; tests put others in their place.
+    """Times of waits for tables; tests put others in their place.
 
     Attributes:
         wait_seconds: rows whose table is not here by then are pending, and asked for again.
@@ -108,7 +108,7 @@ class ServedRows:
         return found
 
     def ask(self, query: Callable[[], Any]) -> Any:
-        """What a query of the columns gives; two run at a time, each for a minute at most, in processes of their own.
+        """Result of a query of the columns; two run at a time, each for a minute at most, in processes of their own.
 
         Raises:
             QueryError: it took too long or too much, or no request waits for it any more; see
@@ -131,7 +131,7 @@ class ServedRows:
         return [tuple(map(as_json, row)) for row in rows_of(found)]
 
     def _once(self, what: Any, work: Callable[[], Any]) -> Any:
-        """What ``work`` gives; those who ask for the same meanwhile wait for it, and do it if its asker has left."""
+        """Result of ``work``; those who ask for the same meanwhile wait for it, and do it if its asker has left."""
         while True:
             with self._lock:
                 asked = self._asked.get(what)
@@ -327,7 +327,7 @@ def parse_indices(text: str, total: int) -> list[int]:
 
 
 def check_indices(numbers: Sequence[int], total: int) -> None:
-    """See that indices are those of samples.
+    """Check that indices are those of samples.
 
     Raises:
         SelectionError: one is not.

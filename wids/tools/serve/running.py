@@ -28,7 +28,7 @@ _BACKLOG = 32  # so many connections are accepted before one is looked at
 
 
 def check_packages() -> None:
-    """See that all packages of the pages are installed, before a module that takes one is imported.
+    """Check that all packages of the pages are installed, before a module that takes one is imported.
 
     Raises:
         DependencyError: ``wids[serve]`` is not.

@@ -104,7 +104,7 @@ class _Page:
         return Response(made.data, media_type=made.media_type)
 
     async def tell(self, request: Request) -> Response:
-        """Where the sample is, and the names, kinds and places of its fields."""
+        """The place of the sample, and the names, kinds and places of its fields."""
         return await self._answer(lambda: self._tell(request.path_params["index"]))
 
     async def describe(self, request: Request) -> Response:

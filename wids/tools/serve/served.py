@@ -1,4 +1,4 @@
-"""What the pages are about: a dataset and the directory of its cache, opened once and read by many threads."""
+"""The data of the pages: a dataset and the directory of its cache, opened once and read by many threads."""
 
 from __future__ import annotations
 

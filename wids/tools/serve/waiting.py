@@ -58,7 +58,7 @@ def watched(show: Callable[[Request], Response]) -> Callable[[Request], Awaitabl
 
 
 def is_left() -> bool:
-    """Whether no request waits for the work of this thread."""
+    """True if no request waits for the work of this thread."""
     return bool(REASON_TO_STOP.get()())
 
 

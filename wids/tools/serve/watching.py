@@ -38,7 +38,7 @@ _PID = re.compile(r"([0-9]+)-")
 
 
 class WatchLimits(NamedTuple):
-    """How much a watch costs; the default is in force, and tests put another one in its place.
+    """Costs that a watch may have; the default is in force, and tests put another one in its place.
 
     Attributes:
         listing_pauses: a directory is not listed again before so many times the seconds that listing it took.

@@ -118,7 +118,7 @@ class Splits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """How well the order mixes, over some batches of the first epoch; see benchmarks/shuffle.py.
+    """The mixing of the order, over some batches of the first epoch; see benchmarks/shuffle.py.
 
     Attributes:
         in_global_batch, in_batch: distinct shards in the batches of all ranks together, and of one rank.
@@ -183,7 +183,7 @@ def find_splits(job: TrainingJob, epochs: Sequence[Epoch]) -> Splits:
 
 
 def open_at_a_time(job: TrainingJob, epochs: Sequence[Epoch], rank: int) -> Indices:
-    """How many shards a rank reads from at each step, over all epochs: (nsteps,)."""
+    """Number of shards that a rank reads from at each of n steps, over all epochs: (n,)."""
     return np.concatenate([_overlap(epoch.visits[rank], epoch.steps[rank], job.batch_size) for epoch in epochs])
 
 
@@ -308,7 +308,7 @@ class Batching:
 
 
 def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | None:
-    """What batches of like length consist of; None: batches are of as many samples each."""
+    """The contents of batches of like length; None: batches are of as many samples each."""
     rule = job.rule
     if rule is None:
         return None

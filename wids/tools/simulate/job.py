@@ -37,7 +37,7 @@ _MAX_SAMPLES = 10**15
 
 
 class ShardLists(NamedTuple):
-    """Of each shard its samples, its bytes, and those that it takes in a cache; items of lists are read faster."""
+    """The samples of each shard, its bytes, and those that it takes in a cache; items of lists are read faster."""
 
     lengths: list[int]
     sizes: list[int]
@@ -165,7 +165,7 @@ class TrainingJob:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return -(-self.world // self.ranks_per_node)
 
     @cached_property
@@ -175,14 +175,14 @@ class TrainingJob:
 
     @property
     def mixed_shards(self) -> int:
-        """How many shards, of one chunk each, a rank mixes at a time."""
+        """Number of shards, of one chunk each, that a rank mixes at a time."""
         sources = 1 if self.parts is None else sum(part.weight > 0 for part in self.parts)
         lanes = 1 if self.is_by_shards else -(-(self.lanes or self.world) // self.world)
         return sources * lanes * (self.window if self.shuffle else 1)
 
     @property
     def reads_early(self) -> bool:
-        """Whether samples may be read by byte ranges until their shards are cached, or again.
+        """True if samples may be read by byte ranges until their shards are cached, or again.
 
         Workers do so only where prefetching brings the shards; without published tables only what was evicted is.
         """
@@ -208,12 +208,12 @@ class TrainingJob:
 
     @property
     def burst(self) -> int:
-        """Of the drawn samples, how many may not have been read, as far as a prefetcher knows."""
+        """Number of the drawn samples that may not have been read, as far as a prefetcher knows."""
         return min(max(self.drawn_samples, distance.LIMITS.min_burst), distance.LIMITS.max_burst)
 
     @property
     def steps_read_ahead(self) -> int:
-        """How many steps before a batch is handed out it was read."""
+        """Number of steps from the reading of a batch to its delivery."""
         if not self.workers or self.decode_seconds >= self.workers * self.step_seconds:
             return 0
         return max(self.drawn_ahead - ceil(self.decode_seconds / self.step_seconds) - 1, 0)
@@ -236,7 +236,7 @@ class TrainingJob:
         )
 
     def courses(self) -> list[Course]:
-        """What each rank reads."""
+        """The reading of each rank."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         if self.is_by_shards:
             chunks = np.stack([ends - self.lengths, ends], axis=1)
@@ -248,7 +248,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the ranks read in one epoch.
+    """The reading of all ranks in one epoch.
 
     Positions are such that step ``s`` begins at ``s * job.batch_size``, also where batches have other sizes.
 
@@ -267,7 +267,7 @@ class Epoch:
     batches: list[RankBatches] | None = None
 
     def edges(self, rank: int, size: int) -> Indices:
-        """Where the batches of a rank begin in its samples, and the last one ends: (steps + 1,)."""
+        """Beginnings of the batches of a rank in its samples, and the end of the last of n: (n + 1,)."""
         if self.batches is not None:
             return self.batches[rank].edges
         return np.minimum(np.arange(self.steps[rank] + 1) * size, self.counts[rank])
@@ -275,7 +275,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class RankBatches:
-    """What a rank reads in an epoch of batches of like length.
+    """The reading of a rank in an epoch of batches of like length.
 
     Attributes:
         samples, fills: in the order in which they are read, and which of them fill up the tail: (n,).
@@ -307,14 +307,14 @@ def shards_of_batches(
 
 
 def count_shards(shards: Indices, edges: Indices) -> Callable[[int], dict[int, float]]:
-    """As `shards_of_batches`, from the shard of each sample, and where batches begin and the last one ends."""
+    """`shards_of_batches` from the shard of each sample, the beginnings of batches and the end of the last one."""
     return lambda batch: dict(Counter(shards[edges[batch] : edges[batch + 1]].tolist()))
 
 
 def spread_shards(
     visits: Visits, lengths: Sequence[int], *, count: int, size: int
 ) -> Callable[[int], dict[int, float]]:
-    """As `shards_of_batches`: a visit's samples are spread evenly over its span, and fill batches with the others'.
+    """`shards_of_batches` where a visit's samples are spread evenly over its span, and fill batches with the others'.
 
     Args:
         visits: of the rank.
@@ -344,7 +344,7 @@ def spread_shards(
 
 
 def is_exact(job: TrainingJob) -> bool:
-    """Whether every index of the job is looked at."""
+    """True if every index of the job is looked at."""
     n = int(job.lengths.sum())
     total = n * job.passes if job.nominal is None else job.nominal
     return total * job.epochs <= MAX_EXACT

@@ -47,7 +47,7 @@ class Clock:
         self.start(process)
 
     def has_until(self, when: float) -> bool:
-        """Whether a process goes on until then."""
+        """True if a process goes on until then."""
         return bool(self._waiting) and self._waiting[0][0] <= when
 
 

@@ -48,7 +48,7 @@ class WaitingStep(NamedTuple):
 
 @dataclass
 class SimulationProgress:
-    """How far the job is, for all of its nodes.
+    """The progress of the job, over all of its nodes.
 
     Attributes:
         outcome: its figures so far.
@@ -71,7 +71,7 @@ class SimulationProgress:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the simulation ends here."""
+        """True if the simulation ends here."""
         return self.outcome.stopped_at is not None
 
     def give_up(self) -> None:
@@ -202,12 +202,12 @@ class Node:
 
     @property
     def limits(self) -> AheadLimits:
-        """How far ahead each rank may be."""
+        """The limits of each rank's reading ahead."""
         job = self.job
         return AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
 
     def slots(self, size: int) -> int:
-        """How many connections a shard keeps busy."""
+        """Number of connections that a shard keeps busy."""
         if size not in self._slots:
             self._slots[size] = concurrency.slots(size, self._length(size), self.job.connections)
         return self._slots[size]
@@ -248,7 +248,7 @@ class Node:
                 self.cache.unplan(visit.shard, visit.first)
 
     def _is_first(self, visit: tuple[int, Visit]) -> bool:
-        """Whether a visit of a rank has not yet entered its window, or been forgotten; for it does both once.
+        """True if a visit of a rank has not yet entered its window, or been forgotten; for it does both once.
 
         It may be forgotten first: entered since the prefetcher looked, and over while a step waited.
         """
@@ -258,15 +258,15 @@ class Node:
     # --- loaders
 
     def has_table(self, shard: int) -> bool:
-        """Whether a shard's samples can be read by byte ranges."""
+        """True if a shard's samples can be read by byte ranges."""
         return self._has_tables or shard in self._tables
 
     def may_ask(self) -> bool:
-        """Whether the node's processes may ask for more ranges of shards that are on their way."""
+        """True if the node's processes may ask for more ranges of shards that are on their way."""
         return self._pace.may_ask(self._clock.now, self._rate_of_requests)
 
     def access(self, shard: int) -> Access:
-        """How a shard is read now."""
+        """The present access to a shard."""
         return choose(_SimulatedShard(self, shard), self._clock.now)
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
@@ -350,7 +350,7 @@ class Node:
 
     @property
     def is_watched(self) -> bool:
-        """Whether batches that the order says nothing special of may have to wait."""
+        """True if batches that the order says nothing special of may have to wait."""
         is_reading = self.cache.missing or self._under_way or self._unread
         return bool(is_reading if self.job.reads_early else self.cache.again)
 
@@ -554,7 +554,7 @@ class Node:
 
 
 def _is_refused(cache: NodeCache, shard: int, refused: int | None, *, is_exact: bool) -> bool:
-    """Whether a shard that is still to come finds no space, as (``is_exact``: just) ``refused`` bytes found none."""
+    """True if a shard that is still to come finds no space, as (``is_exact``: just) ``refused`` bytes found none."""
     if refused is None or shard in cache.coming or shard in cache.cached or cache.limit is None:
         return False
     footprint = cache.footprint(shard)

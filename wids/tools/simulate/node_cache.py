@@ -78,7 +78,7 @@ class NodeCache:
             self.missing.add(shard)
 
     def can_read(self, rank: int, shard: int, last: int) -> bool:
-        """Whether a shard is there for a rank to read, and all that it reads before that position."""
+        """True if a shard is there for a rank to read, and all that it reads before that position."""
         return shard not in self.missing and last < self.unread(0).get(rank, last + 1)
 
     def finish(self, key: tuple[int, int], shard: int, *, is_read: bool) -> None:
@@ -128,7 +128,7 @@ class NodeCache:
         self._next[shard] = min(position, self._next.get(shard, position))
 
     def unplan(self, shard: int, position: int) -> None:
-        """That use is over."""
+        """End that use."""
         self._refused_use = math.inf
         positions = self.plans[shard]
         positions.remove(position)
@@ -197,7 +197,7 @@ class NodeCache:
 
     @property
     def is_busy(self) -> bool:
-        """See `wids.core.cache.reservation.Snapshot`."""
+        """True if some uses will be over in a moment; see `wids.core.cache.reservation.Snapshot`."""
         return self._is_busy()
 
     def entries(self) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""What a simulation finds: what travelled, what stood still, and when."""
+"""The results of a simulation: what travelled, what stood still, and when."""
 
 from __future__ import annotations
 

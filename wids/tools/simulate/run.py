@@ -35,7 +35,7 @@ Turn: TypeAlias = tuple[float, int, int, int]
 
 
 def ranks_of(node: Node, epoch: Epoch, ranks: range) -> Iterator[Iterator[Turn]]:
-    """What ranks do in an epoch: each generator has turns in ascending order, and acts after each."""
+    """The acts of ranks in an epoch: each generator has turns in ascending order, and acts after each."""
     job = node.job
     for rank in ranks:
         visits = epoch.visits[rank]

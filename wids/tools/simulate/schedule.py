@@ -129,7 +129,7 @@ class Timetable:
         return found, [self._is_repeated(start + k * self.world) for k in range(len(found))]
 
     def counts(self, step: int) -> dict[str, int]:
-        """How many samples of each source of a mixture all ranks read before a step, by name; 0 <= step <= steps."""
+        """Samples that all ranks read of each source of a mixture before a step, by name; 0 <= step <= steps."""
         plan = self.plan
         assert not isinstance(plan, Plan)  # noqa: S101 - for the type checker: it is a mixture's
         end = self._start + min(step * self.batch_size, self.samples) * self.world
@@ -154,7 +154,7 @@ class Timetable:
         return found, start + (edges[0] + np.arange(len(found))) * self.world, edges - edges[0]
 
     def find(self, indices: Iterable[int]) -> dict[int, list[Reading]]:
-        """When each sample is read; ``[]``: it is not.
+        """The readings of each sample; ``[]``: none.
 
         An epoch reads a sample once, and once more if it fills up the tail; by weights, or a nominal one, any number of
         times.
@@ -267,12 +267,12 @@ class BatchTimetable:
         return -(-total // self.world)
 
     def batch(self, rank: int, step: int) -> tuple[Indices, list[bool]]:
-        """See `Timetable.batch`."""
+        """A batch; see `Timetable.batch`."""
         found = self._batch(rank, step)
         return found.samples, found.fills.tolist()
 
     def read(self, rank: int, first: int, last: int) -> tuple[Indices, Indices, Indices]:
-        """See `Timetable.read`; positions are those in the order of the samples."""
+        """The samples of a rank's steps; see `Timetable.read`. Positions are those in the order of the samples."""
         batches, none = [self._batch(rank, step) for step in range(first, last)], np.zeros(0, np.int64)
         return (
             np.concatenate([none, *(batch.samples for batch in batches)]),
@@ -281,7 +281,7 @@ class BatchTimetable:
         )
 
     def find(self, indices: Iterable[int]) -> dict[int, list[Reading]]:
-        """See `Timetable.find`; of an epoch that is not cut to its end, as far as it is."""
+        """The readings of samples; see `Timetable.find`. An epoch that is not cut to its end is searched so far."""
         readings: dict[int, list[Reading]] = {index: [] for index in indices}
         wanted = np.array(sorted(readings), np.int64)
 

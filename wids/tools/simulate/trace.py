@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What one rank reads in every epoch.
+    """The reading of one rank in every epoch.
 
     Attributes:
         config: of the rank's sampler, whose epochs have an end.
@@ -83,7 +83,7 @@ class Course:
 
     @property
     def world(self) -> int:
-        """How many ranks read the plan."""
+        """Number of ranks that read the plan."""
         return self.config.world
 
     def span(self, epoch: int) -> tuple[int, int]:

@@ -145,7 +145,7 @@ def list_dataset(
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a name is that of an index, of a tar, of a pattern of tars, or of a data set of the Hub."""
+    """True if a name is that of an index, of a tar, of a pattern of tars, or of a data set of the Hub."""
     return (
         is_archive(source) or parse_name(source) is not None or Place(source).name.endswith((".json", compiled.SUFFIX))
     )

@@ -310,7 +310,7 @@ def guess_format(directory: str) -> str:
 
 
 def _is_table(name: str) -> bool:
-    """Whether a file has rows, by its name."""
+    """True if a file has rows, by its name."""
     stem, end = os.path.splitext(name.lower())
     return (stem if end in _COMPRESSED else name.lower()).endswith(SUFFIXES)
 
@@ -342,7 +342,7 @@ def _refuse_tables(directory: str, tables: Sequence[str], names: Sequence[str]) 
 
 
 def _is_table_of_files(path: str) -> bool:
-    """Whether a file is the table of an ImageFolder, whose column ``file_name`` names the files beside it."""
+    """True if a file is the table of an ImageFolder, whose column ``file_name`` names the files beside it."""
     if os.path.basename(path) not in _TABLES:
         return False
     try:

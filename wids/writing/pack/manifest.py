@@ -199,7 +199,7 @@ def list_rows(
 
 
 class _Filling(NamedTuple):
-    """How rows become samples."""
+    """The way in which rows become samples."""
 
     fields: list[FieldRule]
     key: str | None

@@ -231,7 +231,7 @@ class _Bytes:
         self._array = array
 
     def are_there(self) -> list[bool]:
-        """Whether each row has bytes."""
+        """Booleans (n,) for n rows: each has bytes."""
         there: list[bool] = self._array.is_valid().to_pylist()
         return there
 

@@ -200,7 +200,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         self._counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
 
     def is_finished(self) -> bool:
-        """Whether an earlier run wrote all of these shards and the index, and was killed before it removed its journal.
+        """True if an earlier run wrote all of these shards and the index, and was killed before it removed its journal.
 
         The journal of a run that wrote other shards is removed now: it cannot be continued.
         """
@@ -323,7 +323,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
                 outcome.notes = [*outcome.notes, f"no sample has the field {named} that is to be kept"]
 
     def choose_engine(self, options: RunOptions) -> RunOptions:
-        """What runs it: a remote place that is this process's own memory is written by this process."""
+        """The engine that runs it: a remote place that is this process's own memory is written by this process."""
         if Place(self.pattern.url(0)).scheme == "memory":
             return RunOptions().resolve("here", 1)
         chosen = options.resolve("processes", min(os.cpu_count() or 1, _MAX_JOBS))

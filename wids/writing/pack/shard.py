@@ -233,5 +233,5 @@ def _note_pages(packed: PackedShard, key: str, fields: Iterable[tuple[str, bytes
 
 
 def _is_page(extension: str, data: bytes) -> bool:
-    """Whether a picture is really an error page of a server: a web page, XML or JSON."""
+    """True if a picture is really an error page of a server: a web page, XML or JSON."""
     return extension.rpartition(".")[2].lower() in _PICTURES and data[:64].lstrip()[:1] in (b"<", b"{")

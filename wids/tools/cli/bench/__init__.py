@@ -80,7 +80,7 @@ def run_bench(
 
 
 def _check_functions(reading: BenchReading) -> None:
-    """See that ranks can import the named functions.
+    """Check that ranks can import the named functions.
 
     Raises:
         InputError: one cannot be imported.
@@ -97,7 +97,7 @@ def _check_functions(reading: BenchReading) -> None:
 
 
 def _check_samples(plan: BenchPlan) -> None:
-    """See that each rank has batches that count.
+    """Check that each rank has batches that count.
 
     Raises:
         typer.BadParameter: the sampler has no such order. InputError: there are too few samples. WidsError: see

@@ -1,4 +1,4 @@
-"""What is measured: the options of ``wids bench``, which its ranks are sent."""
+"""The plan of a measurement: the options of ``wids bench``, which its ranks are sent."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReading:
-    """How samples are had, and what becomes of them."""
+    """Options of reading samples, and of their further way."""
 
     decode: Annotated[
         Literal["PIL", "numpy", "torch", "raw", "none"],
@@ -140,7 +140,7 @@ class BenchReading:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a rank needs to know; it travels to their processes."""
+    """The plan for a rank; it travels to their processes."""
 
     index: str
     job: JobOptions

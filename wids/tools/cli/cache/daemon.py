@@ -101,7 +101,7 @@ class Metrics:
             logger.warning("%s: the metrics cannot be written (%s)", self._path, error)
 
     def collect(self) -> Iterator[Any]:
-        """What `prometheus_client` asks for."""
+        """The metrics, for `prometheus_client`."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, value in self._values.items():
@@ -139,7 +139,7 @@ class Supervisor:
 
 
 def is_journal() -> bool:
-    """Whether stderr goes to systemd's journal."""
+    """True if stderr goes to systemd's journal."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):
@@ -291,7 +291,7 @@ class _Rounds:
         return words
 
     def _look(self) -> tuple[int, int, list[str]]:
-        """What stays: shards, bytes, and why they were not deleted."""
+        """Remaining shards and bytes, and why they were not deleted."""
         if os.path.isdir(self._pattern):
             listing = take_listing(self._pattern)
             return len(listing.shards), listing.used_bytes, reasons_of(listing.shards, listing)
@@ -367,7 +367,7 @@ class _LogToStderr:
 
 
 class _DaemonSignals(Signals):
-    """As `Signals`; but SIGHUP ends a wait, unless the terminal was closed, which ends its processes."""
+    """`Signals` in which SIGHUP ends a wait, unless the terminal was closed, which ends its processes."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__()

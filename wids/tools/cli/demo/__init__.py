@@ -98,7 +98,7 @@ def run_demo(
 
 
 def _steps(kept: str | None) -> list[tuple[str, str]]:
-    """What to do after the demo: (words, a command or a file)."""
+    """Next steps after the demo: (words, a command or a file)."""
     import wids
 
     index = None if kept is None else shlex.quote(os.path.join(kept, "shapes-train.json"))

@@ -191,7 +191,7 @@ def _print_one(found: dict[str, Any]) -> None:
 
 
 def _passes(part: dict[str, Any], parts: list[dict[str, Any]]) -> str:
-    """How often a nominal epoch reads each of the source's samples, on average."""
+    """Number of times that a nominal epoch reads each of the source's samples, on average."""
     total = sum(each["samples"] for each in parts)
     return f"{part['share'] * total / part['samples']:.3g}" if part["samples"] else "-"
 

@@ -112,7 +112,7 @@ class Listed:
 
     @property
     def ends(self) -> Sequence[int]:
-        """Where each shard's samples end; shards without a count in the index are counted first.
+        """End of each shard's samples; shards without a count in the index are counted first.
 
         Raises:
             SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read.
@@ -145,7 +145,7 @@ class Listed:
         return self.collection.mixed_parts()
 
     def reader_of(self, batches: BatchOptions) -> Callable[[str], Any]:
-        """What reads a column."""
+        """A function that reads a column."""
         return batches.reader_of(self.name, self.collection, self._directory)
 
     def start_of(self, k: int) -> int:
@@ -159,7 +159,7 @@ class Listed:
         return self.collection.locate(index)
 
     def place(self, index: int) -> dict[str, Any]:
-        """Where a sample is, for a program."""
+        """Place of a sample, for a program."""
         k, row = self.locate(index)
         return {"index": index, "shard": k, "row": row, "url": self.shards.urls[k]}
 
@@ -255,12 +255,12 @@ class Listed:
         return reader
 
     def is_absent(self, k: int) -> bool:
-        """Whether a shard is remote and not in the cache."""
+        """True if a shard is remote and not in the cache."""
         url = self.shards.urls[k]
         return not Place(url).is_local and not self._provider.cache.has(url)
 
     def has_table(self, k: int) -> bool:
-        """Whether a shard's table can be had without fetching the shard."""
+        """True if a shard's table can be read without fetching the shard."""
         table = self._published(k)
         if table is not None:
             self._last = k, table

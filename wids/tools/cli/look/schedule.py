@@ -180,7 +180,7 @@ def show_readings(
     flags: ReadFlags,
     is_json: Json = False,
 ) -> None:
-    """When samples are read: by which rank, at which step of an epoch, at which place in the batch.
+    """Show the readings of samples: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
     With --max-tokens or --buckets: over a BucketBatchSampler.

@@ -237,7 +237,7 @@ def _print_line(found: dict[str, Any]) -> None:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether the bytes are text without control characters, which a terminal would obey."""
+    """True if the bytes are text without control characters, which a terminal would obey."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -274,7 +274,7 @@ def _print_images(fields: list[Field]) -> None:
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a console is a terminal with colours that can print the half block."""
+    """True if a console is a terminal with colours that can print the half block."""
     try:
         _HALF.encode(console.encoding)
     except (LookupError, UnicodeEncodeError):

@@ -68,7 +68,7 @@ def run_simulate(
 
 
 def _reader_of(index: str | None, shards: options.Described, batches: BatchOptions) -> ReadColumn:
-    """What reads a column of the index, if there is one."""
+    """A function that reads a column of the index, if there is one."""
     from wids.core.files.own_folder import default_cache_dir
     from wids.core.place import cache_directory
 

@@ -64,7 +64,7 @@ class ShardOptions:
     ] = None
 
     def find(self, index: str | None) -> Described:
-        """What there is of the shards.
+        """The shards, as far as they are known.
 
         Raises:
             typer.BadParameter: there is neither an index nor a description of shards, or both.
@@ -149,7 +149,7 @@ class MachineOptions:
     ] = None
 
     def ranks_of_a_node(self, world_size: int) -> int:
-        """How many ranks a node has.
+        """Number of ranks of a node.
 
         Raises:
             typer.BadParameter: there are too few places for all ranks, or ``ahead`` without prefetching.
@@ -232,6 +232,6 @@ class ResultOptions:
 
 
 def _is_written(path: str) -> bool:
-    """Whether a page or picture has the title that this command gives them."""
+    """True if a page or picture has the title that this command gives them."""
     with open(path, "rb") as file:
         return b"wids simulate" in file.read()

@@ -74,7 +74,7 @@ class Panel(NamedTuple):
 
     @property
     def bound_words(self) -> str:
-        """What the dashed line is."""
+        """Words for the dashed line."""
         bound = self.bound or 0.0
         words = f"{bound:,.4g}" if bound < 1000 else f"{bound:,.0f}"
         return f"{self.option}: {words} {self.name.partition(', ')[2]}"
@@ -114,7 +114,7 @@ def _near(bound: float | None, lines: list[list[float]]) -> float | None:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

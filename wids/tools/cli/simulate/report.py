@@ -79,7 +79,7 @@ class Report:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all ranks have equally many batches."""
+        """True if all ranks have equally many batches."""
         return bool(self.values["ranks_are_equal"])
 
 
@@ -115,7 +115,7 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
 
 
 def _bound_of(job: TrainingJob) -> str:
-    """What a batch may have."""
+    """Words for the bounds of a batch."""
     rule = job.rule
     if rule is None:
         return f"{job.batch_size:,}"
@@ -165,7 +165,7 @@ def _order_rows(
 
 
 def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iterator[ReportRow]:
-    """What batches of like length consist of, for people; their value is that of `batching`."""
+    """Contents of batches of like length, for people; their value is that of `batching`."""
     samples = f"{batching.smallest:,} to {batching.largest:,} samples, median {batching.median:,.10g}"
     yield ReportRow("", None, "a batch", samples)
     if batching.padding is not None:
@@ -201,7 +201,7 @@ def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> ReportRow:
 
 
 def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch], steps: int) -> Iterator[ReportRow]:
-    """What nodes download and how long it takes; of a job that was given up, people see no times."""
+    """Downloads of nodes and their times; of a job that was given up, people see no times."""
     traffic, first, compute = (
         found.traffic,
         found.first_seconds,
@@ -238,12 +238,12 @@ def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch
 
 
 def waited_for(job: TrainingJob) -> str:
-    """What steps wait for."""
+    """Words for the causes of waits."""
     return "shards" if not job.reads_early else "samples" if job.has_tables else "shards and samples"
 
 
 def _how_often(job: TrainingJob, counts: figures.Counts) -> str:
-    """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
+    """The samples' fates; where passes have no seam between them, there is no such thing as a repeated one."""
     least, more = divmod(counts.read, max(counts.samples, 1))
     if least and job.rule is None and job.weights is None and (job.passes > 1 or job.nominal is not None):
         return f"each {least:,} to {least + 1:,} times" if more else f"each {least:,} times"
