@@ -154,8 +154,8 @@ def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, le
 
 
 def _log_deletion(level: int, verb: str, path: str, size: int, why: str = "") -> None:
-    facts = {"path": path, "size_bytes": size}
-    logger.log(level, "cleanup: %s %s (%s)%s", verb, path, format_size(size), why, extra={"facts": facts})
+    details = {"path": path, "size_bytes": size}
+    logger.log(level, "cleanup: %s %s (%s)%s", verb, path, format_size(size), why, extra={"details": details})
 
 
 # Pattern -> the last warning about it: each change is logged once.
