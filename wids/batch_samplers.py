@@ -13,40 +13,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from wids import __version__
 from wids.core.files.held import holding, release
-from wids.core.order import cursor
-from wids.core.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
+from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.batching import make_rule
-from wids.core.order.iteration import Iteration, state_of
 from wids.core.order.layout import mixed_parts, read_column
-from wids.core.order.state import (
-    MAX_POSITION,
-    EpochPosition,
-    check_known,
-    check_order,
-    naming_writer,
-    nested_state,
-    read_int,
-)
 from wids.core.order.validation import parse_int, suggest_names
-from wids.errors import InputError, StateError, a_kind, shown
+from wids.errors import InputError, a_kind, shown
 from wids.events import logger
-from wids.samplers import _IS_RUNNING, ChunkedSampler, DistributedChunkedSampler
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
+    from collections.abc import Iterator, Sized
 
-    from wids.core.order.cursor import Run
-    from wids.core.prefetch.prefetcher import Prefetcher
+    from wids.core.order.progress import SampleProgress
 
     Batches = Literal["mixed", "by-source"]
 
-KIND, VERSION = "wids.batches", 1
-
 
 @holding
-class BucketBatchSampler(Sampler[list[int]]):
+class BucketBatchSampler(StatefulSampler[list[int]]):
     """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
 
     The order of a sampler is cut into blocks, and each block into batches of about the same cost, as many in each lane:
@@ -87,6 +72,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     sampler: ChunkedSampler
     batch_size: int | Mapping[Any, int] | None
     skipped: int
+    _progress: BatchProgress
     _yields_batches = True
 
     @suggest_names
@@ -107,8 +93,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         if not isinstance(given, ChunkedSampler) or type(given).__iter__ is not ChunkedSampler.__iter__:
             raise TypeError(f"the sampler is {a_kind(given)}; give a ChunkedSampler or a DistributedChunkedSampler")
         self.sampler, self.batch_size = sampler, batch_size
-        self._block = None if block is None else parse_int("block", block, minimum=1)
-        self._rule = make_rule(
+        block = None if block is None else parse_int("block", block, minimum=1)
+        rule = make_rule(
             len(sampler.dataset),
             lengths=None if lengths is None else self._values("lengths", lengths),
             max_tokens=max_tokens,
@@ -117,81 +103,32 @@ class BucketBatchSampler(Sampler[list[int]]):
             batch_size=batch_size,
             too_long=too_long,
         )
-        self.skipped = self._rule.skipped
+        self.skipped = rule.skipped
         if self.skipped:
             logger.warning(
                 "%d of %d samples are longer than max_tokens=%g, and are left out of all batches",
-                *(self.skipped, len(sampler.dataset), self._rule.max_cost),
+                *(self.skipped, len(sampler.dataset), rule.max_cost),
             )
-        self._own: cursor.Cursor = cursor.NotStarted()
-        self._seen: cursor.Cursor | None = None
-        self._counts: dict[str, int] = {}
-        _ = self._cursor, self._config()
+        self._progress, self._prefetcher = BatchProgress(sampler.__wids__(), rule, block), None
+        _ = self.epoch, self._progress.epochs()
 
-    def __iter__(self) -> Iterator[list[int]]:
-        it: Any = self  # whose places are of batches
-        return Iteration(it, BatchRun())  # type: ignore[return-value]
-
-    def __len__(self) -> int:
-        config = self._config()
-        run = cursor.current_run(self._cursor)
-        place = cursor.next_place(self._cursor, config) if run is None else run.place  # type: ignore[arg-type]
-        key = repr((place, config.world, self._order(config), self.sampler._samples.state_facts()))
-        if key not in self._counts:
-            self._counts = {key: config.count(place)}  # type: ignore[arg-type]
-        return self._counts[key]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_own": cursor.without_run(self._cursor)}
+    def __wids__(self) -> BatchProgress:
+        super().__wids__()
+        return self._progress
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._seen = self.sampler._cursor  # which a copy makes anew
-
-    # --- epochs
+        self._progress.follow(self.sampler.__wids__())  # which a copy makes anew
 
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
-        return self._cursor.epoch
+        return self._progress.cursor.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self.sampler.set_epoch(epoch)
-        _ = self._cursor  # which follows
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`.
-
-        Args:
-            epoch: from 0.
-        """
-        self.epoch = epoch
-
-    @property
-    def _cursor(self) -> cursor.Cursor:
-        """Where this is in its epochs, after an epoch that was chosen through the sampler underneath, as trainers do.
-
-        Raises:
-            StateError: a state was loaded into the sampler underneath.
-        """
-        now = self.sampler._cursor
-        if now is not self._seen:
-            if isinstance(now, cursor.Loaded):
-                raise StateError(
-                    "a state was loaded into the sampler under a BucketBatchSampler, and its place says nothing of "
-                    "batches; load the state of a BucketBatchSampler into that, or make a sampler without a state"
-                )
-            self._seen = now
-            if isinstance(now, cursor.Chosen):
-                self._own = cursor.choose(self._own, now.epoch)
-        return self._own
-
-    @_cursor.setter
-    def _cursor(self, value: cursor.Cursor) -> None:
-        self._own = value
-
-    # --- state
+        _ = self._progress.cursor  # which follows
 
     @suggest_names
     def state_dict(self, batches: int | None = None, *, consumed: int | None = None) -> dict[str, Any]:
@@ -207,147 +144,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         """
         if batches is not None and consumed is not None:
             raise ValueError("batches and consumed are given; one of them says how far the training loop is")
-        it: Any = self
-        return state_of(it, BatchRun(), consumed if batches is None else batches, None)
-
-    @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
-        """Let the next iteration resume at ``state``, with any number of ranks and workers.
-
-        Args:
-            state: of `state_dict`.
-            reweight: as of `wids.DistributedChunkedSampler.load_state_dict`; the weights hold from the end of the
-                state's block on.
-
-        Raises:
-            StateError: it belongs to another dataset, or other lengths, buckets or settings; or is damaged.
-        """
-        if isinstance(self.sampler._cursor, cursor.Loaded):
-            self._seen = self.sampler._cursor  # the loaded state is replaced
-        now = self._cursor
-        with naming_writer(state):
-            self._cursor = cursor.load(now, self._adopt(state, is_reweighted=reweight))
-
-    @suggest_names
-    def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
-        """Change the weights of a mixture's sources; see `wids.DistributedChunkedSampler.reweight`.
-
-        ``at`` counts samples.
-
-        Args:
-            weights: name -> weight.
-            at: from this sample on, counted over all ranks; None: from the next nominal epoch on.
-
-        Returns:
-            The sample from which on they hold.
-        """
-        return self.sampler._reweight(weights, at, *self._decided())
-
-    def _decided(self) -> tuple[int | None, int | None, str]:
-        """As of a sampler of samples; a block that has begun stays what it is."""
-        config, now = self._config(), self._cursor
-        if isinstance(now, cursor.Running):
-            end = config.end(now.run.place)  # type: ignore[arg-type]
-            return end, end, _IS_RUNNING
-        place: Any = cursor.next_place(now, config)  # type: ignore[arg-type]
-        earliest = config.block_end(place) if place.offset else place.position
-        usual = (config.end(place) if config.is_in_the_middle(place) else None) or earliest
-        return earliest, usual, ": samples of a block that has begun are in its batches" if place.offset else ""
-
-    def _current_run(self, *, is_counted: bool) -> Run | None:
-        return cursor.current_run(self._cursor, is_counted=is_counted)
-
-    def _next_epoch(self) -> int:
-        place = cursor.next_place(self._cursor, self._config())  # type: ignore[arg-type]
-        return place.epoch
-
-    def _batches(self, yielded: int) -> int:
-        """Batches of an epoch at a place that has so many behind it, as its state counts them."""
-        return yielded
-
-    def _state_after(self, run: Any, batches: int, *, is_over: bool) -> dict[str, Any]:
-        """The state after so many batches of a run, which another may have followed, or after all of its epoch."""
-        config, place = run.config, run.place_after(batches)
-        if is_over and config.end(place) is not None and not config.is_over(place):  # by a trainer's own limit
-            place = run.place_after(config.count(run.place) - run.place.yielded)
-        return self._state(config, place)
-
-    def _state(self, config: BatchConfig, place: BatchPlace) -> dict[str, Any]:
-        inner = self.sampler._state(config.lanes_config, EpochPosition(place.epoch, place.position))
-        return {
-            "kind": KIND,
-            "version": VERSION,
-            "wids": __version__,
-            "offset": place.offset,
-            "yielded": place.yielded,
-            "block": config.checksum(place),
-            "order": {"sampler": inner, "rule": self._order(config)["rule"]},
-        }
-
-    def _order(self, config: BatchConfig) -> dict[str, Any]:
-        return {
-            "sampler": self.sampler._order(config.lanes_config),
-            "rule": {**self._rule.facts, "rows": config.rows},
-        }
-
-    def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
-        """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
-        state = nested_state(state)
-        if not isinstance(state, Mapping) or state.get("kind") != KIND:
-            raise StateError(f"not the state of a wids.BucketBatchSampler: {state!r:.200}")
-        if state.get("version") != VERSION:
-            raise StateError(
-                f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; resume with "
-                "the wids that wrote it"
-            )
-        offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
-        order = state.get("order")
-        if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
-            raise StateError(f"the state's order is {order!r:.200}; it is damaged")
-        check_known(order, {"sampler", "rule"}, "order")
-        with self.sampler._kept_on_error():
-            return self._adopt_order(order, offset, yielded, state.get("block"), is_reweighted=is_reweighted)
-
-    def _adopt_order(
-        self, order: Mapping[str, Any], offset: int, yielded: int, block: Any, *, is_reweighted: bool
-    ) -> cursor.Loaded:
-        loaded = self.sampler._adopt(order.get("sampler"), is_reweighted=is_reweighted)
-        config = self._config()
-        try:
-            config.first_place(loaded.place.epoch)
-        except ValueError as error:
-            raise StateError(f"the state has {config.lanes} lanes, and {error}; it is damaged") from error
-        place = BatchPlace(loaded.place.epoch, loaded.place.position, offset, yielded)
-        here = self._order(config)
-        theirs, ours = dict(order["rule"]), dict(here["rule"])
-        if is_reweighted:
-            theirs["lengths"] = ours["lengths"]
-        check_order(theirs, ours)
-        if offset and is_reweighted:  # the block that has begun stays what it is
-            end = {**order["sampler"], "position": config.block_end(place)}
-            self.sampler._adopt(end, is_reweighted=True)
-            config = self._config()
-        if offset and config.checksum(place) != block:
-            raise StateError(
-                "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
-                "their batches are other ones; train with those of before, or begin an epoch"
-            )
-        return cursor.Loaded(place, {**here, "lanes": config.lanes})  # type: ignore[arg-type]
-
-    # --- iterations
-
-    def _config(self) -> BatchConfig:
-        """The config of an iteration that begins now."""
-        config = self.sampler._config()
-        if self.sampler._samples.is_own or (config.length is not None and config.world != config.lanes):
-            raise InputError(
-                "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
-                "for all ranks together: use num_samples, a view, or epoch_size"
-            )
-        return BatchConfig.of(config, self._rule, seed=self.sampler.seed, block=self._block)
-
-    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
-        return self.sampler._prefetch(run, blocks)
+        return self.__wids__().state(consumed if batches is None else batches)
 
     def _values(self, name: str, given: Any) -> Any:
         """One value for each sample: (n,)."""
@@ -409,6 +206,10 @@ class MixtureBatchSampler(Sampler[list[int]]):
         run = self.batch_size if batches == "by-source" else 1
         self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)
 
+    def __wids__(self) -> SampleProgress:
+        """Where the sampler underneath is."""
+        return self.sampler.__wids__()
+
     def __len__(self) -> int:
         return (len(self.sampler) + self.batch_size - 1) // self.batch_size
 
@@ -459,21 +260,6 @@ class MixtureBatchSampler(Sampler[list[int]]):
             StateError: it belongs to another mixture or order, or another global batch.
         """
         self.sampler.load_state_dict(state, reweight=reweight)
-
-    def _current_run(self, *, is_counted: bool) -> Run | None:
-        return cursor.current_run(self.sampler._cursor, is_counted=is_counted)
-
-    def _next_epoch(self) -> int:
-        return cursor.next_place(self.sampler._cursor, self.sampler._config()).epoch
-
-    def _batches(self, yielded: int) -> int:
-        """See `BucketBatchSampler._batches`; states of this one count samples."""
-        return -(-yielded // self.batch_size)
-
-    def _state_after(self, run: Run, batches: int, *, is_over: bool) -> dict[str, Any]:
-        """The state after so many batches of a run, which another may have followed, or after all that were drawn."""
-        count = run.drawn if is_over else min(batches * self.batch_size, run.drawn)  # the last may be smaller
-        return self.sampler._state(run.config, run.place_after(count))
 
 
 class _BatchIteration:

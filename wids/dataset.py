@@ -35,7 +35,7 @@ from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import Inside
+from wids.core.order.layout import SamplerInterface
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
@@ -455,8 +455,8 @@ class ShardListDataset(Dataset[T_co]):
 
     # --- downloads ahead
 
-    def __wids__(self) -> Inside:
-        return Inside(
+    def __wids__(self) -> SamplerInterface:
+        return SamplerInterface(
             shard_ends=self._collection.cum_lengths,
             takes_marks=True,
             mixed_parts=self._collection.mixed_parts,

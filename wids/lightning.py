@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 from wids.batch_samplers import BucketBatchSampler
 from wids.core.order.layout import mixed_parts, takes_marks
 from wids.errors import DependencyError, InputError
-from wids.loaders import Counting, _ByBatches, _BySamples, count_as_begun, count_by
+from wids.loaders import Counting, count_as_begun, count_by
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _TrainLoader(Counting, DataLoader[Any]):
     def __len__(self) -> int:
         """Batches of the whole epoch, with those before a resume."""
         counted = self._counted()
-        return self._count_epoch(counted) if isinstance(counted, _BySamples) else super().__len__()
+        return super().__len__() if counted is None or not counted.is_plain else self._count_epoch(counted)
 
     @property
     def has_begun(self) -> bool:
@@ -70,22 +70,20 @@ class _TrainLoader(Counting, DataLoader[Any]):
     def epoch(self) -> int:
         """Epoch of the latest iteration, of the state that was loaded, or as it was named."""
         counted = self._counted()
-        return 0 if counted is None else int(counted.sampler.epoch)
+        return 0 if counted is None else counted.progress.cursor.epoch
 
     @property
     def is_length_fixed(self) -> bool:
         """True if all epochs from the present one on have as many batches as it."""
         counted: Any = self._counted()
-        sampler = counted.sampler
-        config = sampler._config()
-        if isinstance(counted, _ByBatches):
-            return config.epochs is None
-        if config.epochs is None and config.epoch_size is None:
-            return True  # one epoch without end
-        if config.is_stream and config.nominal_size % config.world:
+        progress = counted.progress
+        epochs = progress.epochs()
+        if epochs.passes is None or not counted.is_plain:
+            return epochs.passes is None  # one epoch without end
+        if epochs.is_stream and epochs.nominal_size % epochs.world:
             return False
-        place = sampler._current_place(config)
-        here, following = (self._count(counted, config, at) for at in (place, config.first_place(place.epoch + 1)))
+        place = progress.place(epochs)
+        here, following = (self._count(counted, epochs, at) for at in (place, epochs.first_place(place.epoch + 1)))
         return here == following
 
     def _counted(self) -> Any:

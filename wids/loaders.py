@@ -20,21 +20,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from wids.core.order import cursor
+from wids.core.order.cursor import Loaded, Running
 from wids.core.order.state import MAX_POSITION, EpochPosition, flat_state, nested_state, read_int
 from wids.core.order.validation import check_flag, suggest_names
 from wids.errors import InputError, StateError, a_kind, shown
-from wids.samplers import _EpochSampler, batches_of_batches
+from wids.samplers import EpochSampler, batches_of_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from typing_extensions import Self
 
-    from wids.core.order.config import EpochConfig
-    from wids.core.order.cursor import Run
+    from wids.core.order.cursor import Epochs
+    from wids.core.order.progress import Progress
 
 _END: Any = object()
+_REPLACED = "the sampler of this loader was replaced by one that has no state"
 
 
 @suggest_names
@@ -85,66 +86,61 @@ def resumable(
     return loader
 
 
-class _BySamples(msgspec.Struct, frozen=True):
-    """Batches of a sampler of ours: the first ``size`` of its indices, the next, ..."""
+class CountedBatches(msgspec.Struct, frozen=True):
+    """The batches of a sampler of ours: the first ``size`` items of its iteration, the next, ...
+
+    Attributes:
+        sampler: of samples, or of batches; it has the state.
+        progress: where it is.
+        size: items of its iteration in a batch: samples, or 1 batch.
+        is_dropping: a last smaller batch is left out.
+        is_plain: the batches are torch's, of any size, so a state also says how many there were.
+    """
 
     sampler: Any
-    size: int
-    is_dropping: bool
+    progress: Progress[Any]
+    size: int = 1
+    is_dropping: bool = False
+    is_plain: bool = False
 
     def begun(self) -> Any:
-        """The identity of the iteration that began last."""
-        return cursor.current_run(self.sampler._cursor, is_counted=True)
+        """The run that began last."""
+        return self.progress.run(is_counted=True)
 
-    def next_epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return cursor.next_place(self.sampler._cursor, self.sampler._config()).epoch
-
-    def batches(self, samples: int) -> int:
-        """Batches of so many samples."""
-        return samples // self.size if self.is_dropping else -(-samples // self.size)
+    def count(self, items: int) -> int:
+        """Batches of so many items."""
+        return items // self.size if self.is_dropping else -(-items // self.size)
 
     def is_left(self, delivery: _LoaderRun) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
-        now = self.sampler._cursor
-        is_endless = delivery.run is not None and delivery.run.config.epochs is None
-        return is_endless and isinstance(now, cursor.Running) and now.run is delivery.run and not now.is_named
+        now, run = self.progress.cursor, delivery.run
+        is_endless = run is not None and run.epochs.passes is None
+        return is_endless and isinstance(now, Running) and now.run is run and not now.is_named
 
     def is_present(self, delivery: _LoaderRun) -> bool:
         """Whether an iteration says where the loader is; else an epoch was chosen, or a state loaded, after it."""
-        return not delivery.is_closed or cursor.current_run(self.sampler._cursor) is delivery.run
+        return not delivery.is_closed or self.progress.run() is delivery.run
 
     def state(self, delivery: _LoaderRun, batches: int, *, is_over: bool) -> dict[str, Any]:
-        """After so many batches of an iteration, or after all of them."""
-        run: Run = delivery.run
-        count = batches * self.size
-        if run.config.span(run.place)[1] is not None:
-            left = run.config.count(run.place) - run.place.yielded
-            # With drop_last, or a trainer's own limit, samples are left that are not read.
-            count = left if is_over or batches >= self.batches(left) else min(count, left)
-        state: dict[str, Any] = self.sampler._state(run.config, run.place_after(count))
-        return state
+        """The state after so many batches of an iteration, or after all of them."""
+        run, count = delivery.run, batches * self.size
+        epochs, place = run.epochs, run.place
+        # With drop_last, or a trainer's own limit, items are left that are not read.
+        has_left = self.size > 1 or (is_over and not epochs.is_over(run.place_after(count)))
+        if has_left and epochs.end(place) is not None:
+            left = epochs.count(place) - place.yielded
+            count = left if is_over or batches >= self.count(left) else min(count, left)
+        return self.progress.state_at(epochs, run.place_after(count))
 
 
-class _ByBatches(msgspec.Struct, frozen=True):
-    """Batches of a batch sampler that counts them itself; one of ours knows its iterations (``has_runs``)."""
+class StrangeBatches(msgspec.Struct, frozen=True):
+    """The batches of a stranger's batch sampler, which counts them itself."""
 
     sampler: Any
-    has_runs: bool
 
     def begun(self) -> Any:
-        """The identity of the iteration that began last; that of a foreign loader is unknown, so each is a new one."""
-        return self.sampler._current_run(is_counted=True) if self.has_runs else object()
-
-    def next_epoch(self) -> int | None:
-        """The epoch of the next iteration; None: only the batch sampler knows it, if it is a stranger's."""
-        epoch: int | None = self.sampler._next_epoch() if self.has_runs else None
-        return epoch
-
-    def batches(self, yielded: int) -> int:
-        """Batches of an epoch at a place of which a state says ``yielded``; 0 of a stranger's batch sampler."""
-        batches: int = self.sampler._batches(yielded) if self.has_runs else 0
-        return batches
+        """An iteration of which nothing is known: each is a new one."""
+        return object()
 
     def is_left(self, delivery: _LoaderRun) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
@@ -154,20 +150,14 @@ class _ByBatches(msgspec.Struct, frozen=True):
             return not delivery.is_over
         return False
 
-    def is_present(self, delivery: _LoaderRun) -> bool:
-        """See `_BySamples.is_present`; only the batch sampler knows, if it is a stranger's."""
-        if not (self.has_runs and delivery.is_closed):
-            return True
-        return self.sampler._current_run(is_counted=False) is delivery.run
+    def is_present(self, _delivery: _LoaderRun) -> bool:
+        """True: only the batch sampler knows better."""
+        return True
 
     def state(self, delivery: _LoaderRun, batches: int, *, is_over: bool) -> dict[str, Any]:
-        """After so many batches of an iteration, or after all of them."""
+        """The state after so many batches of an iteration, or after all of them."""
         state: dict[str, Any]
-        is_over = is_over or delivery.is_over
-        if self.has_runs:
-            state = self.sampler._state_after(delivery.run, batches, is_over=is_over)
-            return state
-        if is_over:
+        if is_over or delivery.is_over:
             state = self.sampler.state_dict()
             return state
         try:
@@ -183,7 +173,7 @@ class _LoaderRun:
     """What an iteration of a loader has delivered.
 
     Attributes:
-        run: of `_BySamples.begun`. before: batches of the epoch before it.
+        run: of `CountedBatches.begun`. before: batches of the epoch before it.
         source: refers to the iterator of the DataLoader.
         delivered: batches. is_closed: the loop was left, or is over; is_over: it is over.
     """
@@ -215,7 +205,7 @@ class Counting:
     _newest: _LoaderRun | None = None  # that began last
     _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
 
-    def _counted(self) -> _BySamples | _ByBatches | None:
+    def _counted(self) -> CountedBatches | StrangeBatches | None:
         """How batches are counted; None: they are not."""
         raise NotImplementedError
 
@@ -231,25 +221,22 @@ class Counting:
         """
         counted, delivery = self._counted(), self._delivery
         if counted is None:
-            raise InputError("the sampler of this loader was replaced by one that has no state")
+            raise InputError(_REPLACED)
         if delivery is None or not counted.is_present(delivery):
             state: dict[str, Any] = counted.sampler.state_dict()
-            if isinstance(counted, _BySamples):
+            if isinstance(counted, CountedBatches) and counted.is_plain:
                 place = EpochPosition(state["epoch"], state["position"], state["yielded"])
                 state["batches"] = self._count_before(place, counted.size)
             return flat_state(state)
         batches, is_over = self._progress(delivery)
-        own = max(batches - delivery.before, 0)
-        if isinstance(counted, _BySamples):
-            state = counted.state(delivery, own, is_over=is_over)
-            state["batches"] = batches
-        elif counted.has_runs or delivery is self._newest:
-            state = counted.state(delivery, own, is_over=is_over)
-        else:
+        if isinstance(counted, StrangeBatches) and delivery is not self._newest:
             raise StateError(
                 "two loops read this loader at the same time, and its batch sampler knows the place of the one that "
                 "began last only; take the state within that, or give each loop a loader of its own"
             )
+        state = counted.state(delivery, max(batches - delivery.before, 0), is_over=is_over)
+        if isinstance(counted, CountedBatches) and counted.is_plain:
+            state["batches"] = batches
         return flat_state(state)
 
     @suggest_names
@@ -263,20 +250,22 @@ class Counting:
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
-        counted: Any = self._counted()
+        counted = self._counted()
+        if counted is None:
+            raise InputError(_REPLACED)
         state = nested_state(state)
         batches = None
         if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
             batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
         counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}))
         self._loaded = None
-        if isinstance(counted, _BySamples):
-            place = counted.sampler._cursor.place
+        if isinstance(counted, CountedBatches) and isinstance(counted.progress.cursor, Loaded):
+            place = counted.progress.cursor.place
             self._loaded = place, -(-place.yielded // counted.size) if batches is None else batches
         self._delivery = self._newest = None
         self._follow(counted)
 
-    def _follow(self, counted: _BySamples | _ByBatches) -> None:
+    def _follow(self, counted: CountedBatches | StrangeBatches) -> None:
         """Let what else counts epochs know that a state was loaded."""
 
     def _deliver(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -310,13 +299,10 @@ class Counting:
         finally:
             delivery.is_closed = True
 
-    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
+    def _begin(self, counted: CountedBatches | StrangeBatches, source: Iterator[Any]) -> _LoaderRun:
         """Note that an iteration has begun."""
-        run, before = counted.begun(), 0
-        if isinstance(counted, _BySamples):
-            before = self._count_before(run.place, counted.size)
-        elif counted.has_runs:
-            before = counted.batches(run.place.yielded)
+        run = counted.begun()
+        before = self._count_before(run.place, counted.size) if isinstance(counted, CountedBatches) else 0
         if hasattr(source, "_send_idx") and not hasattr(source, "state_dict") and hasattr(run, "may_be_ahead"):
             run.may_be_ahead = partial(_is_ahead, weakref.ref(source))
         self._delivery = self._newest = _LoaderRun(run, source, before=before)
@@ -337,15 +323,15 @@ class Counting:
             return newest.before
         return -(-place.yielded // size)
 
-    def _count(self, counted: _BySamples, config: EpochConfig, place: EpochPosition) -> int:
+    def _count(self, counted: CountedBatches, epochs: Epochs, place: EpochPosition) -> int:
         """Batches of a place's epoch: those before the place, and those from there on."""
-        left = counted.batches(config.count(place) - place.yielded)
+        left = counted.count(epochs.count(place) - place.yielded)
         return self._count_before(place, counted.size) + left
 
-    def _count_epoch(self, counted: _BySamples) -> int:
+    def _count_epoch(self, counted: CountedBatches) -> int:
         """Batches of the present epoch, with those before a resume."""
-        config = counted.sampler._config()
-        return self._count(counted, config, counted.sampler._current_place(config))
+        epochs = counted.progress.epochs()
+        return self._count(counted, epochs, counted.progress.place(epochs))
 
 
 class ResumableLoader(Counting):
@@ -432,9 +418,9 @@ class ResumableLoader(Counting):
 
     def _done(self) -> int | None:
         counted, state = self._counted(), self.state_dict()
-        if isinstance(counted, _BySamples):
-            return int(state["batches"])
-        return counted.batches(state["yielded"]) if counted.has_runs else None
+        if isinstance(counted, StrangeBatches):
+            return None
+        return int(state["batches"]) if counted.is_plain else counted.count(state["yielded"])
 
     def _find_length(self) -> int | None:
         try:
@@ -445,7 +431,9 @@ class ResumableLoader(Counting):
     def __len__(self) -> int:
         """Batches of the whole epoch, with those before a resume."""
         counted = self._counted()
-        return self._count_epoch(counted) if isinstance(counted, _BySamples) else len(self._loader)
+        if isinstance(counted, CountedBatches) and counted.is_plain:
+            return self._count_epoch(counted)
+        return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; see the sampler's.
@@ -508,17 +496,16 @@ class ResumableLoader(Counting):
             )
         return _Skipped(self, asked)
 
-    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _LoaderRun:
+    def _begin(self, counted: CountedBatches | StrangeBatches, source: Iterator[Any]) -> _LoaderRun:
         if hasattr(self._loader, "remainder"):
             # Accelerate would cut what `gather_for_metrics` gathers of the last batches to as many samples as remain of
             # the dataset in batches of one process.
             self._loader.remainder = -1
         return super()._begin(counted, source)
 
-    def _follow(self, counted: _BySamples | _ByBatches) -> None:
-        epoch = counted.next_epoch()
-        if epoch is not None:
-            self._set_count(epoch)
+    def _follow(self, counted: CountedBatches | StrangeBatches) -> None:
+        if isinstance(counted, CountedBatches):
+            self._set_count(counted.progress.next_place().epoch)
 
     def _set_count(self, epoch: int) -> None:
         """Let a loader of accelerate or Fabric, which counts epochs itself, name this one when it is iterated."""
@@ -526,12 +513,12 @@ class ResumableLoader(Counting):
             if hasattr(self._loader, name):
                 setattr(self._loader, name, epoch)
 
-    def _set_epoch(self, epoch: int, counted: _BySamples | _ByBatches) -> None:
+    def _set_epoch(self, epoch: int, counted: CountedBatches | StrangeBatches) -> None:
         self._set_count(epoch)
         choose = getattr(self._loader, "set_epoch", counted.sampler.set_epoch)
         choose(epoch)
 
-    def _counted(self) -> _BySamples | _ByBatches:
+    def _counted(self) -> CountedBatches | StrangeBatches:
         return count_by(self._loader)
 
 
@@ -656,7 +643,7 @@ def _check_same(own: Any, read: Any) -> None:
         )
 
 
-def count_by(loader: Any) -> _BySamples | _ByBatches:
+def count_by(loader: Any) -> CountedBatches | StrangeBatches:
     """How the batches of a loader are counted.
 
     Raises:
@@ -682,10 +669,12 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
             "use prepare_data_loader(loader, num_processes=1, process_index=0)"
         )
     if batch_sampler is None:
-        return _BySamples(_check_sampler(loader.sampler), 1, is_dropping=False)
+        sampler = _check_sampler(loader.sampler)
+        return CountedBatches(sampler, sampler.__wids__(), is_plain=True)
     if type(batch_sampler) in _plain_batch_samplers():
-        sampler = _check_sampler(batch_sampler.sampler)
-        return _BySamples(sampler, batch_sampler.batch_size, is_dropping=batch_sampler.drop_last)
+        sampler, size = _check_sampler(batch_sampler.sampler), batch_sampler.batch_size
+        is_dropping = batch_sampler.drop_last
+        return CountedBatches(sampler, sampler.__wids__(), size, is_dropping=is_dropping, is_plain=True)
     state_dict = getattr(batch_sampler, "state_dict", None)
     is_counting = callable(state_dict) and "batches" in inspect.signature(state_dict).parameters
     if not is_counting or not callable(getattr(batch_sampler, "load_state_dict", None)):
@@ -696,7 +685,11 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
         )
     # A subclass with a state_dict of its own says where it is.
     definer = next((kind for kind in type(batch_sampler).__mro__ if "state_dict" in vars(kind)), object)
-    return _ByBatches(batch_sampler, "_state_after" in vars(definer))
+    if "__wids__" not in vars(definer):
+        return StrangeBatches(batch_sampler)
+    progress = batch_sampler.__wids__()
+    # Of batches of a mixture, the progress is that of their samples.
+    return CountedBatches(batch_sampler, progress, batch_sampler.batch_size if progress.samples is progress else 1)
 
 
 def _plain_batch_samplers() -> set[Any]:
@@ -714,7 +707,7 @@ def _check_sampler(sampler: Any) -> Any:
     name = type(sampler).__name__
     if getattr(sampler, "_yields_batches", False):
         raise batches_of_batches(sampler)
-    if not isinstance(sampler, _EpochSampler):
+    if not isinstance(sampler, EpochSampler):
         raise InputError(
             f"the loader's sampler is {a_kind(sampler)}, whose position is not known; give the DataLoader "
             "sampler=wids.DistributedChunkedSampler(dataset), with shuffle=False there for the order of the dataset"

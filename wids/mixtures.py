@@ -18,7 +18,7 @@ from wids.core.collection.arguments import warn_of_none
 from wids.core.collection.shard_collection import to_int
 from wids.core.files.lazy import Computed
 from wids.core.index.view_saving import save_mixture
-from wids.core.order.layout import Inside, SourceSpan, contents, fingerprint, inside_of
+from wids.core.order.layout import SamplerInterface, SourceSpan, contents, fingerprint, interface_of
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.mixture import check_weights, fill_weights
 from wids.core.order.validation import suggest_names
@@ -127,8 +127,8 @@ class Mixture(ConcatDataset[Any]):
     def _lengths(self) -> list[int]:
         return [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
 
-    def __wids__(self) -> Inside:
-        return Inside(mixed_parts=self._mixed_parts)
+    def __wids__(self) -> SamplerInterface:
+        return SamplerInterface(mixed_parts=self._mixed_parts)
 
     def _mixed_parts(self) -> list[SourceSpan]:
         """The sources as samplers take them."""
@@ -198,10 +198,10 @@ class Mixture(ConcatDataset[Any]):
     @staticmethod
     def _listed(name: str, dataset: Any) -> tuple[ShardList, str | None]:
         """The shards of a source, and the place of the index that lists them; see `save`."""
-        inside = inside_of(dataset)
-        if inside is None or inside.listed is None:
+        interface = interface_of(dataset)
+        if interface is None or interface.listed is None:
             raise InputError(f"source {name!r} is {a_kind(dataset)}; an index holds the shards of a ShardListDataset")
-        shards, place, is_plain = inside.listed()
+        shards, place, is_plain = interface.listed()
         if shards.selection is not None or not is_plain:
             what = "has columns as fields of its samples" if shards.selection is None else "is a view"
             raise InputError(
@@ -264,5 +264,5 @@ class Mixture(ConcatDataset[Any]):
 
 
 def _named(dataset: Any, name: str) -> Any:
-    inside = inside_of(dataset)
-    return dataset if inside is None or inside.named is None else inside.named(name)
+    interface = interface_of(dataset)
+    return dataset if interface is None or interface.named is None else interface.named(name)

@@ -8,7 +8,6 @@ state is one position in the global order: it is the same on every rank, and can
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import multiprocessing
@@ -17,8 +16,8 @@ import random
 import sys
 import warnings
 import weakref
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch.distributed
@@ -27,14 +26,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 from wids.core.files.held import holding, is_released, release
 from wids.core.files.lazy import Computed
-from wids.core.order import cursor
-from wids.core.order.config import EpochConfig, SamplerSettings, Setting
-from wids.core.order.cursor import Run
-from wids.core.order.iteration import Iteration, state_of
+from wids.core.order.cursor import Loaded
+from wids.core.order.iteration import Iteration
 from wids.core.order.lane import MAX_TOGETHER
 from wids.core.order.layout import mixed_parts, takes_marks
-from wids.core.order.population import GivenChunks, SampleRange, choose_samples
-from wids.core.order.state import MAX_POSITION, START, EpochPosition, build_state, naming_writer, parse_state
+from wids.core.order.population import ChunkPopulation, MixturePopulation, RangePopulation, choose_population
+from wids.core.order.progress import SampleProgress
+from wids.core.order.settings import SamplerSettings, Setting
 from wids.core.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends, suggest_names
 from wids.core.prefetch.ahead import SharedBlocks, prefetch
 from wids.errors import InputError, a_kind, shown
@@ -43,150 +41,46 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
+    from wids.core.order.cursor import Run
     from wids.core.order.epoch import Reshuffle, Tail
     from wids.core.order.layout import SourceSpan
-    from wids.core.order.population import ReadSamples
+    from wids.core.order.population import Population
+    from wids.core.order.progress import Progress
     from wids.core.prefetch.prefetcher import Prefetcher
 
-
-@holding
-class SamplerAttributes:
-    """What a sampler has of wids 0.1, which programs read and assign, and subclasses build on.
-
-    New programs give settings to the constructor. An assignment holds from the next iteration on.
-
-    Attributes:
-        seed: any integer, modulo 2**64; may be assigned.
-        shuffle: whether the order is shuffled; may be assigned.
-        shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
-    """
-
-    seed: Setting = Setting()
-    shuffle: Setting = Setting()
-    shufflefirst: Any
-    epoch: Any  # of the sampler
-    _settings: SamplerSettings
-    _samples: ReadSamples
-    _epoch_rng: tuple[int, random.Random] | None = None
-
-    def _config(self) -> EpochConfig:
-        raise NotImplementedError
-
-    @Computed
-    def rng(self) -> random.Random:
-        """A generator for subclasses that shuffle: a new one for each epoch, or the one that was assigned."""
-        if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
-            rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
-            self._epoch_rng = self.epoch, rng
-        return self._epoch_rng[1]
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """The chunks as a new list of (lo, hi), half-open; assign a list to yield exactly its samples, each once.
-
-        Raises:
-            ValueError: the rank has no fixed chunks, because ranks share lanes or each epoch deals the chunks anew.
-        """
-        return [(lo, hi) for lo, hi in self._config().ranges().tolist()]
-
-    @ranges.setter
-    def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        from wids.core.order.population import MixtureWeights
-
-        if isinstance(self._samples, MixtureWeights):
-            raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")  # noqa: TRY004
-        self._samples = GivenChunks(parse_ranges(ranges))
-        self._settings = self._samples.set_length(self._settings, None)
-
-    @property
-    def dslength_per_replica(self) -> int:
-        """The number of indices in an iteration, equal to ``len``; may be assigned."""
-        return len(self)  # type: ignore[arg-type]
-
-    @dslength_per_replica.setter
-    def dslength_per_replica(self, length: int) -> None:
-        length = parse_int("dslength_per_replica", length, minimum=0)
-        self._settings = self._samples.set_length(self._settings, length)
+T_co = TypeVar("T_co", covariant=True)
 
 
-@holding
-class _EpochSampler(SamplerAttributes, Sampler[int]):
-    """The base of the samplers: settings, samples, a cursor, and a state.
+class StatefulSampler(Sampler[T_co]):
+    """The base of the samplers of samples and of batches: iterations, copies, a length and a state."""
 
-    A subclass with its own ``__iter__`` has no state, because nothing here knows its position: its ``state_dict`` is
-    None, and a stateful loader resumes by drawing the same number of indices again. A subclass that yields the indices
-    of ``super().__iter__()`` in order can keep the state::
-
-        state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
-
-    Attributes that are settings may be assigned, which holds from the next iteration on; before ``super().__init__()``,
-    a subclass may assign them as it may those of torch's samplers, and the constructor replaces them.
-
-    Args:
-        dataset: as given.
-        samples: which of it are read.
-        settings: all other arguments.
-        shufflefirst: as given.
-
-    Attributes:
-        chunksize, window, tail, reshuffle, sample_seeds: as given.
-        lanes: the number of lanes of the global order.
-        num_replicas, rank: 1 and 0 of a sampler without ranks, which assigning them does not change.
-    """
-
-    shufflefirst: Any
-    dataset: Any
-    chunksize: Setting = Setting()
-    window: Setting = Setting()
-    lanes: Setting = Setting()
-    num_replicas: Any = 1
-    rank: Any = 0
-    tail: Setting = Setting()
-    reshuffle: Setting = Setting()
-    sample_seeds: Setting = Setting()
-    _cursor: cursor.Cursor = cursor.NotStarted()
-    _origin = START
+    epoch: Any
+    _progress: Progress[Any]
     _prefetcher: weakref.ref[Prefetcher] | None = None
 
-    def __init__(self, dataset: Any, samples: ReadSamples, settings: SamplerSettings, *, shufflefirst: Any) -> None:
-        # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
-        release(self)
-        self.dataset, self.shufflefirst = dataset, shufflefirst
-        self._samples, self._settings = samples, settings
-        self._cursor, self._origin, self._prefetcher = cursor.NotStarted(), START, None
+    def __wids__(self) -> Progress[Any]:
+        """Where the sampler is in its epochs, for loaders and other samplers.
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
-            cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign]
+        Raises:
+            RuntimeError: the constructor was never called.
+        """
+        if not is_released(self):
+            raise RuntimeError(
+                f"{type(self).__name__} is a sampler of wids that was never initialized: its __init__ has to call "
+                "super().__init__(dataset, ...)"
+            )
+        return self._progress
 
-    def __iter__(self) -> Iterator[int]:
-        return Iteration(self, Run())
+    def __iter__(self) -> Iterator[T_co]:
+        return Iteration(self.__wids__(), self._prefetch)
 
     def __len__(self) -> int:
-        config = self._config()
-        return config.count(self._current_place(config))
+        return self.__wids__().count()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cursor": cursor.without_run(self._cursor), "_prefetcher": None}
+        return {**self.__dict__, "_progress": copy.copy(self.__wids__()), "_prefetcher": None}
 
     # --- epochs
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
-        return self._cursor.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        epoch, now = parse_int("epoch", epoch), self._cursor
-        if isinstance(now, cursor.Loaded) and now.epoch != epoch and self._config().is_in_the_middle(now.place):
-            warnings.warn(
-                f"epoch {epoch} was set after a state in the middle of epoch {now.epoch} was loaded; the rest of that "
-                f"epoch is skipped. To resume in it, call set_epoch({now.epoch}), or do not call set_epoch",
-                stacklevel=4,
-            )
-        self._cursor, self._epoch_rng = cursor.choose(now, epoch), None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; an iteration that has begun does not change.
@@ -198,40 +92,7 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         """
         self.epoch = epoch
 
-    # --- counts
-
-    @Computed
-    def num_valid(self) -> int:
-        """How many of the ``len`` indices are not repeated; the repeated ones are the last.
-
-        For exact evaluation on datasets that ``tail="mask"`` does not support: count only the first ``num_valid``.
-        """
-        config = self._config()
-        return config.count_valid(self._current_place(config))
-
-    def _current_place(self, config: EpochConfig) -> EpochPosition:
-        """The place where the iteration of the present `epoch` began, or will begin."""
-        run = cursor.current_run(self._cursor)
-        return cursor.next_place(self._cursor, config) if run is None else run.place
-
     # --- state
-
-    @suggest_names
-    def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
-        """Return the position to resume at, as a small dict of JSON values, the same on every rank.
-
-        Without arguments it is the position after the last index that was drawn. A DataLoader with workers draws
-        indices ahead of the samples that it returns, so the training loop gives the number of samples it received, in
-        one of two ways; without that, there is a warning.
-
-        Args:
-            consumed: samples that this rank received from the present iteration.
-            yielded: samples that this rank received in this epoch, including those before a resume.
-
-        Raises:
-            ValueError: more samples were received than indices were drawn, or both arguments are given.
-        """
-        return state_of(self, Run(), consumed, yielded)
 
     @suggest_names
     def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
@@ -244,17 +105,14 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
         Args:
             state: of `state_dict`.
             reweight: the dataset is a mixture whose sources or weights are not all the state's: from the state's
-                position on, they hold. Sources that were there before go on where they were.
+                position on (of batches of like length: from the end of its block on), they hold. Sources that were
+                there before go on where they were.
 
         Raises:
-            StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
+            StateError: it belongs to another dataset, seed or setting, or to other lengths or buckets (the message
+                lists what differs); or it is damaged.
         """
-        with naming_writer(state):
-            loaded = self._adopt(state, is_reweighted=reweight)
-        self._cursor, self._epoch_rng = cursor.load(self._cursor, loaded), None
-        node = _loading_node()
-        if node is not None:
-            node.epoch = cursor.next_place(self._cursor, self._config()).epoch
+        self.__wids__().load(state, is_reweighted=reweight)
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
@@ -273,81 +131,191 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
             ValueError: bad weights; the dataset is no mixture; ``at`` lies before the end of an iteration that has
                 begun.
         """
-        return self._reweight(weights, at, *self._decided())
-
-    def _decided(self) -> tuple[int | None, int | None, str]:
-        """(up to which position the order is decided, where other weights begin unless a program says, why).
-
-        None: an iteration without end has begun. The reason ends a message, and is empty where none can be changed.
-        """
-        config, now = self._config(), self._cursor
-        if isinstance(now, cursor.Running):
-            end = now.run.config.span(now.run.place)[1]
-            return end, end, _IS_RUNNING
-        place = cursor.next_place(now, config)
-        usual = (config.span(place)[1] if config.is_in_the_middle(place) else None) or place.position
-        return place.position, usual, ""
-
-    def _reweight(
-        self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
-    ) -> int:
-        from wids.core.order.population import MixtureWeights
-
-        if not isinstance(self._samples, MixtureWeights):
-            raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004
-        config = self._config()
-        if earliest is None or usual is None:
-            raise ValueError(
-                "an iteration without end has begun (epochs=None), and goes on with its weights; load the sampler's "
-                "own state_dict, change the weights, and begin another one"
-            )
-        position = usual if at is None else parse_int("at", at, minimum=0)
-        if position > MAX_POSITION:
-            raise ValueError(f"at is {position}; it must be at most {MAX_POSITION}")
-        if position < earliest:
-            raise ValueError(f"at is {position}, and the order up to {earliest} is decided{why}")
-        return self._samples.change(weights, position=position, lanes=config.lanes)
-
-    def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]:
-        order = {**self._order(config), **self._samples.state_facts()}
-        return build_state(place, lanes=config.lanes, order=order)
-
-    def _order(self, config: EpochConfig) -> dict[str, Any]:
-        """The facts that must be equal for a position to mean the same sample; the lanes come on top."""
-        return {**self._samples.dataset_facts(self.dataset), **config.facts}
-
-    def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
-        """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
-        place, lanes, there = parse_state(state)
-        here, settings = self._order(self._config()), self._settings
-        if not settings.takes_lanes:
-            there, here = {**there, "lanes": lanes}, {**here, "lanes": settings.lanes}
-        settings = replace(settings, lanes=lanes)
-        here = self._samples.adopt(there, here, place, settings, is_reweighted=is_reweighted)
-        self._settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
-        return cursor.Loaded(place, {**here, "lanes": lanes})
-
-    @contextlib.contextmanager
-    def _kept_on_error(self) -> Iterator[None]:
-        """Undo what `_adopt` took over of a state, if the state turns out not to fit after all."""
-        settings, origin, samples = self._settings, self._origin, copy.copy(self._samples)
-        try:
-            yield
-        except BaseException:
-            self._settings, self._origin, self._samples = settings, origin, samples
-            raise
+        return self.__wids__().reweight(weights, at)
 
     # --- iterations
 
-    def _config(self) -> EpochConfig:
-        """The config of an iteration that begins now."""
-        if not is_released(self):
-            raise RuntimeError(
-                f"{type(self).__name__} is a sampler of wids that was never initialized: its __init__ has to call "
-                "super().__init__(dataset, ...)"
+    def _prefetch(self, run: Run[Any], blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
+        """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
+
+        Returns:
+            The blocks of the run to draw from, and what prefetches them; None: nothing does.
+        """
+        if _has_workers():  # a DataLoader starts them before it draws
+            run.may_be_ahead = _may_be_ahead
+        previous = None if self._prefetcher is None else self._prefetcher()
+        if previous is not None:  # of an unfinished iteration that is still referenced
+            previous.end(is_finished=False)
+        shared, mixed = SharedBlocks(run, blocks), run.epochs.mixed_ranges(run.place)
+        dataset = self.__wids__().samples.dataset
+        found = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
+        self._prefetcher = None if found is None else weakref.ref(found)
+        return (blocks if found is None else shared.draw()), found
+
+
+@holding
+class SamplerAttributes(StatefulSampler[int]):
+    """What a sampler has of wids 0.1, which programs read and assign, and subclasses build on.
+
+    New programs give settings to the constructor. An assignment holds from the next iteration on.
+
+    Attributes:
+        seed: any integer, modulo 2**64; may be assigned.
+        shuffle: whether the order is shuffled; may be assigned.
+        shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
+    """
+
+    seed: Setting = Setting()
+    shuffle: Setting = Setting()
+    shufflefirst: Any
+    _progress: SampleProgress
+    _epoch_rng: tuple[int, random.Random] | None = None
+
+    def __wids__(self) -> SampleProgress:
+        """See `StatefulSampler.__wids__`."""
+        super().__wids__()
+        return self._progress
+
+    @Computed
+    def rng(self) -> random.Random:
+        """A generator for subclasses that shuffle: a new one for each epoch, or the one that was assigned."""
+        if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
+            rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
+            self._epoch_rng = self.epoch, rng
+        return self._epoch_rng[1]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The chunks as a new list of (lo, hi), half-open; assign a list to yield exactly its samples, each once.
+
+        Raises:
+            ValueError: the rank has no fixed chunks, because ranks share lanes or each epoch deals the chunks anew.
+        """
+        return [(lo, hi) for lo, hi in self.__wids__().epochs().ranges().tolist()]
+
+    @ranges.setter
+    def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        progress = self.__wids__()
+        if isinstance(progress.population, MixturePopulation):
+            raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")  # noqa: TRY004
+        progress.population = ChunkPopulation(parse_ranges(ranges))
+        progress.set_length(None)
+
+    @property
+    def dslength_per_replica(self) -> int:
+        """The number of indices in an iteration, equal to ``len``; may be assigned."""
+        return self.__wids__().count()
+
+    @dslength_per_replica.setter
+    def dslength_per_replica(self, length: int) -> None:
+        self.__wids__().set_length(parse_int("dslength_per_replica", length, minimum=0))
+
+
+@holding
+class EpochSampler(SamplerAttributes):
+    """The base of the samplers of samples.
+
+    A subclass with its own ``__iter__`` has no state, because nothing here knows its position: its ``state_dict`` is
+    None, and a stateful loader resumes by drawing the same number of indices again. A subclass that yields the indices
+    of ``super().__iter__()`` in order can keep the state::
+
+        state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
+
+    Attributes that are settings may be assigned, which holds from the next iteration on; before ``super().__init__()``,
+    a subclass may assign them as it may those of torch's samplers, and the constructor replaces them.
+
+    Args:
+        progress: the dataset, what of it is read, and the settings.
+        shufflefirst: as given.
+
+    Attributes:
+        dataset, chunksize, window, tail, reshuffle, sample_seeds: as given.
+        lanes: the number of lanes of the global order.
+        num_replicas, rank: 1 and 0 of a sampler without ranks, which assigning them does not change.
+    """
+
+    shufflefirst: Any
+    chunksize: Setting = Setting()
+    window: Setting = Setting()
+    lanes: Setting = Setting()
+    num_replicas: Any = 1
+    rank: Any = 0
+    tail: Setting = Setting()
+    reshuffle: Setting = Setting()
+    sample_seeds: Setting = Setting()
+
+    def __init__(self, progress: SampleProgress, *, shufflefirst: Any) -> None:
+        # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
+        release(self)
+        self._progress, self.shufflefirst, self._prefetcher = progress, shufflefirst, None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
+            cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign]
+
+    @property
+    def dataset(self) -> Any:
+        """As given; may be assigned."""
+        return self._progress.dataset
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        self._progress.dataset = dataset
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
+        return self._progress.cursor.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        epoch, progress, now = parse_int("epoch", epoch), self._progress, self._progress.cursor
+        if isinstance(now, Loaded) and now.epoch != epoch and progress.epochs().is_in_the_middle(now.place):
+            warnings.warn(
+                f"epoch {epoch} was set after a state in the middle of epoch {now.epoch} was loaded; the rest of that "
+                f"epoch is skipped. To resume in it, call set_epoch({now.epoch}), or do not call set_epoch",
+                stacklevel=4,
             )
-        self._samples.check_fits(self.dataset)
-        return self._samples.config(self._settings, origin=self._origin)
+        progress.choose(epoch)
+        self._epoch_rng = None
+
+    @Computed
+    def num_valid(self) -> int:
+        """How many of the ``len`` indices are not repeated; the repeated ones are the last.
+
+        For exact evaluation on datasets that ``tail="mask"`` does not support: count only the first ``num_valid``.
+        """
+        progress = self.__wids__()
+        epochs = progress.epochs()
+        return epochs.count_valid(progress.place(epochs))
+
+    @suggest_names
+    def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
+        """Return the position to resume at, as a small dict of JSON values, the same on every rank.
+
+        Without arguments it is the position after the last index that was drawn. A DataLoader with workers draws
+        indices ahead of the samples that it returns, so the training loop gives the number of samples it received, in
+        one of two ways; without that, there is a warning.
+
+        Args:
+            consumed: samples that this rank received from the present iteration.
+            yielded: samples that this rank received in this epoch, including those before a resume.
+
+        Raises:
+            ValueError: more samples were received than indices were drawn, or both arguments are given.
+        """
+        return self.__wids__().state(consumed, yielded)
+
+    @suggest_names
+    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+        """See `StatefulSampler.load_state_dict`."""
+        progress = self.__wids__()
+        progress.load(state, is_reweighted=reweight)
+        self._epoch_rng = None
+        node = _loading_node()
+        if node is not None:
+            node.epoch = progress.next_place().epoch
 
     def _check_marks(self) -> None:
         """Check that marks reach the samples.
@@ -369,24 +337,8 @@ class _EpochSampler(SamplerAttributes, Sampler[int]):
             f"dataset.select(indices), instead of a torch Subset {advice}"
         )
 
-    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
-        """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
 
-        Returns:
-            The blocks of the run to draw from, and what prefetches them; None: nothing does.
-        """
-        if _has_workers():  # a DataLoader starts them before it draws
-            run.may_be_ahead = _may_be_ahead
-        previous = None if self._prefetcher is None else self._prefetcher()
-        if previous is not None:  # of an unfinished iteration that is still referenced
-            previous.end(is_finished=False)
-        shared, mixed = SharedBlocks(run, blocks), run.config.mixed_ranges(run.place)
-        found = prefetch(self.dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
-        self._prefetcher = None if found is None else weakref.ref(found)
-        return (blocks if found is None else shared.draw()), found
-
-
-class ChunkedSampler(_EpochSampler):
+class ChunkedSampler(EpochSampler):
     """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, with local access.
 
     Args:
@@ -450,10 +402,10 @@ class ChunkedSampler(_EpochSampler):
         )
         parts, (lo, hi) = _parts_of(dataset), parse_range(num_samples, n=len(dataset))
         if parts is None and weights is None:  # without the shards' boundaries, as in wids 0.1
-            samples: ReadSamples = SampleRange(lo, hi, is_whole=num_samples is None)
+            population: Population = RangePopulation(lo, hi, is_whole=num_samples is None)
         else:
-            samples = choose_samples(dataset, parts, settings, num_samples=num_samples, weights=weights)
-        settings = samples.set_size(settings)
+            population = choose_population(dataset, parts, settings, num_samples=num_samples, weights=weights)
+        settings = population.set_size(settings)
         length = parse_int("dslength_per_replica", dslength_per_replica)
         if length > 0:
             if lo == hi:
@@ -463,8 +415,8 @@ class ChunkedSampler(_EpochSampler):
                     f"dslength_per_replica is {length}, epochs {epochs} and epoch_size {epoch_size}; one of them can "
                     "set the end of an iteration"
                 )
-            settings = samples.set_length(settings, length)
-        super().__init__(dataset, samples, settings, shufflefirst=shufflefirst)
+            settings = population.set_length(settings, length)
+        super().__init__(SampleProgress(dataset, population, settings), shufflefirst=shufflefirst)
         self._check_marks()
 
 
@@ -580,44 +532,20 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             source_batch=source_batch,
             takes_lanes=lanes is None,
         )
-        samples = choose_samples(dataset, parts, settings, num_samples=num_samples, weights=weights)
-        # Ranks and rank that were not given; None: they were.
-        self._found = None if num_replicas is not None else (world, own if rank is None else None)
-        _EpochSampler.__init__(self, dataset, samples, samples.set_size(settings), shufflefirst=shufflefirst)
+        population = choose_population(dataset, parts, settings, num_samples=num_samples, weights=weights)
+        progress = SampleProgress(dataset, population, population.set_size(settings))
+        if num_replicas is None:
+            progress.check = partial(_check_group, world, own if rank is None else None)
+        EpochSampler.__init__(self, progress, shufflefirst=shufflefirst)
         self.drop_last = settings.tail == "drop"
-        config = self._config()
-        config.first_place(0)  # raises for nominal epochs with less than a sample for each rank
-        if lanes is not None and shuffle and 0 < len(config.plan) < 2 * settings.lanes and settings.lanes > world:
+        read = progress.epochs()
+        read.first_place(0)  # raises for nominal epochs with less than a sample for each rank
+        if lanes is not None and shuffle and 0 < len(read.plan) < 2 * settings.lanes and settings.lanes > world:
             logger.warning(
                 "lanes is %d, and there are %d samples: most lanes have one or none, so next to nothing is shuffled",
-                *(settings.lanes, len(config.plan)),
+                *(settings.lanes, len(read.plan)),
             )
         self._check_marks()
-
-    def _config(self) -> EpochConfig:
-        if self._found is not None and not self._samples.is_own:
-            self._check_group(*self._found)
-        return super()._config()
-
-    def _check_group(self, world: int, rank: int | None) -> None:
-        """See that the process group, if there is one by now, is the one that this sampler divides the samples for.
-
-        Args:
-            world: the ranks that were found when the sampler was made; others that were assigned are as good as given.
-            rank: likewise; None: it was given.
-
-        Raises:
-            InputError: it is another one, so that ranks would read the same samples.
-        """
-        if self.num_replicas != world or not _has_group():
-            return
-        there = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        if there[0] != world or (rank is not None and self.rank == rank != there[1]):
-            raise InputError(
-                f"the sampler divides the samples for {world} rank(s), of which this is rank {self.rank}, and the "
-                f"process group has {there[0]}, of which this is rank {there[1]}: they would not read each sample "
-                "once. Make the sampler after init_process_group, or give it num_replicas= and rank="
-            )
 
     @Computed
     def num_samples(self) -> int:
@@ -627,10 +555,10 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     @Computed
     def total_size(self) -> int:
         """Indices that all ranks yield together."""
-        return len(self) * self._settings.num_replicas
+        return len(self) * self.__wids__().settings.num_replicas
 
 
-class ShardListSampler(_EpochSampler):
+class ShardListSampler(EpochSampler):
     """All shards in random order, the samples of each mixed: one pass that opens each shard once.
 
     Args:
@@ -676,12 +604,33 @@ class ShardListSampler(_EpochSampler):
             )
         is_whole = lengths is None and hasattr(dataset, "__len__") and len(dataset) == ends[-1:].sum()
         settings = SamplerSettings(seed=seed, window=window)
-        super().__init__(dataset, GivenChunks(chunks, is_whole=is_whole), settings, shufflefirst=shufflefirst)
+        population = ChunkPopulation(chunks, is_whole=is_whole)
+        super().__init__(SampleProgress(dataset, population, settings), shufflefirst=shufflefirst)
 
 
 ShardedSampler = ShardListSampler
-# Why no weights are changed before the end of an epoch.
-_IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
+
+
+def _check_group(world: int, rank: int | None, settings: SamplerSettings) -> None:
+    """Raise unless the process group, if there is one by now, is the one that the samples are divided for.
+
+    Args:
+        world: the ranks that were found when the sampler was made; others that were assigned are as good as given.
+        rank: likewise; None: it was given.
+        settings: of the sampler.
+
+    Raises:
+        InputError: it is another one, so that ranks would read the same samples.
+    """
+    if settings.num_replicas != world or not _has_group():
+        return
+    there = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    if there[0] != world or (rank is not None and settings.rank == rank != there[1]):
+        raise InputError(
+            f"the sampler divides the samples for {world} rank(s), of which this is rank {settings.rank}, and the "
+            f"process group has {there[0]}, of which this is rank {there[1]}: they would not read each sample once. "
+            "Make the sampler after init_process_group, or give it num_replicas= and rank="
+        )
 
 
 def _parts_of(dataset: Any) -> list[SourceSpan] | None:

@@ -20,11 +20,11 @@ from tests.support.examples import examples
 from tests.support.shards import mixture_index, serve, write_index, write_json
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.core.order import batch_epochs
-from wids.core.order.batch_epochs import BatchConfig
+from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.batching import make_rule
-from wids.core.order.config import SamplerSettings
 from wids.core.order.layout import ShardCounts, SourceSpan
-from wids.core.order.population import sampler_config
+from wids.core.order.population import sampler_epochs
+from wids.core.order.settings import SamplerSettings
 from wids.tools.cli.look.schedule import show_batch, show_readings
 from wids.tools.simulate.schedule import BatchTimetable, Reading, Timetable, make_timetable
 
@@ -49,7 +49,7 @@ class Numbers(Dataset):
 def timetable(lengths, *, world, batch_size=1, epoch=0, samples=None, tail="pad", lanes=None, **options):
     """The timetable of a sampler with these arguments."""
     order = {"num_replicas": world, "lanes": lanes or world, "tail": tail, "seed": 0, "window": 4, "chunksize": 10_000}
-    config = sampler_config(ShardCounts(lengths), None, SamplerSettings(**{**order, **options}), span=samples)
+    config = sampler_epochs(ShardCounts(lengths), None, SamplerSettings(**{**order, **options}), span=samples)
     return Timetable(config, epoch=epoch, batch_size=batch_size)
 
 
@@ -169,7 +169,7 @@ def test_the_first_block_is_cut_once(monkeypatch):
     block = batch_epochs.Block
     monkeypatch.setattr(batch_epochs, "Block", lambda *args, **kw: cut.append(kw["position"]) or block(*args, **kw))
     rule = make_rule(152, lengths=np.random.default_rng(1).integers(1, 100, 152), max_tokens=160)
-    config = batch_timetable([30, 0, 41, 22, 9, 50], rule, world=3, block=9, chunksize=10, window=2).config
+    config = batch_timetable([30, 0, 41, 22, 9, 50], rule, world=3, block=9, chunksize=10, window=2).epochs
     cut.clear()
     table = BatchTimetable(config, epoch=0, on_block=lambda _: True)
     for step, rank in itertools.product(range(table.steps), range(3)):
@@ -189,8 +189,8 @@ def test_an_empty_epoch():
 def batch_timetable(lengths, rule, *, world, epoch=0, lanes=None, tail="pad", block=None, **options):
     """The timetable of a BucketBatchSampler with these arguments."""
     order = SamplerSettings(num_replicas=world, lanes=lanes or world, tail=tail, seed=0, **options)
-    config = sampler_config(ShardCounts(lengths), None, order)
-    return BatchTimetable(BatchConfig.of(config, rule, seed=0, block=block), epoch=epoch)
+    config = sampler_epochs(ShardCounts(lengths), None, order)
+    return BatchTimetable(BatchEpochs.of(config, rule, seed=0, block=block), epoch=epoch)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def batch_timetable(lengths, rule, *, world, epoch=0, lanes=None, tail="pad", bl
 def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule):
     """Every batch of every rank is that of a BucketBatchSampler, and each sample is found where the batches have it.
 
-    Both are of `BatchConfig`, whose blocks and ranks of any number tests/unit/test_batch_samplers.py has.
+    Both are of `BatchEpochs`, whose blocks and ranks of any number tests/unit/test_batch_samplers.py has.
     """
     lengths = [30, 0, 41, 22, 9, 50]
     rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
@@ -244,7 +244,7 @@ def test_an_epoch_that_is_not_cut_to_its_end(tail):
     options = {"world": 3, "tail": tail, "block": 9, "chunksize": 10, "window": 2}
     whole = batch_timetable([30, 0, 41, 22, 9, 50], rule, **options)
     seen = []
-    part = BatchTimetable(whole.config, epoch=0, on_block=lambda at: seen.append(at) or len(seen) == 2)
+    part = BatchTimetable(whole.epochs, epoch=0, on_block=lambda at: seen.append(at) or len(seen) == 2)
     assert whole.is_whole
     assert not part.is_whole
     assert 0 < part.done < whole.done
@@ -513,7 +513,7 @@ def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
         *(SourceSpan(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35)),
     ]
     order = SamplerSettings(num_replicas=64, lanes=64, chunksize=10_000, window=4, seed=0)
-    table = Timetable(sampler_config(ShardCounts([10, *[10_000] * 35_000]), parts, order), epoch=50, batch_size=32)
+    table = Timetable(sampler_epochs(ShardCounts([10, *[10_000] * 35_000]), parts, order), epoch=50, batch_size=32)
     asked = 34 * 10**7 + 4711
     found = table.find([asked])[asked]
     assert found

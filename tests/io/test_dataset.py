@@ -43,7 +43,7 @@ from wids.core.collection import arguments
 from wids.core.files import atomic, forks, page_cache
 from wids.core.index.fingerprint import fingerprint
 from wids.core.order import layout
-from wids.core.order.layout import inside_of
+from wids.core.order.layout import interface_of
 from wids.core.place import Place
 from wids.core.readers import pool
 from wids.core.transport import download, retrying
@@ -713,14 +713,14 @@ def test_prefetching_follows_changed_shards(web, tmp_path):
     """What is fetched ahead is what the list says now."""
     write_shards(tmp_path / "data" / "more", (9, *COUNTS))
     dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
-    source = inside_of(dataset).prefetch_source()
+    source = interface_of(dataset).prefetch_source()
     first, second = dataset.shards[1:]
     dataset.shards = [{**first, "url": f"{web.url}/more/s2.tar"}, second]
-    assert source.shard(0).url == inside_of(dataset).prefetch_source().shard(0).url == f"{web.url}/more/s2.tar"
+    assert source.shard(0).url == interface_of(dataset).prefetch_source().shard(0).url == f"{web.url}/more/s2.tar"
     assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
     assert labels(dataset) == [12, 13, 14, 15, 7, 8]
     dataset.shards = [str(tmp_path / "data" / "s0.tar")]
-    assert inside_of(dataset).prefetch_source() is None
+    assert interface_of(dataset).prefetch_source() is None
 
 
 def test_localname_is_a_function_also_where_none_was_given(web, tmp_path):
@@ -1812,7 +1812,7 @@ def test_one_is_no_plural(tmp_path):
 def test_sizes_may_be_texts(index):
     """As on the command line."""
     dataset = wids.ShardListDataset(index, cache_size="200GB", prefetch="1.5 MiB", cache_local=True)
-    source = inside_of(dataset).prefetch_source()
+    source = interface_of(dataset).prefetch_source()
     assert (source.cache_size, source.ahead_bytes) == (200_000_000_000, 1_572_864)
 
 

@@ -287,7 +287,7 @@ class Dataset:
         return len(self._collection)
 
     def __wids__(self):
-        return self._process["wids.core.order.layout"].Inside(
+        return self._process["wids.core.order.layout"].SamplerInterface(
             shard_ends=self._collection.cum_lengths,
             prefetch_source=lambda: self._process["wids.core.prefetch.ahead"].source_of(self._collection, None),
         )

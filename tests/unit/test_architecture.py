@@ -426,7 +426,7 @@ BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
 def test_public_names_of_what_users_make(make, names):
     """Of a dataset, a mixture and each sampler: adding one is a decision, losing one breaks programs.
 
-    What samplers, mixtures and prefetching need of a dataset is in `wids.core.order.layout.Inside`, and not among them.
+    What samplers, mixtures and prefetching need of a dataset is in `SamplerInterface`, and not among them.
     """
     made = make(wids.ShardListDataset([("a.tar", 3)]))
     assert sorted(name for name in dir(made) if not name.startswith("_")) == sorted(names.split())

@@ -12,7 +12,7 @@ import torch.utils.data
 
 import wids
 from tests.support.examples import examples
-from wids.core.order.layout import Inside
+from wids.core.order.layout import SamplerInterface
 from wids.core.order.mask import seeds_of
 from wids.errors import InputError, StateError
 
@@ -30,7 +30,7 @@ class Samples:
         return int(index)
 
     def __wids__(self):
-        return Inside(shard_ends=np.cumsum(self.lengths), takes_marks=True)
+        return SamplerInterface(shard_ends=np.cumsum(self.lengths), takes_marks=True)
 
 
 DATASET = Samples([50, 60, 70, 80] * 3)
@@ -164,7 +164,7 @@ def test_chains_of_resumes(seed):
 
 def _is_over(sampler):
     """Whether the state that was loaded is at its epoch's end."""
-    return sampler._config().is_over(sampler._cursor.place)
+    return sampler.__wids__().epochs().is_over(sampler.__wids__().cursor.place)
 
 
 def test_like_lengths_and_like_costs():
@@ -538,9 +538,9 @@ def test_weights_that_change_without_an_end(world, drawn, is_at):
                 sampler.reweight({"a": 0.1, "b": 0.9})
         state = sampler.state_dict(batches=drawn)
         sampler.load_state_dict(state)
-        config = sampler._config()
-        place = sampler._cursor.place
-        end = config.block_end(place) if place.offset else place.position
+        progress = sampler.__wids__()
+        place = progress.cursor.place
+        end = progress.epochs().block_end(place) if place.offset else place.position
         if place.offset:
             with pytest.raises(ValueError, match=f"up to {end} is decided: samples of a block that has begun"):
                 sampler.reweight({"a": 0.1, "b": 0.9}, at=end - 1)
@@ -570,11 +570,11 @@ def test_what_is_prefetched_is_what_is_drawn():
     sampler = make(world=3, rank=1)
     drawn = []
     iteration = iter(sampler)
-    run = iteration._run
-    for batch in iteration:
+    while batch := next(iteration, None):
         drawn += batch
-        assert run.drawn_samples == len(drawn)
-    assert np.concatenate([run.indices_of(block) for block in run.blocks(run.config, run.place)]).tolist() == drawn
+        assert iteration.run.drawn_samples == len(drawn)
+    run = iteration.run
+    assert np.concatenate([run.samples_of(block) for block in run.blocks()]).tolist() == drawn
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))

@@ -25,7 +25,7 @@ from wids.core.files import container, system
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index import compiled, compiled_files, loading
 from wids.core.index.spec import list_shards
-from wids.core.order.layout import inside_of
+from wids.core.order.layout import interface_of
 from wids.core.transport.session import Session
 from wids.errors import FetchError, NotAllowedError, OutputError, SpecError
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
@@ -198,7 +198,7 @@ def test_every_public_api_says_the_same(tmp_path, index, cache, monkeypatch):
         assert (other.shards + more, more + other.shards) == (one.shards + more, more + one.shards)
         assert copy.deepcopy(other.shards) == one.shards
         assert pickle.loads(pickle.dumps(other.shards)) == one.shards
-        assert other.cum_lengths.tolist() == inside_of(other).shard_ends.tolist() == one.cum_lengths.tolist()
+        assert other.cum_lengths.tolist() == interface_of(other).shard_ends.tolist() == one.cum_lengths.tolist()
         assert {**other.spec, "shardlist": list(other.spec["shardlist"])} == one.spec
         assert (other.fingerprint, other.dataset_name, other.base) == (one.fingerprint, one.dataset_name, one.base)
         assert [other.locate(i) for i in range(-n, n)] == [one.locate(i) for i in range(-n, n)]
@@ -210,7 +210,7 @@ def test_every_public_api_says_the_same(tmp_path, index, cache, monkeypatch):
         assert list(other.keys) == list(one.keys)
         assert other.get_shard(4)[1:] == one.get_shard(4)[1:]
         assert other.cache.get_shard(one.shards[2]["url"]).url == one.shards[2]["url"]
-        assert (inside_of(other).prefetch_source(), inside_of(one).prefetch_source()) == (None, None)
+        assert (interface_of(other).prefetch_source(), interface_of(one).prefetch_source()) == (None, None)
         orders = [list(DistributedChunkedSampler(each, num_replicas=2, rank=1, chunksize=2)) for each in (one, other)]
         assert orders[0] == orders[1]
         with pytest.raises(IndexError):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
 from wids.core.files import page_cache, ranks
-from wids.core.order.layout import inside_of
+from wids.core.order.layout import interface_of
 from wids.core.prefetch import distance, upcoming
 from wids.core.prefetch.ahead import CollectionSource
 from wids.core.transport import concurrency
@@ -136,10 +136,10 @@ def test_no_more_than_memory_allows(paths, read, monkeypatch):
 def test_what_is_near_or_not_wanted_is_left(paths, read, monkeypatch):
     """``prefetch=False`` or 0, shards on a disk of this machine, and copies in the cache."""
     for options in ({"prefetch": False}, {"prefetch": 0}):
-        assert inside_of(make(paths, **options)).prefetch_source() is None
+        assert interface_of(make(paths, **options)).prefetch_source() is None
     monkeypatch.setattr(page_cache, "is_network", lambda _path: False)
-    assert inside_of(make(paths)).prefetch_source() is None
-    assert inside_of(make([])).prefetch_source() is None
+    assert interface_of(make(paths)).prefetch_source() is None
+    assert interface_of(make([])).prefetch_source() is None
     assert read == []
 
 
@@ -158,7 +158,7 @@ def test_the_cache_has_no_part_in_it(paths, read, tmp_path, caplog):
 def test_copies_for_the_cache_are_downloads(paths, read, tmp_path):
     """With ``cache_local=True`` shards are copied ahead, as remote ones are."""
     dataset = make(paths, cache_dir=tmp_path / "cache", cache_local=True)
-    assert type(inside_of(dataset).prefetch_source()) is CollectionSource
+    assert type(interface_of(dataset).prefetch_source()) is CollectionSource
     assert read == []
 
 

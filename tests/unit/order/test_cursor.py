@@ -2,13 +2,11 @@
 
 import pytest
 
-from wids.core.order.config import EpochConfig
 from wids.core.order.cursor import (
     Chosen,
     Finished,
     Loaded,
     NotStarted,
-    Run,
     Running,
     choose,
     current_run,
@@ -18,22 +16,21 @@ from wids.core.order.cursor import (
     without_run,
 )
 from wids.core.order.epoch import Plan
+from wids.core.order.rank_epochs import RankEpochs
 from wids.core.order.state import EpochPosition
 
 N = 10
 PLAN = Plan(hi=N, chunksize=4, window=1, lanes=1, is_shuffled=True, seed=0)
 
 
-def config_of(**options):
-    """A config over ten samples; one rank reads them."""
-    return EpochConfig(plan=PLAN, **options)
+def epochs_of(**options):
+    """The epochs of ten samples; one rank reads them."""
+    return RankEpochs(plan=PLAN, **options)
 
 
 def run_of(epoch, position=0, **options):
     """A run that began at a place of an epoch, and of which nothing was drawn."""
-    run = Run()
-    run.begin(config_of(**options), EpochPosition(epoch, position, position))
-    return run
+    return epochs_of(**options).begin(EpochPosition(epoch, position, position))
 
 
 RUN = run_of(3)
@@ -132,7 +129,7 @@ def test_what_a_cursor_means(name):
     """The epoch that it says, where the next iteration begins, and whose the state is."""
     cursor = CURSORS[name]
     run = current_run(cursor)
-    assert (cursor.epoch, next_place(cursor, config_of()), run is RUN) == MEANINGS[name]
+    assert (cursor.epoch, next_place(cursor, epochs_of()), run is RUN) == MEANINGS[name]
     assert run in (None, RUN)
 
 
@@ -148,7 +145,7 @@ def test_a_load_is_named_by_the_epoch_that_was_named_just_before(name):
     cursor = CURSORS[name]
     loaded = load(cursor, Loaded(EpochPosition(cursor.epoch, N, N), {}))
     assert loaded.is_named == (name.startswith("Chosen") or name.endswith("named"))
-    place = next_place(loaded, config_of())
+    place = next_place(loaded, epochs_of())
     assert place == (loaded.place if loaded.is_named else EpochPosition(cursor.epoch + 1, 0))
 
 
@@ -161,7 +158,7 @@ def test_a_loop_that_counts_means_the_run_before():
 
 def test_without_an_end_an_iteration_goes_on_where_the_last_one_is():
     """Not in the next pass, and not after an epoch was chosen or in a copy."""
-    run, config = run_of(1, 14, epochs=None), config_of(epochs=None)
-    assert next_place(Running(run), config) == EpochPosition(1, 14)
-    assert next_place(Running(run, is_named=True), config) == EpochPosition(1, 10)
-    assert next_place(without_run(Running(run)), config) == EpochPosition(2, 20)
+    run, epochs = run_of(1, 14, passes=None), epochs_of(passes=None)
+    assert next_place(Running(run), epochs) == EpochPosition(1, 14)
+    assert next_place(Running(run, is_named=True), epochs) == EpochPosition(1, 10)
+    assert next_place(without_run(Running(run)), epochs) == EpochPosition(2, 20)

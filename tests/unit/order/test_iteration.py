@@ -239,7 +239,9 @@ def test_a_state_at_any_moment_is_true(mode, is_resumed):
 
     def ask(frame, event, _):
         nonlocal is_asking
-        if is_asking or not frame.f_code.co_filename.endswith(("cursor.py", "iteration.py", "samplers.py")):
+        if is_asking or not frame.f_code.co_filename.endswith(
+            ("cursor.py", "iteration.py", "progress.py", "rank_epochs.py", "samplers.py")
+        ):
             return None if is_asking else ask
         is_asking = True
         try:

@@ -15,7 +15,16 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 import wids
 from tests.support.examples import examples
 from tests.support.numbers import Numbers
-from wids.core.order.layout import Inside, ShardCounts, Shards, fingerprint, inside_of, layout, mixed_parts, takes_marks
+from wids.core.order.layout import (
+    SamplerInterface,
+    ShardCounts,
+    Shards,
+    fingerprint,
+    interface_of,
+    layout,
+    mixed_parts,
+    takes_marks,
+)
 from wids.core.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 from wids.samplers import DistributedChunkedSampler
 
@@ -300,14 +309,14 @@ class Deaf(wids.ShardListDataset):
     takes_marked_indices = False
 
 
-def test_the_inside_of_a_dataset_is_its_class_s_own():
+def test_the_interface_of_a_dataset_is_its_class_s_own():
     """A wrapper has no shards and no sources; marked indices may reach samples through it, unless a class says no."""
     dataset = wids.ShardListDataset([("a.tar", 3), ("b.tar", 4)])
     mixture = wids.mix({"x": dataset})
-    assert (inside_of(dataset).shard_ends.tolist(), mixed_parts(dataset)) == ([3, 7], None)
-    assert (inside_of(mixture).shard_ends, [part.name for part in mixed_parts(mixture)]) == (None, ["x"])
+    assert (interface_of(dataset).shard_ends.tolist(), mixed_parts(dataset)) == ([3, 7], None)
+    assert (interface_of(mixture).shard_ends, [part.name for part in mixed_parts(mixture)]) == (None, ["x"])
     for wrapper in (Wrapper(dataset), Wrapper(mixture), range(3)):
-        assert (inside_of(wrapper), mixed_parts(wrapper)) == (None, None)
+        assert (interface_of(wrapper), mixed_parts(wrapper)) == (None, None)
     for marked in (dataset, mixture, Wrapper(dataset), ConcatDataset([dataset, mixture])):
         assert takes_marks(marked)
     for plain in (range(3), Deaf([("a.tar", 3)]), ConcatDataset([dataset, TensorDataset(torch.zeros(3))])):
@@ -318,7 +327,7 @@ def test_the_inside_of_a_dataset_is_its_class_s_own():
 def test_counts_alone_are_a_dataset(make):
     """A dataset of known counts has a length, lengths and shard ends, as a sampler and prefetching ask for them."""
     counts = ShardCounts(make([3, 0, 4]))
-    assert (len(counts), inside_of(counts).shard_ends.tolist()) == (7, [3, 3, 7])
+    assert (len(counts), interface_of(counts).shard_ends.tolist()) == (7, [3, 3, 7])
     assert counts.boundaries(1, 6).tolist() == [1, 3, 3, 6]
     assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)
 
@@ -330,7 +339,7 @@ class Leaf(Dataset):
         self.lengths, self.is_wanted = list(lengths), is_wanted
 
     def __wids__(self):
-        return Inside(shard_ends=np.cumsum(self.lengths, dtype=np.int64))
+        return SamplerInterface(shard_ends=np.cumsum(self.lengths, dtype=np.int64))
 
     def __len__(self):
         return sum(self.lengths)

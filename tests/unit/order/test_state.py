@@ -36,14 +36,14 @@ def test_a_state_is_what_the_module_says():
 
 
 @given(
-    place=st.builds(EpochPosition, st.integers(), st.integers(min_value=0), st.integers(min_value=0)).filter(
-        lambda place: place.yielded <= place.position
-    ),
+    place=st.builds(
+        EpochPosition, st.integers(), st.integers(min_value=0), st.integers(min_value=0), st.just(0)
+    ).filter(lambda place: place.yielded <= place.position),
     lanes=st.integers(min_value=1),
     order=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()),
 )
 def test_what_is_built_is_parsed(place, lanes, order):
-    """Any place, lanes and facts come back from a state and from its JSON, integers of any size among them."""
+    """Any place, lanes and order come back from a state and from its JSON, integers of any size among them."""
     built = build_state(place, lanes=lanes, order=order)
     for found in (built, json.loads(json.dumps(built)), MappingProxyType(built)):
         assert parse_state(found) == (place, lanes, order)

@@ -27,8 +27,8 @@ from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.leases import Leases
 from wids.core.cache.space import table_allowance
 from wids.core.order.batching import make_rule
-from wids.core.order.config import SamplerSettings
 from wids.core.order.layout import ShardCounts, SourceSpan
+from wids.core.order.settings import SamplerSettings
 from wids.core.prefetch import distance
 from wids.events import Evicted, Fetched
 from wids.tools.simulate import figures, job
@@ -260,7 +260,7 @@ def check_batches(described, dataset, rule, **options):
     ids=["pad", "drop"],
 )
 def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule, more):
-    """Both are of `BatchConfig` (tests/unit/test_batch_samplers.py); a shard is visited in all steps that read it."""
+    """Both are of `BatchEpochs` (tests/unit/test_batch_samplers.py); a shard is visited in all steps that read it."""
     lengths = [30, 0, 41, 22, 9, 50]
     rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
     described = describe(

@@ -4,12 +4,13 @@
     lane          chunks of consecutive samples, mixed a window at a time
     epoch         a plan -> the one sequence of all samples, from any position on
     layout        a dataset -> where its shards begin; indices -> the shards they are in
-    config        a plan, a rank and an end -> the rank's indices, and how many
+    population    a dataset -> what is read of it, and its plan
+    rank_epochs   a plan, a rank and an end -> the rank's indices, and how many
     cursor        set_epoch, load_state_dict, iterations -> which epoch is next, and from where
+    progress      a population and a cursor -> iterations and states
     iteration     an iterator that knows how far it is
     state         a position as a dict, and back
     mask          indices that are marked as repeated or not
-    schedule      which rank reads which sample at which step
     validation    arguments -> integers
 
 numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox), so that an order

@@ -5,8 +5,8 @@
     batches of a block    step 0: lanes 0 .. L - 1; step 1: lanes 0 .. L - 1; ...
     rank r of W           reads batch r, r + W, r + 2 W, ... counted from the place where the ranks began
 
-So with as many ranks as lanes, a rank reads its own lane. A `BatchPlace` is a block, and how many of its batches all
-ranks together have had; blocks before it need not be known. Pure.
+So with as many ranks as lanes, a rank reads its own lane. A place is a block, and how many of its batches all ranks
+together have had; blocks before it need not be known. Pure.
 """
 
 from __future__ import annotations
@@ -30,29 +30,13 @@ from wids.core.order.state import EpochPosition
 from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from wids.core.order.batching import BatchRule
-    from wids.core.order.config import EpochConfig
     from wids.core.order.permutation import Indices
-
-
-class BatchPlace(NamedTuple):
-    """Where an iteration begins.
-
-    Attributes:
-        epoch: its epoch.
-        position: of the block, in samples of all lanes; where that is the epoch's end, nothing is left.
-        offset: batches of the block that all ranks together have had.
-        yielded: batches that each rank has had of the epoch before.
-    """
-
-    epoch: int
-    position: int
-    offset: int = 0
-    yielded: int = 0
+    from wids.core.order.rank_epochs import RankEpochs
 
 
 class BatchChunk(NamedTuple):
@@ -70,18 +54,18 @@ class BatchChunk(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BatchConfig:
+class BatchEpochs:
     """What the batches of one rank depend on.
 
     Attributes:
-        lanes_config: of the samples, as of a job with a rank for each lane.
+        lane_epochs: of the samples, as of a job with a rank for each lane.
         rule: what a batch may hold.
         rows: of a block, about.
         seed: of the order of steps.
         world, rank: how many ranks read the batches, and which of them this is.
     """
 
-    lanes_config: EpochConfig
+    lane_epochs: RankEpochs
     rule: BatchRule
     rows: int
     seed: int
@@ -89,57 +73,57 @@ class BatchConfig:
     rank: int = 0
 
     @classmethod
-    def of(cls, config: EpochConfig, rule: BatchRule, *, seed: int, block: int | None = None) -> Self:
-        """The batches of a rank whose samples, without batches, are those of a config.
+    def of(cls, epochs: RankEpochs, rule: BatchRule, *, seed: int, block: int | None = None) -> Self:
+        """The batches of a rank whose samples, without batches, are those of ``epochs``.
 
         Args:
-            config: of the samples.
+            epochs: of the samples.
             rule: what a batch may hold.
             seed: of the order of steps.
             block: rows of a block; None: enough to choose from, within a chunk.
         """
         return cls(
-            lanes_config=msgspec.structs.replace(config, world=config.lanes, rank=0),
+            lane_epochs=msgspec.structs.replace(epochs, world=epochs.lanes, rank=0),
             rule=rule,
-            rows=block or min(rule.rows, max(config.plan.chunk_rows(), 1)),
+            rows=block or min(rule.rows, max(epochs.plan.chunk_rows(), 1)),
             seed=seed,
-            world=config.world,
-            rank=config.rank,
+            world=epochs.world,
+            rank=epochs.rank,
         )
 
     @property
     def lanes(self) -> int:
         """L."""
-        return self.lanes_config.lanes
+        return self.lane_epochs.lanes
 
     @property
     def tail(self) -> str:
         """What becomes of an epoch that lanes or ranks do not divide."""
-        return self.lanes_config.tail
+        return self.lane_epochs.tail
 
     @property
-    def epochs(self) -> int | None:
+    def passes(self) -> int | None:
         """Passes in an epoch; None: it has no end."""
-        return self.lanes_config.epochs
+        return self.lane_epochs.passes
 
-    def first_place(self, epoch: int) -> BatchPlace:
+    def first_place(self, epoch: int) -> EpochPosition:
         """Where an epoch begins."""
-        return BatchPlace(epoch, self.lanes_config.first_place(epoch).position)
+        return self.lane_epochs.first_place(epoch)
 
-    def go_on(self, place: BatchPlace) -> BatchPlace:
-        """Where the next iteration begins, if epochs have no end."""
-        return place._replace(epoch=place.position // max(len(self.lanes_config.plan), 1), yielded=0)
+    def go_on(self, place: EpochPosition) -> EpochPosition:
+        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+        return self.lane_epochs.go_on(place)
 
-    def is_over(self, place: BatchPlace) -> bool:
+    def is_over(self, place: EpochPosition) -> bool:
         """Whether nothing is left of a place's epoch for the ranks."""
         return not self._count_left(place, most=self.world)
 
-    def is_in_the_middle(self, place: BatchPlace) -> bool:
+    def is_in_the_middle(self, place: EpochPosition) -> bool:
         """Whether something of a place's epoch lies before it, and something is left."""
         first = self.first_place(place.epoch)
         return (place.position, place.offset) > (first.position, 0) and not self.is_over(place)
 
-    def _count_left(self, place: BatchPlace, *, most: int | None = None) -> int:
+    def _count_left(self, place: EpochPosition, *, most: int | None = None) -> int:
         """How many batches each rank is due from a place on; no more are counted than ``most`` of all ranks."""
         left = -place.offset
         for block in self.cut(place):
@@ -149,8 +133,8 @@ class BatchConfig:
         left = max(left, 0)
         return left // self.world if self.tail == "drop" else -(-left // self.world)
 
-    def count(self, place: BatchPlace) -> int:
-        """Batches of each rank in a place's epoch, with what they had before the place; all of it is cut for that.
+    def count(self, place: EpochPosition) -> int:
+        """Length of the epoch for each rank, including what it had drawn before ``place``; the whole epoch is cut.
 
         Raises:
             TypeError: the epoch has no end.
@@ -159,15 +143,15 @@ class BatchConfig:
             raise TypeError("the sampler is endless (epochs=None); it has no length")
         return place.yielded + self._count_left(place)
 
-    def end(self, place: BatchPlace) -> int | None:
-        """The position where a place's epoch ends; None: it does not."""
+    def end(self, place: EpochPosition) -> int | None:
+        """The position where a place's epoch ends; None: it has no end."""
         return self._span(place)[1]
 
-    def block_end(self, place: BatchPlace) -> int:
+    def block_end(self, place: EpochPosition) -> int:
         """The position where a place's block ends; its own at the epoch's end."""
         return next((stop for _, stop in self._edges(place)), place.position)
 
-    def checksum(self, place: BatchPlace) -> int | None:
+    def checksum(self, place: EpochPosition) -> int | None:
         """Of the lengths and buckets in a place's block; None: the place is at a block's beginning.
 
         Raises:
@@ -182,15 +166,15 @@ class BatchConfig:
             raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
         return block.checksum()
 
-    def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
-        """The rank's batches from a place to its epoch's end, a block at a time."""
-        return (chunk for [chunk] in self.deal(place, [self.rank]))
+    def begin(self, place: EpochPosition) -> BatchRun:
+        """An iteration from a place to the end of its epoch."""
+        return BatchRun(self, place)
 
-    def deal(self, place: BatchPlace, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
+    def deal(self, place: EpochPosition, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
         """The batches of some ranks from a place to its epoch's end, a block at a time."""
         end, last = place.position, None
         ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
-        for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
+        for block in self.cut(place, has_seeds=self.lane_epochs.has_seeds):
             end, chunks = block.position + block.size, []
             for k, rank in enumerate(ranks):
                 numbers = range(ats[k], len(block), self.world)
@@ -222,11 +206,11 @@ class BatchConfig:
         is_valid = (~fills).tolist() if self.tail == "mask" else None
         return list(mark(samples.tolist(), seeds=words, is_valid=is_valid))
 
-    def cut(self, place: BatchPlace, *, has_seeds: bool = False) -> Iterator[Block]:
+    def cut(self, place: EpochPosition, *, has_seeds: bool = False) -> Iterator[Block]:
         """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
-        config = self.lanes_config
+        epochs = self.lane_epochs
         piece = min(self.rows * self.lanes, MAX_TOGETHER)  # each lane is read once for each of them
-        pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds, piece=piece)
+        pieces = epochs.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds, piece=piece)
         left = np.zeros((1 + has_seeds, 0), np.int64)  # samples, and their seeds
         for first, last in self._edges(place):
             if last - first > MAX_TOGETHER:
@@ -245,15 +229,15 @@ class BatchConfig:
                 samples.reshape(-1, self.lanes),
                 self.rule,
                 seeds=found[1].reshape(-1, self.lanes) if has_seeds else None,
-                real=len(samples) if config.is_stream else len(config.plan) - first,
+                real=len(samples) if epochs.is_stream else len(epochs.plan) - first,
                 seed=self.seed,
-                epoch=0 if config.is_stream else place.epoch,
+                epoch=0 if epochs.is_stream else place.epoch,
                 position=first,
                 is_shuffled=self._is_shuffled,
                 is_dropping=self.tail == "drop",
             )
 
-    def _edges(self, place: BatchPlace) -> Iterator[tuple[int, int]]:
+    def _edges(self, place: EpochPosition) -> Iterator[tuple[int, int]]:
         """(first, last) position of each block from a place's on.
 
         Raises:
@@ -264,7 +248,8 @@ class BatchConfig:
         if stop is None:
             for at in count(place.position, self.rows * lanes):
                 yield at, at + self.rows * lanes
-        total = (stop - first) // lanes  # type: ignore[operator]  # which has an end here
+            return
+        total = (stop - first) // lanes
         blocks = -(-total // self.rows)
 
         def edge(at: int) -> int:
@@ -276,80 +261,64 @@ class BatchConfig:
             raise StateError(f"the state is at {place}, where no block of batches begins; it is damaged")
         yield from pairwise(map(edge, numbers[at:]))
 
-    def _span(self, place: BatchPlace) -> tuple[int, int | None]:
+    def _span(self, place: EpochPosition) -> tuple[int, int | None]:
         """From which position to which a place's epoch goes, in whole rows; None: it has no end."""
-        config = self.lanes_config
-        first = config.first_place(place.epoch).position
-        return first, config.span(EpochPosition(place.epoch, first))[1]
+        return self.lane_epochs.span(self.first_place(place.epoch))
 
     @Lazy
     def _is_shuffled(self) -> bool:
-        plan = self.lanes_config.plan
+        plan = self.lane_epochs.plan
         return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)
 
-    def mixed_ranges(self, place: BatchPlace) -> list[tuple[int, int, int]]:
-        """See `EpochConfig.mixed_ranges`."""
-        config = msgspec.structs.replace(self.lanes_config, world=self.world)
-        return config.mixed_ranges(EpochPosition(place.epoch, place.position))
+    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
+        """See `RankEpochs.mixed_ranges`."""
+        epochs = msgspec.structs.replace(self.lane_epochs, world=self.world)
+        return epochs.mixed_ranges(place)
 
 
-class BatchRun(Run):
+class BatchRun(Run[BatchEpochs]):
     """How far one iteration over batches is; counts are batches."""
 
-    config: BatchConfig  # type: ignore[assignment]
-    place: BatchPlace  # type: ignore[assignment]
-
-    def __init__(self) -> None:
+    def __init__(self, epochs: BatchEpochs, place: EpochPosition) -> None:
+        super().__init__(epochs, place)
         self._ends: list[tuple[int, int]] = []  # of blocks that were begun: batches of all lanes, and the position
-        # Batches handed on, the present block's included, that block, and samples before and in each of its batches.
-        self._now: tuple[int, Iterator[Batch], int, list[int]] = 0, iter(()), 0, []
-
-    @property
-    def drawn(self) -> int:
-        """How many batches were drawn."""
-        count, left, *_ = self._now
-        return count - length_hint(left)
 
     @property
     def drawn_samples(self) -> int:
-        """How many samples were drawn."""
-        _, left, before, sizes = self._now
+        """The number of samples drawn."""
+        _, left, before, sizes = self._at
         return before + sum(sizes[: len(sizes) - length_hint(left)])
 
-    def indices_of(self, block: BatchChunk) -> Indices:
-        """The samples of a chunk's batches: (n,)."""
+    def blocks(self) -> Iterator[BatchChunk]:
+        """The rank's batches from the place to its epoch's end, a block at a time."""
+        return (chunk for [chunk] in self.epochs.deal(self.place, [self.epochs.rank]))
+
+    def samples_of(self, block: BatchChunk) -> Indices:
+        """The samples of a block's batches, in order: (n,)."""
         return block.samples
 
-    def blocks(self, config: BatchConfig, place: BatchPlace) -> Iterator[BatchChunk]:  # type: ignore[override]
-        """What `pieces` hands on."""
-        return config.blocks(place)
-
-    def pieces(self, blocks: Iterator[BatchChunk]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
-        """The batches, counted as they are drawn."""
+    def pieces(self, blocks: Iterable[BatchChunk]) -> Iterator[Iterator[list[int]]]:
+        """The batches, marked, and counted as they are drawn."""
         for chunk in blocks:
-            count, _, before, sizes = self._now
+            count, _, before, sizes = self._at
             left = iter(chunk.batches)
             self._ends.append((chunk.size, chunk.end))
-            self._now = (
-                count + len(chunk.batches),
-                left,
-                before + sum(sizes),
-                [len(samples) for samples, *_ in chunk.batches],
-            )
-            yield map(self.config.mark, left)  # one at a time: the garbage collector looks at all marks that are alive
+            new = [len(samples) for samples, *_ in chunk.batches]
+            self._at = count + len(new), left, before + sum(sizes), new
+            yield map(self.epochs.mark, left)  # one at a time: the garbage collector looks at all marks that are alive
 
-    def place_after(self, count: int) -> BatchPlace:  # type: ignore[override]
+    def place_after(self, count: int) -> EpochPosition:
         """The place after every rank has had ``count`` batches of the run."""
-        epoch, position, offset, yielded = self.place
-        offset += count * self.config.world
+        epoch, position, yielded, offset = self.place
+        offset += count * self.epochs.world
         for size, end in self._ends:
             if not offset or offset < size:
                 break
             offset, position = offset - size, end
         else:  # ranks that are further may know the next blocks, which have no batch where all was left out
-            if offset >= (1 if self.config.rule.skips else self.config.lanes):
-                for block in self.config.cut(BatchPlace(epoch, position)):
+            if offset >= (1 if self.epochs.rule.skips else self.epochs.lanes):
+                for block in self.epochs.cut(EpochPosition(epoch, position)):
                     if not offset or offset < len(block):
                         break
                     offset, position = offset - len(block), position + block.size
-        return BatchPlace(epoch, position, offset, yielded + count)
+        return EpochPosition(epoch, position, yielded + count, offset)

@@ -70,7 +70,7 @@ class BatchRule:
         sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
         skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
         skipped: how many of all samples are left out. mean: of all lengths.
-        facts: what all of this is, as plain values for a state.
+        identity: what all of this is, as plain values for a state.
     """
 
     lengths: Numbers | None
@@ -82,7 +82,7 @@ class BatchRule:
     skips: bool
     skipped: int
     mean: float
-    facts: dict[str, Any]
+    identity: dict[str, Any]
 
     @property
     def per_batch(self) -> float:
@@ -163,7 +163,7 @@ def make_rule(
         skips=too_long == "skip",
         skipped=skipped,
         mean=mean,
-        facts={
+        identity={
             "max_tokens": limit,
             "cost": cost,
             "lengths": facts,

@@ -36,58 +36,116 @@ cursor is never changed, only replaced by another:
 
 from __future__ import annotations
 
-from itertools import islice
+from abc import ABC, abstractmethod
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from wids.core.order.mask import mark
-from wids.core.order.state import EpochPosition
 from wids.core.order.validation import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wids.core.order.config import EpochConfig
     from wids.core.order.permutation import Indices
+    from wids.core.order.state import EpochPosition
 
 
-class Run:
+class Epochs(Protocol):
+    """The epochs of one rank: of samples (`RankEpochs`), or of batches (`BatchEpochs`). A value that never changes."""
+
+    @property
+    def lanes(self) -> int:
+        """L, as a state says it."""
+
+    @property
+    def passes(self) -> int | None:
+        """Passes in an epoch; None: it has no end."""
+
+    def first_place(self, epoch: int) -> EpochPosition:
+        """Where an epoch begins."""
+
+    def go_on(self, place: EpochPosition) -> EpochPosition:
+        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+
+    def end(self, place: EpochPosition) -> int | None:
+        """The position where a place's epoch ends; None: it has no end."""
+
+    def is_over(self, place: EpochPosition) -> bool:
+        """Whether nothing is left of a place's epoch."""
+
+    def is_in_the_middle(self, place: EpochPosition) -> bool:
+        """Whether something of a place's epoch lies before it, and something is left."""
+
+    def count(self, place: EpochPosition) -> int:
+        """Length of the epoch for each rank, including what it had drawn before ``place``."""
+
+    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
+        """(first index, last index + 1, chunks that a rank mixes at a time) of each range, from a place on."""
+
+    def begin(self, place: EpochPosition) -> Run[Any]:
+        """An iteration from a place to the end of its epoch."""
+
+
+EpochsT = TypeVar("EpochsT", bound=Epochs)
+
+
+class Run(ABC, Generic[EpochsT]):
     """How far one iteration is.
 
     The loop holds the iteration, the sampler only its run. So a loop that is left frees the iteration at once, with a
     window of indices and its prefetching, and the sampler still says how far it was.
 
+    Args:
+        epochs: that it follows.
+        place: where it begins.
+
     Attributes:
-        loaded: where it is to begin, if not where the sampler is.
-        config: what it follows. place: where it began. Both are there once it ``is_begun``.
+        epochs, place: as given.
         may_be_ahead: says of a run that is over, or is not, whether workers of a DataLoader have drawn, or may have
             drawn, batches of it that their loop has not received; None: there are no workers.
     """
 
-    loaded: Loaded | None = None
-    config: EpochConfig
+    epochs: EpochsT
     place: EpochPosition
-    is_begun: bool = False
-    may_be_ahead: Callable[[bool], bool] | None = None
-    # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
-    # thread sees both from the same moment.
-    _at: tuple[int, Iterator[int]] = (0, iter(()))
+    may_be_ahead: Callable[[bool], bool] | None
+    # Items (indices, or batches) handed on, the present block's included, that block, and samples before and in each of
+    # its items, if they are batches. One tuple, so that a signal handler or another thread sees all from one moment.
+    _at: tuple[int, Iterator[Any], int, list[int]]
 
-    def begin(self, config: EpochConfig, place: EpochPosition) -> None:
-        """Say which order is iterated."""
-        self.config, self.place = config, place
-        self.is_begun = True
+    def __init__(self, epochs: EpochsT, place: EpochPosition) -> None:
+        self.epochs, self.place, self.may_be_ahead = epochs, place, None
+        self._at = 0, iter(()), 0, []
 
     @property
     def drawn(self) -> int:
-        """How many indices were drawn."""
-        count, block = self._at
-        return count - length_hint(block)  # a list's iterator knows how much of it is left
+        """The number of items drawn."""
+        count, left, *_ = self._at
+        return count - length_hint(left)  # a list's iterator knows how much of it is left
+
+    @property
+    @abstractmethod
+    def drawn_samples(self) -> int:
+        """The number of samples drawn."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Any]:
+        """Everything from the place on, in blocks, for `pieces`; pure, so that it can be computed again."""
+
+    @abstractmethod
+    def samples_of(self, block: Any) -> Indices:
+        """The samples of one of the `blocks`, in order: (n,)."""
+
+    @abstractmethod
+    def pieces(self, blocks: Iterable[Any]) -> Iterator[Iterator[Any]]:
+        """The items of ``blocks``, marked for the loader, and counted as they are drawn."""
+
+    @abstractmethod
+    def place_after(self, count: int) -> EpochPosition:
+        """The place after every rank has had ``count`` items of the run."""
 
     def count_received(self, consumed: int | None, yielded: int | None, *, is_over: bool) -> int:
-        """How many indices a training loop has received: as it says, see the sampler's `state_dict`, or all drawn."""
+        """The number of items that a training loop has received: as it says, see the sampler's `state_dict`; or all."""
         if consumed is not None and yielded is not None:
             raise ValueError("consumed and yielded are given; one of them says how far the training loop is")
         name, since, before, given = "consumed", "iteration", 0, consumed
@@ -104,40 +162,6 @@ class Run:
                 f"that this rank has received since its {since} began"
             )
         return min(max(count, 0), drawn)
-
-    def place_after(self, count: int) -> EpochPosition:
-        """The place after every rank has had ``count`` indices of it."""
-        epoch, position, yielded = self.place
-        return EpochPosition(epoch, position + count * self.config.world, yielded + count)
-
-    @property
-    def drawn_samples(self) -> int:
-        """How many samples were drawn."""
-        return self.drawn
-
-    def indices_of(self, block: Any) -> Indices:
-        """The indices of one of the `blocks`: (n,)."""
-        indices: Indices = block[0]
-        return indices
-
-    def blocks(self, config: EpochConfig, place: EpochPosition) -> Iterable[Any]:
-        """What `pieces` hands on."""
-        return config.seeded(place)
-
-    def pieces(self, blocks: Iterable[tuple[Indices, Indices | None]]) -> Iterator[Iterator[int]]:
-        """The indices of ``blocks``, counted as they are drawn, with their seeds and what the config's tail marks."""
-        is_masked = self.config.tail == "mask"
-        new = self.config.count_new(self.place) if is_masked else None
-        for block, words in blocks:
-            before, indices = self._at[0], block.tolist()
-            left, seeds = iter(indices), None if words is None else iter(words.tolist())
-            self._at = before + len(indices), left
-            if is_masked:
-                own = islice(left, None if new is None else max(new - before, 0))
-                yield mark(own, seeds=seeds, is_valid=True)
-                yield mark(left, seeds=seeds, is_valid=False)
-            else:
-                yield mark(left, seeds=seeds)
 
 
 class NotStarted(msgspec.Struct, frozen=True):
@@ -171,7 +195,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class Running(msgspec.Struct, frozen=True):
     """An iteration has begun; it runs, or was left. ``is_named``: `set_epoch` has named its epoch since."""
 
-    run: Run
+    run: Run[Any]
     is_named: bool = False
 
     @property
@@ -184,7 +208,7 @@ class Finished(msgspec.Struct, frozen=True):
     """An iteration was drawn to its end. ``run``: None in a copy. ``is_named``: as it was when that ended."""
 
     epoch: int
-    run: Run | None
+    run: Run[Any] | None
     is_named: bool = False
 
 
@@ -206,7 +230,7 @@ def load(cursor: Cursor, loaded: Loaded) -> Cursor:
     return msgspec.structs.replace(loaded, is_named=cursor.is_named and cursor.epoch == loaded.epoch)
 
 
-def finish(cursor: Cursor, run: Run) -> Cursor:
+def finish(cursor: Cursor, run: Run[Any]) -> Cursor:
     """The cursor after a run was drawn to its end."""
     begun = _begun(cursor)
     if not isinstance(begun, Running) or begun.run is not run:
@@ -225,19 +249,19 @@ def without_run(cursor: Cursor) -> Cursor:
     return cursor
 
 
-def next_place(cursor: Cursor, config: EpochConfig) -> EpochPosition:
+def next_place(cursor: Cursor, epochs: Epochs) -> EpochPosition:
     """Where the next iteration begins."""
     match cursor:
         case Loaded(place, _, is_named):
-            return place if is_named or not config.is_over(place) else config.first_place(place.epoch + 1)
+            return place if is_named or not epochs.is_over(place) else epochs.first_place(place.epoch + 1)
         case Running(run, is_named=False) | Finished(_, run, is_named=False):
-            if config.epochs is None and run is not None:
-                return config.go_on(run.place_after(run.drawn))
-            return config.first_place(cursor.epoch + 1)
-    return config.first_place(cursor.epoch)
+            if epochs.passes is None and run is not None:
+                return epochs.go_on(run.place_after(run.drawn))
+            return epochs.first_place(cursor.epoch + 1)
+    return epochs.first_place(cursor.epoch)
 
 
-def current_run(cursor: Cursor, *, is_counted: bool = False) -> Run | None:
+def current_run(cursor: Cursor, *, is_counted: bool = False) -> Run[Any] | None:
     """The run whose state is the sampler's; None: that of `next_place` is.
 
     Args:

@@ -125,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Stream(self).blocks(start, stop, step)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes, as plain values for a state."""
         return {
             "shards": _digest(self.boundaries),

@@ -1,141 +1,102 @@
-"""One iteration of a sampler: an iterator over its indices, and the run that says how far it is.
+"""One iteration of a sampler: an iterator over its items (indices, or batches) that knows how far it is.
 
-An iteration takes its config and place with the first index drawn, not before: DataLoader makes two iterators of
+An iteration takes its epochs and place with the first item drawn, not before: DataLoader makes two iterators of
 a sampler and advances one where it has workers and no batches (batch_size=None), which would skip an epoch each time.
-Nothing that is set later changes it. Indices are drawn by an iterator in C, because Python code for each index would
+Nothing that is set later changes it. Items are drawn by an iterator in C, because Python code for each index would
 slow every loader down.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from wids.core.order.cursor import Loaded, Run, Running, current_run, finish, next_place
-from wids.core.order.state import EpochPosition, check_order, naming_writer
+from wids.core.order.state import naming_writer
 from wids.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from wids.core.order.config import EpochConfig
-    from wids.core.order.cursor import Cursor
+    from wids.core.order.cursor import Loaded, Run
+    from wids.core.order.progress import Progress
 
+    Prefetch = Callable[[Run[Any], Iterable[Any]], tuple[Iterable[Any], "Prefetching | None"]]
 
-# Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
-_DEPTH = 8
+T = TypeVar("T")
 
 
 class Prefetching(Protocol):
-    """The fetching of a run's shards ahead."""
+    """Prefetching for one run."""
 
     def end(self, *, is_finished: bool) -> None:
         """The run is over, or was left before its end."""
 
 
-class SamplerLike(Protocol):
-    """What an iteration asks of its sampler."""
+class _Start:
+    """Where an iteration begins: at the place of a state that was loaded for it alone, if any; its run, once begun."""
 
-    _cursor: Cursor
-
-    def _config(self) -> EpochConfig: ...
-
-    def _order(self, config: EpochConfig) -> dict[str, Any]: ...
-
-    def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]: ...
-
-    def _adopt(self, state: Any) -> Loaded: ...
-
-    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetching | None]: ...
+    loaded: Loaded | None = None
+    run: Run[Any] | None = None
 
 
-class Iteration:
-    """An iterator over a sampler's indices that knows how far it is."""
+class Iteration(Generic[T]):
+    """An iterator over a sampler's items that knows how far it is.
 
-    def __init__(self, sampler: SamplerLike, run: Run) -> None:
-        self._sampler, self._run = sampler, run
-        self._indices = chain.from_iterable(_draw(sampler, self._run))
+    Args:
+        progress: of the sampler.
+        prefetch: starts to prefetch the blocks of a run; gives the blocks to draw from, and what prefetches them.
+    """
 
-    def __iter__(self) -> Iterator[int]:
-        # The same indices, without a call of Python's for each: torch's BatchSampler takes batches by `islice`.
-        return self._indices
+    def __init__(self, progress: Progress[Any], prefetch: Prefetch) -> None:
+        self._progress, self._start = progress, _Start()
+        self._items: Iterator[T] = chain.from_iterable(_draw(progress, self._start, prefetch))
 
-    def __next__(self) -> int:
-        return next(self._indices)
+    def __iter__(self) -> Iterator[T]:
+        # The same items, without a call of Python's for each: torch's BatchSampler takes batches by `islice`.
+        return self._items
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    @property
+    def run(self) -> Run[Any] | None:
+        """How far it is; None: it has not begun."""
+        return self._start.run
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is, or would begin; see the sampler's."""
-        run = self._run
-        if run.is_begun:
-            return self._sampler._state(run.config, run.place_after(run.drawn))
-        config = self._sampler._config()
-        place = run.loaded.place if run.loaded else next_place(self._sampler._cursor, config)
-        return self._sampler._state(config, place)
+        progress, run, loaded = self._progress, self._start.run, self._start.loaded
+        if run is not None:
+            return progress.state_at(run.epochs, run.place_after(run.drawn))
+        epochs = progress.epochs()
+        return progress.state_at(epochs, progress.next_place(epochs) if loaded is None else loaded.place)
 
     def load_state_dict(self, state: Any) -> None:
-        """Begin where the state says; before the first index is drawn.
+        """Begin where the state says; before the first item is drawn.
 
         Raises:
-            StateError: an index was drawn, or the state does not fit; see the sampler's.
+            StateError: an item was drawn, or the state does not fit; see the sampler's.
         """
-        if self._run.is_begun:
+        if self._start.run is not None:
             raise StateError("this iteration has begun; load the state into a new one, or into the sampler")
         with naming_writer(state):
-            self._run.loaded = self._sampler._adopt(state)
+            self._start.loaded = self._progress.adopt(state)
 
 
-def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
-    """Begin a run when its first index is requested, and yield its indices in pieces; the sampler's cursor follows it.
+def _draw(progress: Progress[Any], start: _Start, prefetch: Prefetch) -> Iterator[Iterator[Any]]:
+    """Begin a run when its first item is requested, and yield its items in pieces; the sampler's cursor follows it.
 
     A function, not a method: an iteration that its own generator referred to would be freed by the collector alone.
     """
-    cursor, config = sampler._cursor, sampler._config()
-    loaded = run.loaded or (cursor if isinstance(cursor, Loaded) else None)
-    if loaded is not None:  # attributes may have been assigned since then
-        check_order(loaded.order, {**sampler._order(config), "lanes": config.lanes})
-    place = run.loaded.place if run.loaded else next_place(cursor, config)
-    blocks = run.blocks(config, place)
-    run.begin(config, place)
-    sampler._cursor = Running(run)
-    (blocks, prefetching), is_finished = sampler._prefetch(run, blocks), False
+    run = progress.begin(start.loaded)
+    blocks, is_finished = run.blocks(), False
+    start.run = run
+    progress.start(run)
+    drawn, prefetching = prefetch(run, blocks)
     try:
-        yield from run.pieces(blocks)
-        sampler._cursor, is_finished = finish(sampler._cursor, run), True
+        yield from run.pieces(drawn)
+        progress.finish(run)
+        is_finished = True
     finally:
         if prefetching is not None:
             prefetching.end(is_finished=is_finished)
-
-
-def _is_asked_by_torchdata() -> bool:
-    """Whether a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
-    frame: Any = sys._getframe(2)
-    for _ in range(_DEPTH):
-        if frame is None:
-            break
-        if str(frame.f_globals.get("__name__")).startswith("torchdata."):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int | None) -> dict[str, Any]:
-    """The state of a sampler; ``run``: a new one, for where nothing was drawn. For the rest see `state_dict`."""
-    now = sampler._cursor
-    current = current_run(now, is_counted=bool(consumed or yielded))
-    is_over = current is not None and not isinstance(now, Running)
-    is_said = consumed is not None or yielded is not None or _is_asked_by_torchdata()
-    if current is not None and not is_said and current.may_be_ahead is not None and current.may_be_ahead(is_over):
-        warnings.warn(
-            "state_dict() counts each sample that was drawn, also those of batches that workers of a DataLoader have "
-            "drawn ahead, which a resumed loop would not get; take the state of wids.resumable(loader), which counts "
-            "what its loop receives, or write state_dict(consumed=samples that the loop has received in this "
-            "iteration)",
-            stacklevel=4,  # above the method of the sampler, and what checks its arguments
-        )
-    if current is None:  # the next iteration
-        current, config = run, sampler._config()
-        current.begin(config, next_place(now, config))
-    count = current.count_received(consumed, yielded, is_over=is_over)
-    return sampler._state(current.config, current.place_after(count))

@@ -36,8 +36,8 @@ def _nothing() -> None:
     """None: a dataset does not have it."""
 
 
-class Inside(msgspec.Struct, frozen=True, kw_only=True):
-    """What samplers, mixtures and prefetching need of a dataset, and programs do not.
+class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
+    """The interface of a dataset for samplers, mixtures and prefetching, which programs do not need.
 
     The dataset's class hands it out by a method ``__wids__()``; a class without one is a stranger's.
 
@@ -45,8 +45,8 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
         shard_ends: where each shard's samples end, int64, one for each; None: its samples lie in no shards.
         takes_marks: whether a `wids.core.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
-        prefetch_source: finds the source of downloads or reads ahead (`wids.core.prefetch.prefetcher.Source`); None: it
-            has none.
+        prefetch_source: finds the source of downloads or reads ahead (`wids.core.prefetch.ahead.CollectionSource`);
+            None: it has none.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
         listed: finds its shards, the place of the index that lists them (or None), and whether its samples have their
             fields and no others; None: it has no shards.
@@ -56,7 +56,7 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     shard_ends: Indices | None = None
     takes_marks: bool = False
     mixed_parts: Callable[[], list[SourceSpan] | None] = _nothing
-    prefetch_source: Callable[[], Any] = _nothing
+    prefetch_source: Callable[[], object] = _nothing
     named: Callable[[str], Any] | None = None
     listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
@@ -64,7 +64,7 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceSpan(NamedTuple):
-    """A source as a dataset says it (`Inside`): indices ``first .. last`` of the dataset.
+    """A source as a dataset says it (`SamplerInterface`): indices ``first .. last`` of the dataset.
 
     Attributes:
         name: of the source. weight: its own, at first.
@@ -79,16 +79,16 @@ class SourceSpan(NamedTuple):
     contents: dict[str, str] | None = None
 
 
-def inside_of(dataset: Any) -> Inside | None:
-    """See `Inside`; None: a stranger's dataset, such as a wrapper that hands on the attributes of another one."""
-    make: Callable[[Any], Inside] | None = getattr(type(dataset), "__wids__", None)
+def interface_of(dataset: Any) -> SamplerInterface | None:
+    """See `SamplerInterface`; None: a stranger's, such as a wrapper that hands on the attributes of another one."""
+    make: Callable[[Any], SamplerInterface] | None = getattr(type(dataset), "__wids__", None)
     return None if make is None else make(dataset)
 
 
 def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
     """The sources of a mixture; None: a dataset is none."""
-    inside = inside_of(dataset)
-    return None if inside is None else inside.mixed_parts()
+    interface = interface_of(dataset)
+    return None if interface is None else interface.mixed_parts()
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -227,10 +227,10 @@ def _ends_by_lengths(dataset: Any) -> Indices | None:
 
 def _ends_by_class(dataset: Any) -> Indices | None:
     """None for what chooses samples by itself: a wrapper that hands attributes on, a subclass with its own length."""
-    inside = inside_of(dataset)
-    if inside is None or inside.shard_ends is None:
+    interface = interface_of(dataset)
+    if interface is None or interface.shard_ends is None:
         return None
-    ends = inside.shard_ends
+    ends = interface.shard_ends
     return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
 
 
@@ -295,7 +295,7 @@ class Shards(Generic[T]):
     """The shard lists underneath a dataset, and which of their shards each of its indices is in.
 
     Args:
-        dataset: a shard list (`Inside.shard_ends`), a part of one, or a join.
+        dataset: a shard list (`SamplerInterface.shard_ends`), a part of one, or a join.
         find: what a shard list is looked at for; None: it is not looked at.
 
     Attributes:
@@ -392,8 +392,8 @@ class ShardCounts:
         self.lengths = lengths
         self._ends = np.cumsum(np.asarray(lengths, np.int64))
 
-    def __wids__(self) -> Inside:
-        return Inside(shard_ends=self._ends)
+    def __wids__(self) -> SamplerInterface:
+        return SamplerInterface(shard_ends=self._ends)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -427,8 +427,8 @@ def _fingerprint(dataset: Any) -> str | None:
 
 def _own_fingerprint(dataset: Any) -> Any:
     """What a dataset itself says; of one of ours, a program may have put something else into the attribute."""
-    inside = inside_of(dataset)
-    return getattr(dataset, "fingerprint", None) if inside is None else inside.fingerprint()
+    interface = interface_of(dataset)
+    return getattr(dataset, "fingerprint", None) if interface is None else interface.fingerprint()
 
 
 def contents(dataset: Any) -> dict[str, str]:
@@ -440,8 +440,8 @@ def contents(dataset: Any) -> dict[str, str]:
 
 
 def _contents(dataset: Any) -> dict[str, str]:
-    inside = inside_of(dataset)
-    own = getattr(dataset, "contents", None) if inside is None else inside.contents()
+    interface = interface_of(dataset)
+    own = getattr(dataset, "contents", None) if interface is None else interface.contents()
     if isinstance(own, dict) and isinstance(_own_fingerprint(dataset), str):
         return own
     if (joined := parts_of(dataset) or stack_of(dataset)) is not None:

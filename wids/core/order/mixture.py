@@ -92,7 +92,7 @@ class MixedSource:
         name: by which weights and states know it.
         plan: the order of its samples, which are 0 .. len(plan) in it.
         offset: the index of its first sample in the mixture.
-        regrouping: of indices of the mixture, as in `wids.core.order.config.EpochConfig`.
+        regrouping: of indices of the mixture, as in `wids.core.order.rank_epochs.RankEpochs`.
         fingerprint: which samples these are; None: not known. contents: see `wids.core.order.layout.contents`.
     """
 
@@ -187,13 +187,13 @@ class MixturePlan:
         return _MixedOrder(self).find(wanted, start, stop)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes and the weights, as plain values for a state."""
         sources = {
             source.name: {
                 "dataset": source.fingerprint,
                 **({CONTENTS: source.contents} if source.contents else {}),
-                **source.plan.facts,
+                **source.plan.identity,
             }
             for source in self.sources
         }

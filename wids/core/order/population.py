@@ -1,52 +1,45 @@
-"""Which samples a sampler reads, each kind with the plan of its order: a range, one by weights, chunks, a mixture.
+"""Populations: the samples of a dataset that a sampler reads, each kind with the plan of its order.
 
-Pure.
+A range, a range by weights, chunks of one rank, or the sources of a mixture. What a state says of them is in
+`wids.core.order.identity`. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.order.config import EpochConfig
 from wids.core.order.epoch import Plan
-from wids.core.order.layout import ShardCounts, contents, fingerprint, layout, read_column
+from wids.core.order.layout import ShardCounts, layout, read_column
 from wids.core.order.mixture import MixedSource, MixturePlan, WeightSegment, check_weights
-from wids.core.order.state import CONTENTS, MAX_POSITION, START, check_known, check_order, read_size
-from wids.core.order.validation import parse_int, parse_range
+from wids.core.order.rank_epochs import RankEpochs
+from wids.core.order.state import START
+from wids.core.order.validation import parse_range
 from wids.core.order.weights import Copies, parse_weights
-from wids.errors import InputError, StateError, a_kind
+from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from wids.core.order.config import SamplerSettings
     from wids.core.order.layout import Layout, Regrouping, SourceSpan
     from wids.core.order.permutation import Indices
+    from wids.core.order.settings import SamplerSettings
     from wids.core.order.state import EpochPosition
 
-    Facts = dict[str, Any]
 
-
-REWEIGHT_ADVICE = (
-    "To go on with this mixture's sources and weights from the state's position on, "
-    "load_state_dict(state, reweight=True)"
-)
-
-
-class ReadSamples:
-    """Samples of a dataset.
+class Population:
+    """Samples of a dataset that a sampler reads.
 
     Args:
-        end: the dataset has to have so many.
-        is_whole: it must not have more.
+        end: the length that the dataset must have at least.
+        is_whole: it must have no other.
 
     Attributes:
-        is_own: they are of one rank alone, and not divided.
+        end: as given.
+        is_own: one rank reads all of it; it is not divided among the ranks.
     """
 
     end: int
@@ -54,29 +47,28 @@ class ReadSamples:
 
     def __init__(self, end: int, *, is_whole: bool = False) -> None:
         self.end, self._is_whole = end, is_whole
-        self._facts: Facts | None = None
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan | MixturePlan, Regrouping | None]:
-        """The plan of their order, and which sample is read at which position of it; see `EpochConfig`."""
+        """The plan of its order, and the sample at each position of the plan; see `RankEpochs`."""
         raise NotImplementedError
 
-    def config(self, settings: SamplerSettings, *, origin: EpochPosition = START) -> EpochConfig:
-        """All that a rank's indices depend on.
+    def epochs(self, settings: SamplerSettings, *, origin: EpochPosition = START) -> RankEpochs:
+        """Everything that a rank's indices depend on.
 
         Args:
             settings: of the sampler, with the size of `set_size`.
-            origin: see `EpochConfig`.
+            origin: see `RankEpochs`.
         """
         plan, regrouping = self.plan(settings)
         world, rank = (1, 0) if self.is_own else (settings.num_replicas, settings.rank)
-        return EpochConfig(
+        return RankEpochs(
             plan=plan,
             regrouping=regrouping,
             lanes=settings.lanes,
             world=world,
             rank=rank,
             tail=settings.tail,
-            epochs=settings.epochs,
+            passes=settings.epochs,
             epoch_size=settings.epoch_size,
             length=settings.length,
             origin=origin,
@@ -84,10 +76,10 @@ class ReadSamples:
         )
 
     def check_fits(self, dataset: Any) -> None:
-        """See that the dataset has all samples that are to be read, and where all of it is to be read, no others.
+        """Raise unless the dataset still has the length that the population was made for (for a part: at least that).
 
         Raises:
-            InputError: it has fewer, or more.
+            InputError: the dataset has fewer samples, or more.
         """
         if hasattr(dataset, "__len__") and len(dataset) < self.end:
             raise InputError(
@@ -100,50 +92,16 @@ class ReadSamples:
                 "make the sampler anew, or say num_samples to read a part"
             )
 
-    def dataset_facts(self, dataset: Any) -> Facts:
-        """Which dataset it is, as plain values for a state's order."""
-        if self._facts is None:
-            found = contents(dataset)
-            self._facts = {"dataset": fingerprint(dataset), **({CONTENTS: found} if found else {})}
-        return self._facts
-
-    def state_facts(self) -> Facts:
-        """What a state's order has besides, and a sampler that loads it takes over."""
-        return {}
-
-    def adopt(
-        self, there: Facts, here: Facts, place: EpochPosition, settings: SamplerSettings, *, is_reweighted: bool
-    ) -> Facts:
-        """Check the order of a state against a sampler's own; the order that both have now.
-
-        Args:
-            there: the state's.
-            here: the sampler's.
-            place: the state's.
-            settings: of the sampler, with the state's lanes.
-            is_reweighted: of a mixture, the weights here hold from the state's place on.
-
-        Raises:
-            StateError: they differ.
-        """
-        del is_reweighted
-        check_order(there, here)
-        config = self.config(settings)
-        size = config.nominal_size if config.is_stream else 0
-        if not 0 <= place.epoch * size <= place.position:
-            raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
-        return here
-
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:
-        """Settings with the size of nominal epochs, where there always are such."""
+        """Settings with the size of nominal epochs, for a population that always has nominal epochs."""
         return settings
 
     def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
-        """Settings with which a rank yields so many indices in an epoch; None: as many as there are."""
+        """Settings with which a rank yields ``length`` indices in an epoch; None: as many as there are."""
         return replace(settings, length=length)
 
 
-class SampleRange(ReadSamples):
+class RangePopulation(Population):
     """A range of a dataset, each sample once in a pass.
 
     Args:
@@ -164,18 +122,18 @@ class SampleRange(ReadSamples):
         return (None, None) if self._layout is None else self._layout.arrange(self.lo, self.hi, is_sorted=is_sorted)
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `ReadSamples.plan`."""
+        """See `Population.plan`."""
         boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
         return Plan(lo=self.lo, hi=self.hi, boundaries=boundaries, **settings.mixing), regrouping
 
 
-class WeightedRange(SampleRange):
+class WeightedPopulation(RangePopulation):
     """A range of which samples come more or less often than once in a pass; see `wids.core.order.weights`.
 
     Args:
         weights: of all samples of the dataset: (n,).
         size: of the dataset.
-        span: the range; the others are those of a `SampleRange`.
+        span: the range; the others are those of a `RangePopulation`.
 
     Raises:
         ValueError: weights that are not one number for each sample; none of the range is above 0.
@@ -191,7 +149,7 @@ class WeightedRange(SampleRange):
         self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `ReadSamples.plan`."""
+        """See `Population.plan`."""
         boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
         size = settings.epoch_size or self.hi - self.lo
         key = settings.seed, bool(settings.shuffle), size
@@ -203,7 +161,7 @@ class WeightedRange(SampleRange):
         return Plan(hi=size, copies=self._copies[1], **settings.mixing), regrouping
 
 
-class GivenChunks(ReadSamples):
+class ChunkPopulation(Population):
     """Chunks that a caller gave to one rank: (nchunks, 2), half-open, in the caller's order."""
 
     is_own = True
@@ -213,11 +171,11 @@ class GivenChunks(ReadSamples):
         self._chunks = chunks
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
-        """See `ReadSamples.plan`."""
+        """See `Population.plan`."""
         return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "reshuffle": "fixed"}), None
 
 
-class MixtureWeights(ReadSamples):
+class MixturePopulation(Population):
     """The sources of a sampler's mixture, and their weights, which may change.
 
     Args:
@@ -226,21 +184,24 @@ class MixtureWeights(ReadSamples):
         batch: see `MixturePlan`.
 
     Attributes:
-        batch: as given. segments: the weights from each position on.
+        batch: as given. sizes: name of a source -> its samples. weights: of the sources, as the mixture has them.
+        segments: the weights from each position on.
     """
 
     batch: int | None
+    sizes: dict[str, int]
     weights: dict[str, float]
+    segments: tuple[WeightSegment, ...]
 
     def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
         super().__init__(max((part.last for part in parts), default=0))
         self._parts, self._layout, self.batch = parts, layout, batch
-        self._sizes = {part.name: part.last - part.first for part in parts}
-        self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
-        self.segments: tuple[WeightSegment, ...] = (WeightSegment(0, self.weights),)
+        self.sizes = {part.name: part.last - part.first for part in parts}
+        self.weights = check_weights({part.name: part.weight for part in parts}, self.sizes)
+        self.segments = (WeightSegment(0, self.weights),)
 
     def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
-        """See `ReadSamples.plan`."""
+        """See `Population.plan`."""
         mixing, sources = settings.mixing, []
         for part in self._parts:
             boundaries, regrouping = None, None
@@ -257,15 +218,15 @@ class MixtureWeights(ReadSamples):
         return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
 
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:
-        """See `ReadSamples.set_size`: as many as passes over all sources have, or a little more: whole batches."""
+        """See `Population.set_size`: as many as passes over all sources have, or a little more: whole batches."""
         if settings.epochs is None:
             return settings
-        size = settings.epoch_size or self.end * settings.epochs
+        size, each = settings.epoch_size or self.end * settings.epochs, self.batch or 1
         takes = settings.epoch_size is None
-        return replace(settings, epoch_size=nominal_size(size, batch=self.batch), epochs=1, takes_epoch_size=takes)
+        return replace(settings, epoch_size=-(-size // each) * each, epochs=1, takes_epoch_size=takes)
 
     def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
-        """See `ReadSamples.set_length`; the next epoch continues there.
+        """See `Population.set_length`; the next epoch continues there.
 
         Raises:
             ValueError: that is not a whole number of batches of one source.
@@ -277,21 +238,8 @@ class MixtureWeights(ReadSamples):
             raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
         return replace(settings, epoch_size=size, epochs=1, takes_epoch_size=False)
 
-    def dataset_facts(self, _dataset: Any) -> dict[str, Any]:
-        """See `ReadSamples.dataset_facts`; sources have their own."""
-        return {"dataset": None}
-
-    def state_facts(self) -> dict[str, Any]:
-        """See `ReadSamples.state_facts`."""
-        return {"weights": self.facts()}
-
-    def facts(self) -> dict[str, Any]:
-        """The weights as plain values for a state: the mixture's own, and the segments."""
-        changes = [[segment.position, dict(segment.weights), dict(segment.before)] for segment in self.segments]
-        return {"own": self.weights, "from": changes}
-
-    def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
-        """Have other weights from a position on, or from the next whole turn; those that are left out stay.
+    def change(self, weights: Mapping[str, float], *, position: int, lanes: int) -> int:
+        """Set other weights from a position on, or from the next whole turn; those that are left out stay.
 
         Returns:
             The position from which on they hold; later changes are gone.
@@ -302,8 +250,8 @@ class MixtureWeights(ReadSamples):
         each = self.batch or lanes
         first = -(-position // each) * each
         kept = [segment for segment in self.segments if segment.position <= first]
-        before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
-        changed = check_weights({**before, **weights}, self._sizes)
+        before = {name: weight for name, weight in kept[-1].weights.items() if name in self.sizes}
+        changed = check_weights({**before, **weights}, self.sizes)
         if changed != kept[-1].weights:
             turns = kept[-1].count((first - kept[-1].position) // each)
             kept = [segment for segment in kept if segment.position < first]
@@ -311,48 +259,16 @@ class MixtureWeights(ReadSamples):
         self.segments = tuple(kept)
         return first
 
-    def adopt(
-        self, there: Facts, here: Facts, place: EpochPosition, settings: SamplerSettings, *, is_reweighted: bool
-    ) -> Facts:
-        """See `ReadSamples.adopt`; takes over the state's weights, too.
 
-        Raises:
-            StateError: sources or settings differ; or weights do, and it is not ``is_reweighted``; it is damaged.
-        """
-        lanes = settings.lanes
-        if "sources" not in there:
-            check_order(there, here)
-        there, here = dict(there), dict(here)
-        facts = there.pop("weights", None)
-        if settings.takes_epoch_size:
-            here["epoch_size"] = read_size(there)
-        if here["batch"] is not None and there.get("batch") is not None:
-            _check_batch(there["batch"], place.position, settings)
-            here["batch"] = there["batch"]
-        check_order(*(_common_sources(there, here) if is_reweighted else (there, here)), advice=f". {REWEIGHT_ADVICE}")
-        size = here["epoch_size"] or self.end
-        if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
-            raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
-        own, segments = _parse_facts(facts, self.batch or lanes, None if is_reweighted else self._sizes)
-        names = [name for name in {**own, **self.weights} if own.get(name) != self.weights.get(name)]
-        if names and not is_reweighted:
-            listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
-            raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
-        self.segments = segments
-        if is_reweighted:
-            self.change(self.weights, position=place.position, lanes=lanes)
-        return here
-
-
-def choose_samples(
+def choose_population(
     dataset: Any,
     parts: Sequence[SourceSpan] | None,
     settings: SamplerSettings,
     *,
     num_samples: int | tuple[int, int] | None = None,
     weights: Any = None,
-) -> ReadSamples:
-    """What a sampler reads of a dataset.
+) -> Population:
+    """The population that a sampler reads of a dataset.
 
     Args:
         dataset: whose shards are looked at.
@@ -370,54 +286,21 @@ def choose_samples(
             raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
         span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
         if weights is None:
-            return SampleRange(*span, layout(dataset), is_whole=is_whole)
+            return RangePopulation(*span, layout(dataset), is_whole=is_whole)
         weights = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
-        return WeightedRange(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
+        return WeightedPopulation(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
     if weights is not None:
         raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
     batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
-    return MixtureWeights(parts, layout(dataset), batch=batch)
+    return MixturePopulation(parts, layout(dataset), batch=batch)
 
 
 def _describe(dataset: Any) -> str:
     if isinstance(dataset, ShardCounts):
         return "the index has no sub-datasets with weights"
     return f"{a_kind(dataset)} is no mixture"
-
-
-def _check_batch(batch: Any, position: int, settings: SamplerSettings) -> None:
-    """See that a sampler's ranks read whole batches of a state that has batches of one source.
-
-    Raises:
-        StateError: they do not.
-    """
-    mine = settings.source_batch * settings.num_replicas
-    if batch != mine:
-        raise StateError(
-            f"the state's global batches are of {batch} samples, and here {settings.num_replicas} rank(s) with "
-            f"source_batch={settings.source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
-        )
-    if batch % settings.lanes:
-        raise StateError(f"the state's global batches are of {batch} samples in {settings.lanes} lanes; it is damaged")
-    if position % mine:
-        raise StateError(
-            f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
-        )
-
-
-def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two orders of mixtures, with the sources alone that are in both."""
-    if not isinstance(there["sources"], Mapping):
-        raise StateError(f"the state's sources are {there['sources']!r:.200}, not a mapping; it is damaged")
-    names = there["sources"].keys() & here["sources"].keys()
-    return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
-
-
-def nominal_size(size: int, *, batch: int | None) -> int:
-    """Samples of a nominal epoch, at least ``size``: of a mixture with batches of one source, whole batches."""
-    return size if batch is None else -(-size // batch) * batch
 
 
 def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
@@ -435,15 +318,15 @@ def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
     return batch
 
 
-def sampler_config(
+def sampler_epochs(
     counts: ShardCounts,
     parts: Sequence[SourceSpan] | None,
     settings: SamplerSettings,
     *,
     span: tuple[int, int] | None = None,
     weights: Any = None,
-) -> EpochConfig:
-    """All that the indices of a rank depend on, as in a sampler of a dataset of an index.
+) -> RankEpochs:
+    """Everything that the indices of a rank depend on, as in a sampler of a dataset of an index.
 
     Args:
         counts: the shards of the index.
@@ -453,49 +336,12 @@ def sampler_config(
         weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.core.order.weights`.
 
     Raises:
-        ValueError: see `choose_samples`; a nominal epoch that has less than a sample for each rank.
+        ValueError: see `choose_population`; a nominal epoch that has less than a sample for each rank.
     """
-    samples = choose_samples(counts, parts, settings, num_samples=span, weights=weights)
-    config = samples.config(samples.set_size(settings))
-    config.first_place(0)
-    return config
-
-
-def _parse_facts(
-    facts: Any, each: int, sizes: Mapping[str, int] | None
-) -> tuple[dict[str, float], tuple[WeightSegment, ...]]:
-    if not isinstance(facts, Mapping):
-        raise StateError(f"the state's weights are {facts!r:.200}, not a mapping; they are damaged")
-    check_known(facts, {"own", "from"}, "weights")
-    try:
-        own = check_weights(facts["own"])
-        found = tuple(_parse_segment(segment, each, sizes) for segment in facts["from"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"the state's weights are damaged: {error}") from None
-    positions = [segment.position for segment in found]
-    if not found or positions[0] != 0 or sorted(set(positions)) != positions:
-        raise StateError(f"the state's weights are damaged: they begin at positions {positions!r:.200}")
-    return own, found
-
-
-def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> WeightSegment:
-    """A segment as a state has it.
-
-    Raises:
-        ValueError, TypeError, AttributeError: it is damaged.
-    """
-    position, weights, before = values
-    for name in (*weights, *before):
-        if not isinstance(name, str):
-            raise TypeError(f"a source's name is {name!r}; it must be a string")
-    found = WeightSegment(
-        parse_int("position", position, minimum=0),
-        check_weights(weights, None if sizes is None else {name: sizes.get(name, 0) for name in weights}),
-        {name: parse_int(f"turns of source {name!r}", count, minimum=0) for name, count in before.items()},
-    )
-    if found.position > MAX_POSITION or found.position != sum(found.before.values()) * each:
-        raise ValueError(f"{sum(found.before.values())} turns of {each} are not the {found.position} samples before")
-    return found
+    population = choose_population(counts, parts, settings, num_samples=span, weights=weights)
+    epochs = population.epochs(population.set_size(settings))
+    epochs.first_place(0)
+    return epochs
 
 
 def _own_seed(seed: int, name: str) -> int:

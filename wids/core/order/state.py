@@ -12,7 +12,7 @@
                             have the same
 
 Every later 1.y reads the states of any 1.x. So the version is raised only if a reader of before would misread a state,
-and then the earlier one is read as well. A fact that is added to an order is left out of it while it has the value that
+and then the earlier one is read as well. A value that is added to an order is left out of it while it is the one that
 all versions before acted by. No key is added beside the order: `torch.distributed.checkpoint` refuses to load a
 checkpoint that lacks a key of the loading program's state.
 
@@ -45,11 +45,20 @@ MAX_POSITION = 1 << 62  # numpy's integers have an end
 
 
 class EpochPosition(NamedTuple):
-    """Where an iteration begins: its epoch, a position, and what each rank has had of the epoch before."""
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: its epoch.
+        position: samples of the epoch's sequence that all ranks together have had; of batches, where their block
+            begins: at the epoch's end, nothing is left.
+        yielded: samples, or batches, that each rank has had of the epoch before.
+        offset: batches of the block that all ranks together have had; 0 of samples.
+    """
 
     epoch: int
     position: int
     yielded: int = 0
+    offset: int = 0
 
 
 START = EpochPosition(0, 0)
@@ -57,7 +66,9 @@ START = EpochPosition(0, 0)
 
 def build_state(place: EpochPosition, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
     """The state that `parse_state` reads."""
-    return {"kind": KIND, "version": VERSION, "wids": __version__, **place._asdict(), "lanes": lanes, "order": order}
+    epoch, position, yielded, _ = place
+    place_values = {"epoch": epoch, "position": position, "yielded": yielded}
+    return {"kind": KIND, "version": VERSION, "wids": __version__, **place_values, "lanes": lanes, "order": order}
 
 
 @contextlib.contextmanager
@@ -100,15 +111,13 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
             "resume with the wids that wrote it"
         )
     minimums = {"epoch": None, "position": 0, "yielded": 0, "lanes": 1}
-    facts = {name: read_int(state, name, minimum=minimum) for name, minimum in minimums.items()}
-    if facts["yielded"] > facts["position"]:
-        raise StateError(
-            f"the state's yielded is {facts['yielded']}, more than its position, {facts['position']}; it is damaged"
-        )
+    epoch, position, yielded, lanes = (read_int(state, name, minimum=least) for name, least in minimums.items())
+    if yielded > position:
+        raise StateError(f"the state's yielded is {yielded}, more than its position, {position}; it is damaged")
     order = state.get("order")
     if not isinstance(order, Mapping):
         raise StateError(f"the state's order is {order!r:.200}, not a mapping; it is damaged")
-    return EpochPosition(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
+    return EpochPosition(epoch, position, yielded), lanes, dict(order)
 
 
 def read_size(order: Mapping[str, Any]) -> int | None:
@@ -122,13 +131,13 @@ def read_size(order: Mapping[str, Any]) -> int | None:
     return read_int(order, "epoch_size", minimum=1, maximum=MAX_POSITION)
 
 
-def check_known(facts: Mapping[Any, Any], known: set[str], name: str) -> None:
-    """Check that facts of a state, besides those that are compared, are all known.
+def check_known(values: Mapping[Any, Any], known: set[str], name: str) -> None:
+    """Check that values of a state, besides those that are compared, are all known.
 
     Raises:
         StateError: some are not: a later version may have added them, and the state may mean another order.
     """
-    unknown = ", ".join(sorted(str(key) for key in facts if key not in known))
+    unknown = ", ".join(sorted(str(key) for key in values if key not in known))
     if unknown:
         raise StateError(f"the state's {name} has {unknown}, which this wids does not know")
 
@@ -162,12 +171,12 @@ def _show(order: Mapping[str, Any], name: str) -> str:
 
 
 def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts within facts, with their path as the name."""
+    """Values within values, with their path as the name."""
     found: dict[str, Any] = {}
     for name, value in order.items():
         inner = _flatten(value) if isinstance(value, Mapping) and value else None
         name = str(name)  # noqa: PLW2901 - a damaged state may have others
-        found |= {name: value} if inner is None else {f"{name}.{key}": fact for key, fact in inner.items()}
+        found |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
     return found
 
 

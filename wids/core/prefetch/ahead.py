@@ -21,7 +21,7 @@ import numpy as np
 
 from wids.core.files import forks, page_cache
 from wids.core.files.ranks import environ_int, ranks_of_node
-from wids.core.order.layout import Shards, inside_of
+from wids.core.order.layout import Shards, interface_of
 from wids.core.prefetch import distance
 from wids.core.prefetch.prefetcher import Prefetcher
 from wids.core.prefetch.upcoming import FarFile, UpcomingShard
@@ -184,7 +184,7 @@ class SharedBlocks:
         blocks: those.
     """
 
-    def __init__(self, run: Run, blocks: Iterable[Any]) -> None:
+    def __init__(self, run: Run[Any], blocks: Iterable[Any]) -> None:
         self._run, self._blocks = run, iter(blocks)
         self._to_draw: deque[Any] = deque()
         self._to_look: deque[tuple[int, Indices]] = deque()  # with their first positions
@@ -197,7 +197,7 @@ class SharedBlocks:
         """In a forked child, which has no prefetcher: the rest of the order is computed again."""
         self._lock, self._error = threading.Lock(), None
         self._to_draw.clear()
-        self._blocks = islice(self._run.blocks(self._run.config, self._run.place), self._drawn, None)
+        self._blocks = islice(self._run.blocks(), self._drawn, None)
 
     def draw(self) -> Iterator[Any]:
         """All blocks, for the loop."""
@@ -229,7 +229,7 @@ class SharedBlocks:
             raise
         if block is None:
             return False
-        first, indices = self._position, self._run.indices_of(block)
+        first, indices = self._position, self._run.samples_of(block)
         self._position += len(indices)
         self._to_draw.append(block)
         self._to_look.append((first, indices))
@@ -251,7 +251,7 @@ def prefetch(
 
     Args:
         dataset: see `wids.core.order.layout.Shards`; shard lists supply the downloads
-            (`wids.core.order.layout.Inside`).
+            (`wids.core.order.layout.SamplerInterface`).
         upcoming: the indices that will be read, in blocks: (position of the first one, (n,)). Taken in a thread.
         position: how many of them were drawn.
         mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
@@ -319,8 +319,9 @@ def _hidden_sources(holder: Any, depth: int) -> Iterator[CollectionSource]:
 
 
 def _source_of(leaf: Any) -> CollectionSource | None:
-    inside = inside_of(leaf)
-    return None if inside is None else inside.prefetch_source()
+    interface = interface_of(leaf)
+    source = None if interface is None else interface.prefetch_source()
+    return source if isinstance(source, CollectionSource) else None
 
 
 class Ahead:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.order.batching import BatchRule
-    from wids.core.order.config import SamplerSettings
+    from wids.core.order.settings import SamplerSettings
     from wids.jobs.runner import RunOptions
 
     ReadColumn: TypeAlias = Callable[[str], Any]
@@ -241,7 +241,7 @@ class OrderOptions:
         Raises:
             ValueError: see `SamplerSettings`.
         """
-        from wids.core.order.config import SamplerSettings
+        from wids.core.order.settings import SamplerSettings
 
         return SamplerSettings(
             num_replicas=world_size,

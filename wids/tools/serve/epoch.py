@@ -146,7 +146,7 @@ class Answers:
             passes = _MAX_BANDS * len(self._served.dataset)  # samples in so many: each pass has its own visits
             count = max(min(self.limits.open_samples, passes // table.world) // table.batch_size, 1)
         else:
-            count = min(max(int(self.limits.open_samples // table.config.rule.per_batch), 1), _OPEN_STEPS)
+            count = min(max(int(self.limits.open_samples // table.epochs.rule.per_batch), 1), _OPEN_STEPS)
         while True:
             first = max(min(step - count // 2, table.steps - count), 0)
             last = min(first + count, table.steps)
@@ -268,8 +268,8 @@ def _describe(schedule: Schedule) -> dict[str, Any]:
     described = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
     if isinstance(table, Timetable):
         return {**described, "batch_size": table.batch_size, "is_whole": True}
-    first = table.config.first_place(table.epoch)
-    total = (table.config.end(first) or 0) - first.position
+    first = table.epochs.first_place(table.epoch)
+    total = (table.epochs.end(first) or 0) - first.position
     described |= {"is_whole": table.is_whole, "done": table.done - first.position, "total": total}
     return {
         **described,

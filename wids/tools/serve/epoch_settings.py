@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.core.order.batching import make_rule, name_sizes, parse_sizes
-from wids.core.order.config import SamplerSettings
 from wids.core.order.layout import ShardCounts, mixed_parts
+from wids.core.order.settings import SamplerSettings
 from wids.core.readers.lru import LRUCache, SizedLRUCache, deep_size
 from wids.errors import InputError, WidsError, shown
 from wids.tools.simulate.schedule import make_timetable

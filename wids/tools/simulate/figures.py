@@ -136,7 +136,7 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
     first = courses[0]
     if epochs[0].batches is not None or job.weights is not None:
         drawn = [_samples_of(courses, epoch, number) for number, epoch in enumerate(epochs)]
-        some = np.concatenate(drawn) if first.config.is_stream else drawn[0]
+        some = np.concatenate(drawn) if first.epochs.is_stream else drawn[0]
         distinct = int(np.count_nonzero(np.bincount(some, minlength=n)))
         return Counts(samples=n, read=sum(map(len, drawn)), left_out=n - distinct, repeated=len(some) - distinct)
     if job.is_by_shards:
@@ -151,7 +151,7 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
             left_out=-sum(count for count in beyond if count < 0),
             repeated=sum(count for count in beyond if count > 0),
         )
-    if first.config.is_stream:
+    if first.epochs.is_stream:
         read = first.span(job.epochs - 1)[1]
         return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))
     stop = first.span(0)[1]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from wids.core.order.batch_epochs import BatchConfig
-from wids.core.order.config import SamplerSettings
+from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.layout import ShardCounts, SourceSpan
 from wids.core.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
-from wids.core.order.population import GivenChunks, sampler_config
+from wids.core.order.population import ChunkPopulation, sampler_epochs
+from wids.core.order.settings import SamplerSettings
 from wids.core.prefetch import distance
 from wids.core.transport import concurrency
 from wids.tools.simulate.trace import Course, Visits
@@ -58,7 +58,7 @@ class TrainingJob:
         weights: how often samples come, (n,); None: once in a pass.
         passes, nbatches, epoch_size: passes in an epoch without a tail between them, or batches of each rank in an
             epoch, or samples of all ranks.
-        rule, block: of batches of like length, see `wids.core.order.batch_epochs.BatchConfig.of`; then ``batch_size``
+        rule, block: of batches of like length, see `wids.core.order.batch_epochs.BatchEpochs.of`; then ``batch_size``
             is
             about that of a batch. None: batches are of ``batch_size`` samples.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
@@ -240,10 +240,10 @@ class TrainingJob:
         ends = np.cumsum(self.lengths, dtype=np.int64)
         if self.is_by_shards:
             chunks = np.stack([ends - self.lengths, ends], axis=1)
-            own = (GivenChunks(chunks[rank :: self.world]).config(self.settings) for rank in range(self.world))
-            return [Course(config=config, ends=ends) for config in own]
-        config = sampler_config(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
-        return [Course(config=msgspec.structs.replace(config, rank=rank), ends=ends) for rank in range(self.world)]
+            own = (ChunkPopulation(chunks[rank :: self.world]).epochs(self.settings) for rank in range(self.world))
+            return [Course(epochs=epochs, ends=ends) for epochs in own]
+        epochs = sampler_epochs(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
+        return [Course(epochs=msgspec.structs.replace(epochs, rank=rank), ends=ends) for rank in range(self.world)]
 
 
 @dataclass(frozen=True)
@@ -386,9 +386,9 @@ def _read_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epo
 def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoch:
     """An epoch of batches of like length: cut once, and dealt to all ranks."""
     assert job.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
-    config, none = BatchConfig.of(courses[0].config, job.rule, seed=job.seed, block=job.block), np.zeros(0, np.int64)
-    course = Course(config=config.lanes_config, ends=courses[0].ends)
-    chunks = list(config.deal(config.first_place(number), range(job.world)))
+    epochs, none = BatchEpochs.of(courses[0].epochs, job.rule, seed=job.seed, block=job.block), np.zeros(0, np.int64)
+    course = Course(epochs=epochs.lane_epochs, ends=courses[0].ends)
+    chunks = list(epochs.deal(epochs.first_place(number), range(job.world)))
     epoch, shards, read = Epoch([], [], [], []), [], []
     for rank in range(job.world):
         blocks = [of_ranks[rank].samples for of_ranks in chunks]

@@ -15,21 +15,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.core.order.batch_epochs import BatchConfig, BatchPlace
+from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.epoch import Plan
 from wids.core.order.lane import matches
-from wids.core.order.population import sampler_config
+from wids.core.order.population import sampler_epochs
 from wids.core.order.search import find_in_pass, find_in_stream, lanes_of
+from wids.core.order.state import EpochPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.core.order.batching import Batch, BatchRule, Block
-    from wids.core.order.config import EpochConfig, SamplerSettings
     from wids.core.order.epoch import EpochOrder
     from wids.core.order.layout import ShardCounts, SourceSpan
     from wids.core.order.mixture import MixturePlan
     from wids.core.order.permutation import Indices
+    from wids.core.order.rank_epochs import RankEpochs
+    from wids.core.order.settings import SamplerSettings
 
 
 def make_timetable(
@@ -54,18 +56,18 @@ def make_timetable(
         epoch: see `Timetable`.
         batch_size: the same.
         rule: of batches of like length; None: they are of ``batch_size``.
-        block: of those, see `BatchConfig.of`.
+        block: of those, see `BatchEpochs.of`.
         on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
-        span: see `wids.core.order.population.sampler_config`.
+        span: see `wids.core.order.population.sampler_epochs`.
         weights: the same.
 
     Raises:
         ValueError: settings that exclude each other.
     """
-    config = sampler_config(counts, parts, settings, span=span, weights=weights)
+    epochs = sampler_epochs(counts, parts, settings, span=span, weights=weights)
     if rule is None:
-        return Timetable(config, epoch=epoch, batch_size=batch_size)
-    batches = BatchConfig.of(config, rule, seed=settings.seed, block=block)
+        return Timetable(epochs, epoch=epoch, batch_size=batch_size)
+    batches = BatchEpochs.of(epochs, rule, seed=settings.seed, block=block)
     first = batches.first_place(epoch)
     total = (batches.end(first) or 0) - first.position
     return BatchTimetable(batches, epoch=epoch, on_block=lambda at: on_block(at - first.position, total))
@@ -91,12 +93,12 @@ class Timetable:
     """Who reads what and when, in one epoch.
 
     Args:
-        config: of the samples, of any rank; that of a mixture has nominal epochs.
+        epochs: of the samples, of any rank; that of a mixture has nominal epochs.
         epoch: any integer; a nominal one from 0 on.
         batch_size: samples in a rank's batch, at least 1.
 
     Attributes:
-        config, epoch, batch_size: as given. plan: the order's. world: how many ranks there are.
+        epochs, epoch, batch_size: as given. plan: the order's. world: how many ranks there are.
         samples: that each rank reads in the epoch. steps: batches of each rank; the last one may be smaller.
 
     Raises:
@@ -104,18 +106,18 @@ class Timetable:
     """
 
     plan: Plan | MixturePlan
-    config: EpochConfig
+    epochs: RankEpochs
     epoch: int
     batch_size: int
     world: int
     samples: int
     steps: int
 
-    def __init__(self, config: EpochConfig, *, epoch: int, batch_size: int) -> None:
-        self.config, self.epoch, self.batch_size = config, epoch, batch_size
-        self.plan, self.world = config.plan, config.world
-        self._start, self._end = _span(config, epoch)
-        self._is_stream = config.is_stream
+    def __init__(self, epochs: RankEpochs, *, epoch: int, batch_size: int) -> None:
+        self.epochs, self.epoch, self.batch_size = epochs, epoch, batch_size
+        self.plan, self.world = epochs.plan, epochs.world
+        self._start, self._end = _span(epochs, epoch)
+        self._is_stream = epochs.is_stream
         self._order: EpochOrder | None = None  # made once: of many shards, that takes a while
         self.samples = (self._end - self._start) // self.world
         self.steps = -(-self.samples // batch_size)
@@ -163,7 +165,7 @@ class Timetable:
         """
         readings: dict[int, list[Reading]] = {index: [] for index in indices}
         wanted = np.array(sorted(readings), np.int64)
-        for position, sample in sorted(_find(self.config, self.epoch, wanted)):
+        for position, sample in sorted(_find(self.epochs, self.epoch, wanted)):
             readings[sample].append(self._reading(position))
         return readings
 
@@ -183,19 +185,19 @@ class Timetable:
         return not self._is_stream and position >= len(self.plan)
 
 
-def _span(config: EpochConfig, epoch: int) -> tuple[int, int]:
+def _span(epochs: RankEpochs, epoch: int) -> tuple[int, int]:
     """From which position to which all ranks read in an epoch."""
-    start, end = config.span(config.first_place(epoch))
+    start, end = epochs.span(epochs.first_place(epoch))
     assert end is not None  # noqa: S101 - for the type checker: the epoch has a size
     return start, end
 
 
-def _find(config: EpochConfig, epoch: int, wanted: Indices) -> Iterator[tuple[int, int]]:
+def _find(epochs: RankEpochs, epoch: int, wanted: Indices) -> Iterator[tuple[int, int]]:
     """(position, sample) of samples in an epoch, in no order: (n,), ascending, each once."""
-    plan, (start, end) = config.plan, _span(config, epoch)
+    plan, (start, end) = epochs.plan, _span(epochs, epoch)
     if not isinstance(plan, Plan):
         found = plan.find(wanted, start, end)
-    elif config.is_stream:
+    elif epochs.is_stream:
         found = find_in_stream(plan, wanted, start, end)
     else:
         found = chain(find_in_pass(plan, epoch, wanted), _find_repeated(plan, epoch, wanted, end))
@@ -217,13 +219,13 @@ class BatchTimetable:
     """Who reads which batch of like length when, in one epoch.
 
     Args:
-        config: of the batches.
+        epochs: of the batches.
         epoch: as of `Timetable`.
         on_block: called with the position of each block that is cut; if it returns something true, the rest of the
             epoch is left to `go_on`.
 
     Attributes:
-        config, epoch: as given. world: how many ranks there are.
+        epochs, epoch: as given. world: how many ranks there are.
         is_whole: all of the epoch has been cut. done: up to which position it has.
         too_long: samples of the dataset that are in no batch, for they are longer than the budget.
 
@@ -231,18 +233,18 @@ class BatchTimetable:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
     """
 
-    config: BatchConfig
+    epochs: BatchEpochs
     epoch: int
     world: int
     too_long: int
     done: int
     is_whole: bool
 
-    def __init__(self, config: BatchConfig, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:
-        self.config, self.epoch, self.world, self.too_long = config, epoch, config.world, config.rule.skipped
+    def __init__(self, epochs: BatchEpochs, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:
+        self.epochs, self.epoch, self.world, self.too_long = epochs, epoch, epochs.world, epochs.rule.skipped
         self._starts, self._before = list[int](), [0]  # of the blocks: positions, and the batches before each and all
-        first = config.first_place(epoch)
-        self._uncut, self.done, self.is_whole = config.cut(first), first.position, False
+        first = epochs.first_place(epoch)
+        self._uncut, self.done, self.is_whole = epochs.cut(first), first.position, False
         self._last: tuple[int, Block] | None = None  # that was looked at: its number, and itself
         self.go_on(on_block)
 
@@ -262,7 +264,7 @@ class BatchTimetable:
     def steps(self) -> int:
         """Batches of each rank; of an epoch that is not cut to its end, those that are known."""
         total = self._before[-1]
-        if self.config.tail == "drop" or not self.is_whole:
+        if self.epochs.tail == "drop" or not self.is_whole:
             return total // self.world
         return -(-total // self.world)
 
@@ -289,7 +291,7 @@ class BatchTimetable:
             for at in np.flatnonzero(np.isin(batch.samples, wanted)).tolist():
                 readings[int(batch.samples[at])].append(Reading(rank, step, at, bool(batch.fills[at])))
 
-        found = _find(self.config.lanes_config, self.epoch, wanted)
+        found = _find(self.epochs.lane_epochs, self.epoch, wanted)
         for number in sorted({bisect_right(self._starts, at) - 1 for at, _ in found if at < self.done}):
             block = self._block(number)
             for at in range(len(block)):
@@ -308,10 +310,10 @@ class BatchTimetable:
             at = bisect_right(self._before, number) - 1
             return self._block(at).batch(number - self._before[at])
         at = bisect_right(self._before, step * self.world) - 1
-        place = BatchPlace(self.epoch, self._starts[at], step * self.world - self._before[at])
-        return next(batch for [chunk] in self.config.deal(place, [rank]) for batch in chunk.batches)
+        place = EpochPosition(self.epoch, self._starts[at], offset=step * self.world - self._before[at])
+        return next(batch for [chunk] in self.epochs.deal(place, [rank]) for batch in chunk.batches)
 
     def _block(self, number: int) -> Block:
         if self._last is None or self._last[0] != number:
-            self._last = number, next(self.config.cut(BatchPlace(self.epoch, self._starts[number])))
+            self._last = number, next(self.epochs.cut(EpochPosition(self.epoch, self._starts[number])))
         return self._last[1]

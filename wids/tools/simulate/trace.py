@@ -22,11 +22,11 @@ from wids.tools.simulate.schedule import Timetable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.core.order.config import EpochConfig
     from wids.core.order.epoch import EpochOrder
     from wids.core.order.lane import Lane
     from wids.core.order.mixture import MixturePlan
     from wids.core.order.permutation import Indices
+    from wids.core.order.rank_epochs import RankEpochs
     from wids.tools.simulate.schedule import BatchTimetable
 
 _BLOCK = 64
@@ -69,26 +69,26 @@ class Course:
     """The reading of one rank in every epoch.
 
     Attributes:
-        config: of the rank's sampler, whose epochs have an end.
+        epochs: of the rank's sampler, whose epochs have an end.
         ends: where each shard's samples end, of all shards.
     """
 
-    config: EpochConfig
+    epochs: RankEpochs
     ends: Indices
 
     @property
     def plan(self) -> Plan | MixturePlan:
         """The order's."""
-        return self.config.plan
+        return self.epochs.plan
 
     @property
     def world(self) -> int:
         """Number of ranks that read the plan."""
-        return self.config.world
+        return self.epochs.world
 
     def span(self, epoch: int) -> tuple[int, int]:
         """From which position to which all ranks read in an epoch."""
-        start, stop = self.config.span(self.config.first_place(epoch))
+        start, stop = self.epochs.span(self.epochs.first_place(epoch))
         assert stop is not None  # noqa: S101 - for the type checker: the epoch has an end
         return start, stop
 
@@ -101,8 +101,8 @@ class Course:
         """The rank's indices ``lo .. hi`` in an epoch, in blocks as a sampler has them."""
         start, stop = self.span(epoch)
         end = stop if hi is None else min(stop, start + hi * self.world)
-        begin = start + self.config.rank + lo * self.world
-        read = self.config.read(epoch, begin, end, self.world, has_seeds=False)
+        begin = start + self.epochs.rank + lo * self.world
+        read = self.epochs.read(epoch, begin, end, self.world, has_seeds=False)
         return (samples for samples, _ in read)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
@@ -129,7 +129,7 @@ class Course:
         """The passes, or parts of them, that an epoch consists of; without what a tail repeats. Of no mixture."""
         assert isinstance(self.plan, Plan)  # noqa: S101 - see `wids.tools.simulate.job.TrainingJob`
         start, stop = self.span(epoch)
-        if self.config.is_stream:
+        if self.epochs.is_stream:
             return _passes(self.plan, start, stop)
         return [Segment(self.plan.order(epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
 
@@ -137,7 +137,7 @@ class Course:
         start, _ = self.span(epoch)
         positions = np.arange(self.count(epoch), dtype=np.int64)
         indices = np.concatenate([np.zeros(0, np.int64), *self.blocks(epoch)])
-        return self._visits_of(epoch, start + self.config.rank + positions * self.world, indices, positions)
+        return self._visits_of(epoch, start + self.epochs.rank + positions * self.world, indices, positions)
 
     def reordered(self, epoch: int, times: Indices, indices: Indices) -> Visits:
         """The visits of a rank that reads samples in another order: (n,), in that order.
@@ -155,7 +155,7 @@ class Course:
         # What a tail repeats is a visit of its own.
         groups, base = np.full(len(positions), -1, np.int64), 0
         if isinstance(self.plan, Plan):
-            is_far = self.config.is_stream and len(times)  # of a long epoch, only the passes that are looked at
+            is_far = self.epochs.is_stream and len(times)  # of a long epoch, only the passes that are looked at
             passes = _passes(self.plan, int(times[0]), int(times[-1]) + 1) if is_far else self.segments(epoch)
             groups, base = _number_chunks(passes, times, indices, is_weighted=self.plan.copies is not None)
         else:
@@ -172,7 +172,7 @@ class Course:
         lanes, world, n = self.plan.lanes, self.world, len(self.plan)
         columns: list[tuple[Indices, ...]] = []
         for order, begin, lo, hi in self.segments(epoch):
-            first_lane = (start + self.config.rank - begin + order.shift) % lanes
+            first_lane = (start + self.epochs.rank - begin + order.shift) % lanes
             for k in range(lanes // gcd(world, lanes)):
                 number = (first_lane + k * world) % lanes
                 lane = order.lane(number)
@@ -181,13 +181,13 @@ class Course:
                 column = (number - order.shift) % lanes
                 first, last = (begin + row * lanes + column for row in _chunk_rows(lane))
                 first, last = np.maximum(first, lo), np.minimum(last, hi - 1)
-                own = start + self.config.rank
+                own = start + self.epochs.rank
                 first, last = np.maximum(-((own - first) // world), 0), (last - own) // world
                 shards = np.searchsorted(self.ends, lane.chunks[:, 0], side="right")
                 keep = first <= last
                 columns.append((first[keep], last[keep], shards[keep]))
         final = self.count(epoch) - 1
-        if not self.config.is_stream and final >= 0 and start + self.config.rank + final * world >= n:
+        if not self.epochs.is_stream and final >= 0 and start + self.epochs.rank + final * world >= n:
             shards = self.shards(epoch, final, final + 1)
             columns.append((np.array([final]), np.array([final]), shards))
         if not columns:
@@ -208,8 +208,8 @@ def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, fir
         last: one past the last step.
     """
     samples, times, edges = table.read(rank, first, last)
-    config = table.config if isinstance(table, Timetable) else table.config.lanes_config
-    begin, end, shard = Course(config=config, ends=ends).reordered(table.epoch, times, samples)
+    epochs = table.epochs if isinstance(table, Timetable) else table.epochs.lane_epochs
+    begin, end, shard = Course(epochs=epochs, ends=ends).reordered(table.epoch, times, samples)
     begin, end = (first + np.searchsorted(edges, at, side="right") - 1 for at in (begin, end))
     return Visits(begin, end, shard)
 

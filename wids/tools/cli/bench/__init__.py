@@ -104,7 +104,7 @@ def _check_samples(plan: BenchPlan) -> None:
             `Listed`.
     """
     from wids.core.order.layout import ShardCounts
-    from wids.core.order.population import sampler_config
+    from wids.core.order.population import sampler_epochs
     from wids.tools.cli.look.listed import Listed
 
     job = plan.job
@@ -114,10 +114,10 @@ def _check_samples(plan: BenchPlan) -> None:
     weights = plan.order.read_weights(listed.reader_of(BatchOptions()))
     try:
         settings = plan.order.settings(world_size=job.ranks, epoch_size=None)
-        config = sampler_config(ShardCounts(listed.shards.lengths), listed.mixed_parts(), settings, weights=weights)
+        epochs = sampler_epochs(ShardCounts(listed.shards.lengths), listed.mixed_parts(), settings, weights=weights)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    samples = config.count(config.first_place(0))
+    samples = epochs.count(epochs.first_place(0))
     if (batches := samples // job.batch_size) <= job.warmup:
         raise InputError(
             f"a rank has {count_of(samples, 'sample')} in an epoch, which are {batches:,} whole batches of "

@@ -1,0 +1,187 @@
+"""Where a sampler of batches is in its epochs: its cursor follows the epochs that are chosen for the inner sampler.
+
+The state of batches holds that of the samples at the beginning of a block::
+
+    {"kind": "wids.batches", "version": 1, "wids": "1.0.0",
+     "offset": 3,           batches of the block that all ranks together have had
+     "yielded": 12,         batches of each rank, in this epoch
+     "block": 123456,       checksum of the lengths and buckets in the block
+     "order": {"sampler": {...}, "rule": {...}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wids import __version__
+from wids.core.order import cursor
+from wids.core.order.batch_epochs import BatchEpochs
+from wids.core.order.cursor import Chosen, Loaded, Running
+from wids.core.order.identity import weights_of
+from wids.core.order.progress import IS_RUNNING, Progress
+from wids.core.order.state import MAX_POSITION, check_known, check_order, nested_state, read_int
+from wids.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from wids.core.order.batching import BatchRule
+    from wids.core.order.cursor import Cursor
+    from wids.core.order.progress import SampleProgress
+    from wids.core.order.state import EpochPosition
+
+KIND, VERSION = "wids.batches", 1
+
+
+class BatchProgress(Progress[BatchEpochs]):
+    """Where a sampler of batches is in its epochs.
+
+    Args:
+        samples: where the inner sampler is, which has the samples, the ranks and the epochs.
+        rule: what a batch may hold.
+        block: rows of a block; None: see `BatchEpochs.of`.
+    """
+
+    def __init__(self, samples: SampleProgress, rule: BatchRule, block: int | None) -> None:
+        self._seen: Cursor | None = None
+        self._samples, self._rule, self._block = samples, rule, block
+        self._counts: dict[str, int] = {}
+        super().__init__()
+
+    @property
+    def cursor(self) -> Cursor:
+        """As of `Progress`, after an epoch that was chosen through the inner sampler, as trainers do.
+
+        Raises:
+            StateError: a state was loaded into the inner sampler.
+        """
+        now = self._samples.cursor
+        if now is not self._seen:
+            if isinstance(now, Loaded):
+                raise StateError(
+                    "a state was loaded into the sampler under a BucketBatchSampler, and its place says nothing of "
+                    "batches; load the state of a BucketBatchSampler into that, or make a sampler without a state"
+                )
+            self._seen = now
+            if isinstance(now, Chosen):
+                self._cursor = cursor.choose(self._cursor, now.epoch)
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, value: Cursor) -> None:
+        self._cursor = value
+
+    def follow(self, samples: SampleProgress) -> None:
+        """Take this for where the inner sampler is, in a copy."""
+        self._samples, self._seen = samples, samples.cursor
+
+    @property
+    def samples(self) -> SampleProgress:
+        """Where the inner sampler is."""
+        return self._samples
+
+    def epochs(self) -> BatchEpochs:
+        """Those of an iteration that begins now.
+
+        Raises:
+            InputError: what the inner sampler reads was assigned for one rank alone.
+        """
+        epochs = self._samples.epochs()
+        if self._samples.population.is_own or (epochs.length is not None and epochs.world != epochs.lanes):
+            raise InputError(
+                "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
+                "for all ranks together: use num_samples, a view, or epoch_size"
+            )
+        return BatchEpochs.of(epochs, self._rule, seed=self._samples.settings.seed, block=self._block)
+
+    def count(self) -> int:
+        """Length of the present epoch; the whole epoch is cut, once."""
+        epochs = self.epochs()
+        place = self.place(epochs)
+        key = repr((place, epochs.world, self.identity(epochs), weights_of(self._samples.population)))
+        if key not in self._counts:
+            self._counts = {key: epochs.count(place)}
+        return self._counts[key]
+
+    # --- state
+
+    def identity(self, epochs: BatchEpochs) -> dict[str, Any]:
+        """Everything that must be equal for a place to mean the same batch; the lanes come on top."""
+        rule = {**self._rule.identity, "rows": epochs.rows}
+        return {"sampler": self._samples.identity(epochs.lane_epochs), "rule": rule}
+
+    def state_at(self, epochs: BatchEpochs, place: EpochPosition) -> dict[str, Any]:
+        """The state of a place."""
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "wids": __version__,
+            "offset": place.offset,
+            "yielded": place.yielded,
+            "block": epochs.checksum(place),
+            "order": {
+                "sampler": self._samples.state_at(epochs.lane_epochs, place._replace(yielded=0, offset=0)),
+                "rule": self.identity(epochs)["rule"],
+            },
+        }
+
+    def load(self, state: Any, *, is_reweighted: bool = False) -> None:
+        """See `Progress.load`; a state that was loaded into the inner sampler is replaced."""
+        if isinstance(self._samples.cursor, Loaded):
+            self._seen = self._samples.cursor
+        super().load(state, is_reweighted=is_reweighted)
+
+    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+        """See `Progress.adopt`."""
+        state = nested_state(state)
+        if not isinstance(state, Mapping) or state.get("kind") != KIND:
+            raise StateError(f"not the state of a wids.BucketBatchSampler: {state!r:.200}")
+        if state.get("version") != VERSION:
+            raise StateError(
+                f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; resume with "
+                "the wids that wrote it"
+            )
+        offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
+        order = state.get("order")
+        if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
+            raise StateError(f"the state's order is {order!r:.200}; it is damaged")
+        check_known(order, {"sampler", "rule"}, "order")
+        with self._samples.kept_on_error():
+            return self._adopt_order(order, offset, yielded, state.get("block"), is_reweighted=is_reweighted)
+
+    def _adopt_order(
+        self, order: Mapping[str, Any], offset: int, yielded: int, block: Any, *, is_reweighted: bool
+    ) -> Loaded:
+        loaded = self._samples.adopt(order.get("sampler"), is_reweighted=is_reweighted)
+        epochs = self.epochs()
+        try:
+            epochs.first_place(loaded.place.epoch)
+        except ValueError as error:
+            raise StateError(f"the state has {epochs.lanes} lanes, and {error}; it is damaged") from error
+        place = loaded.place._replace(yielded=yielded, offset=offset)
+        here = self.identity(epochs)
+        theirs, ours = dict(order["rule"]), dict(here["rule"])
+        if is_reweighted:
+            theirs["lengths"] = ours["lengths"]
+        check_order(theirs, ours)
+        if offset and is_reweighted:  # the block that has begun stays what it is
+            end = {**order["sampler"], "position": epochs.block_end(place)}
+            self._samples.adopt(end, is_reweighted=True)
+            epochs = self.epochs()
+        if offset and epochs.checksum(place) != block:
+            raise StateError(
+                "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
+                "their batches are other ones; train with those of before, or begin an epoch"
+            )
+        return Loaded(place, {**here, "lanes": epochs.lanes})
+
+    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
+        """See `Progress.reweight`; a block that has begun stays what it is."""
+        epochs, now = self.epochs(), self.cursor
+        if isinstance(now, Running):
+            end = epochs.end(now.run.place)
+            return self._samples.change_weights(weights, at, end, end, IS_RUNNING)
+        place = cursor.next_place(now, epochs)
+        earliest = epochs.block_end(place) if place.offset else place.position
+        usual = (epochs.end(place) if epochs.is_in_the_middle(place) else None) or earliest
+        why = ": samples of a block that has begun are in its batches" if place.offset else ""
+        return self._samples.change_weights(weights, at, earliest, usual, why)

@@ -1,0 +1,291 @@
+"""Where a sampler is in its epochs: the cursor, and what samplers of samples and of batches do with it.
+
+A `Progress` knows what is read (the epochs of an iteration that begins now) and how far (the cursor), and says both as
+a state. `SampleProgress` reads the samples of a population; `wids.core.order.batch_progress` reads them in batches.
+Samplers hand their progress out by a method ``__wids__()``, to loaders and to samplers of batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic
+
+from wids.core.files.lazy import Lazy
+from wids.core.order import cursor
+from wids.core.order.cursor import EpochsT, Loaded, NotStarted, Running
+from wids.core.order.identity import adopt_order, identify, weights_of
+from wids.core.order.population import MixturePopulation
+from wids.core.order.rank_epochs import RankEpochs
+from wids.core.order.state import MAX_POSITION, START, build_state, check_order, naming_writer, parse_state
+from wids.core.order.validation import parse_int
+from wids.errors import a_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from wids.core.order.cursor import Cursor, Run
+    from wids.core.order.population import Population
+    from wids.core.order.settings import SamplerSettings
+    from wids.core.order.state import EpochPosition
+
+# Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
+_DEPTH = 10
+# Why weights are not changed before the end of an epoch.
+IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
+
+
+class Progress(ABC, Generic[EpochsT]):
+    """Where a sampler is in its epochs."""
+
+    def __init__(self) -> None:
+        self._cursor: Cursor = NotStarted()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cursor": cursor.without_run(self.cursor)}
+
+    @property
+    def cursor(self) -> Cursor:
+        """One of the values of `wids.core.order.cursor`."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, value: Cursor) -> None:
+        self._cursor = value
+
+    # --- what is read
+
+    @property
+    @abstractmethod
+    def samples(self) -> SampleProgress:
+        """Where the sampler of the samples is: this one, or the one underneath."""
+
+    @abstractmethod
+    def epochs(self) -> EpochsT:
+        """Those of an iteration that begins now."""
+
+    @abstractmethod
+    def identity(self, epochs: EpochsT) -> dict[str, Any]:
+        """Everything that must be equal for a place to mean the same; the lanes come on top."""
+
+    @abstractmethod
+    def state_at(self, epochs: EpochsT, place: EpochPosition) -> dict[str, Any]:
+        """The state of a place."""
+
+    @abstractmethod
+    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+        """Check a state against the sampler, and take over its lanes, and the weights of a mixture.
+
+        Raises:
+            StateError: it does not fit, or is damaged.
+        """
+
+    @abstractmethod
+    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
+        """Change the weights of a mixture; see `wids.DistributedChunkedSampler.reweight`."""
+
+    # --- how far
+
+    def run(self, *, is_counted: bool = False) -> Run[EpochsT] | None:
+        """The run that the state is of; None: it is that of `next_place`. See `cursor.current_run`."""
+        return cursor.current_run(self.cursor, is_counted=is_counted)
+
+    def next_place(self, epochs: EpochsT | None = None) -> EpochPosition:
+        """Where the next iteration begins."""
+        return cursor.next_place(self.cursor, self.epochs() if epochs is None else epochs)
+
+    def place(self, epochs: EpochsT) -> EpochPosition:
+        """Where the iteration of the present epoch began, or will begin."""
+        run = self.run()
+        return self.next_place(epochs) if run is None else run.place
+
+    def count(self) -> int:
+        """Length of the present epoch, as of `cursor.Epochs.count`."""
+        epochs = self.epochs()
+        return epochs.count(self.place(epochs))
+
+    def state(self, consumed: int | None = None, yielded: int | None = None) -> dict[str, Any]:
+        """See `state_dict` of samplers, which call this within one more function."""
+        now = self.cursor
+        run = cursor.current_run(now, is_counted=bool(consumed or yielded))
+        is_over = run is not None and not isinstance(now, Running)
+        is_said = consumed is not None or yielded is not None or _is_asked_by_torchdata()
+        if run is not None and not is_said and run.may_be_ahead is not None and run.may_be_ahead(is_over):
+            warnings.warn(
+                "state_dict() counts each sample that was drawn, also those of batches that workers of a DataLoader "
+                "have drawn ahead, which a resumed loop would not get; take the state of wids.resumable(loader), which "
+                "counts what its loop receives, or write state_dict(consumed=samples that the loop has received in "
+                "this iteration)",
+                stacklevel=4,  # above the method of the sampler, and what checks its arguments
+            )
+        if run is None:  # the next iteration
+            epochs = self.epochs()
+            run = epochs.begin(cursor.next_place(now, epochs))
+        return self.state_at(run.epochs, run.place_after(run.count_received(consumed, yielded, is_over=is_over)))
+
+    # --- what happens
+
+    def choose(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self.cursor = cursor.choose(self.cursor, epoch)
+
+    def load(self, state: Any, *, is_reweighted: bool = False) -> None:
+        """Let the next iteration begin at a state.
+
+        Raises:
+            StateError: see `adopt`.
+        """
+        with naming_writer(state):
+            loaded = self.adopt(state, is_reweighted=is_reweighted)
+        self.cursor = cursor.load(self.cursor, loaded)
+
+    def begin(self, loaded: Loaded | None = None) -> Run[EpochsT]:
+        """A new run, where the next iteration begins, or at a place that was loaded for it alone; see `start`."""
+        now, epochs = self.cursor, self.epochs()
+        place = cursor.next_place(now, epochs) if loaded is None else loaded.place
+        loaded = now if loaded is None and isinstance(now, Loaded) else loaded
+        if loaded is not None:  # attributes may have been assigned since then
+            check_order(loaded.order, {**self.identity(epochs), "lanes": epochs.lanes})
+        run: Run[EpochsT] = epochs.begin(place)
+        return run
+
+    def start(self, run: Run[EpochsT]) -> None:
+        """The first item of a run is about to be drawn."""
+        self.cursor = Running(run)
+
+    def finish(self, run: Run[EpochsT]) -> None:
+        """A run was drawn to its end."""
+        self.cursor = cursor.finish(self.cursor, run)
+
+
+def _is_asked_by_torchdata() -> bool:
+    """Whether a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
+    frame: Any = inspect.currentframe()
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        if str(frame.f_globals.get("__name__")).startswith("torchdata."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class SampleProgress(Progress[RankEpochs]):
+    """Where a sampler of samples is in its epochs.
+
+    Args:
+        dataset: that is read.
+        population: which of its samples are read.
+        settings: of the sampler.
+
+    Attributes:
+        dataset, population, settings: as given; may be assigned, for iterations that begin later.
+        check: raises unless the settings are still right, for a population that is divided among ranks.
+    """
+
+    dataset: Any
+    population: Population
+    settings: SamplerSettings
+    check: Callable[[SamplerSettings], None] | None
+
+    def __init__(self, dataset: Any, population: Population, settings: SamplerSettings) -> None:
+        super().__init__()
+        self.dataset, self.population, self.settings = dataset, population, settings
+        self.check, self._origin = None, START
+
+    @property
+    def samples(self) -> SampleProgress:
+        """This one."""
+        return self
+
+    def epochs(self) -> RankEpochs:
+        """Those of an iteration that begins now.
+
+        Raises:
+            InputError: the dataset has not the length any more that it had.
+        """
+        if self.check is not None and not self.population.is_own:
+            self.check(self.settings)
+        self.population.check_fits(self.dataset)
+        return self.population.epochs(self.settings, origin=self._origin)
+
+    def set_length(self, length: int | None) -> None:
+        """Let a rank yield ``length`` indices in an epoch; None: as many as there are."""
+        self.settings = self.population.set_length(self.settings, length)
+
+    @Lazy
+    def _dataset_identity(self) -> dict[str, Any]:
+        return identify(self.population, self.dataset)
+
+    def identity(self, epochs: RankEpochs) -> dict[str, Any]:
+        """Everything that must be equal for a position to mean the same sample; the lanes come on top."""
+        return {**self._dataset_identity, **epochs.identity}
+
+    def state_at(self, epochs: RankEpochs, place: EpochPosition) -> dict[str, Any]:
+        """The state of a place."""
+        order = {**self.identity(epochs), **weights_of(self.population)}
+        return build_state(place, lanes=epochs.lanes, order=order)
+
+    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+        """See `Progress.adopt`."""
+        place, lanes, there = parse_state(state)
+        here, settings = self.identity(self.epochs()), self.settings
+        if not settings.takes_lanes:
+            there, here = {**there, "lanes": lanes}, {**here, "lanes": settings.lanes}
+        settings = replace(settings, lanes=lanes)
+        here = adopt_order(self.population, there, here, place, settings, is_reweighted=is_reweighted)
+        self.settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
+        return Loaded(place, {**here, "lanes": lanes})
+
+    @contextlib.contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Undo what `adopt` took over of a state, if the state turns out not to fit after all."""
+        settings, origin, population = self.settings, self._origin, copy.copy(self.population)
+        try:
+            yield
+        except BaseException:
+            self.settings, self._origin, self.population = settings, origin, population
+            raise
+
+    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
+        """See `Progress.reweight`."""
+        epochs, now = self.epochs(), self.cursor
+        if isinstance(now, Running):
+            end = now.run.epochs.end(now.run.place)
+            return self.change_weights(weights, at, end, end, IS_RUNNING)
+        place = cursor.next_place(now, epochs)
+        usual = (epochs.end(place) if epochs.is_in_the_middle(place) else None) or place.position
+        return self.change_weights(weights, at, place.position, usual)
+
+    def change_weights(
+        self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str = ""
+    ) -> int:
+        """Change the weights of a mixture from a position on.
+
+        Args:
+            weights: name -> weight.
+            at: the position; None: ``usual``.
+            earliest: up to there, the order is decided; None: an iteration without end has begun.
+            usual: as earliest.
+            why: the reason, which ends a message.
+
+        Raises:
+            ValueError: see `wids.DistributedChunkedSampler.reweight`.
+        """
+        if not isinstance(self.population, MixturePopulation):
+            raise ValueError(f"{a_kind(self.dataset)} is no mixture; wids.mix makes one")  # noqa: TRY004
+        if earliest is None or usual is None:
+            raise ValueError(
+                "an iteration without end has begun (epochs=None), and goes on with its weights; load the sampler's "
+                "own state_dict, change the weights, and begin another one"
+            )
+        position = usual if at is None else parse_int("at", at, minimum=0)
+        if position > MAX_POSITION:
+            raise ValueError(f"at is {position}; it must be at most {MAX_POSITION}")
+        if position < earliest:
+            raise ValueError(f"at is {position}, and the order up to {earliest} is decided{why}")
+        return self.population.change(weights, position=position, lanes=self.settings.lanes)
