@@ -83,7 +83,7 @@ _PUNCTUATION = ":;,.)]}>'\""
 
 
 def without_secrets(text: str, *known: str | None) -> str:
-    """A text without what gives access in the URLs in it: queries, which servers sign, and ``user:password@``.
+    """A text without the credentials in its URLs: queries, which servers sign, and ``user:password@``.
 
     Args:
         text: of a message or a log line.

@@ -22,8 +22,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         filesize: bytes promised, or None.
         md5sum: hexadecimal digest promised, in lower case, or None.
         crc32: likewise.
-        packs: where its member table may be beside others': packs (`wids.core.tables.pack_format`) that the index
-            names.
+        packs: packs (`wids.core.tables.pack_format`) that the index names, which may have its member table.
     """
 
     url: str

@@ -132,7 +132,7 @@ class SampleDecoder:
                 and neither are its streams' positions.
 
         Raises:
-            DecodeError: a member cannot be decoded; `__cause__` is what its decoder raised.
+            DecodeError: a member cannot be decoded; `__cause__` is the error of its decoder.
             UnsafeFormatError: a member can only be decoded by running code from it.
         """
         seen, plan = self._plan  # read once: another thread may put a new pair there
@@ -267,7 +267,7 @@ def _parse_also(also: str | Iterable[str]) -> frozenset[str]:
 
 
 def _explain(error: Exception, sample: Mapping[str, Any], field: str) -> DecodeError:
-    """Return the error for the caller: where, why, and what to do."""
+    """Return the error for the caller: the place, the cause and the remedy."""
     shard, key, index = sample.get("__shard__"), sample.get("__key__"), sample.get("__index__")
     place = f"{field} of sample {key!r}" + ("" if index is None else f" (index {index})") + f" in shard {shard}"
     if isinstance(error, DecodeError):

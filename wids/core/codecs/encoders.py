@@ -136,7 +136,7 @@ def _encode_json(name: str, value: Any) -> bytes:
 
 
 def _check_plain(name: str, value: Any, keys: tuple[type, ...]) -> None:
-    """Refuse what would come back as something else: keys that become text, sets that become lists, NaN in JSON."""
+    """Refuse values that would come back as something else: keys turned into text, sets into lists, NaN in JSON."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, keys) or isinstance(key, bool):
@@ -279,7 +279,7 @@ def _encode_image(name: str, value: Any) -> bytes:
         raise _refuse(name, value, "an image (PIL, or a uint8 array)")
     kind = _FORMATS[name]
     _check_image(name, value, kind)
-    value, how = _with_facts(name, value, kind)
+    value, how = _with_profile(name, value, kind)
     stream = io.BytesIO()
     value.save(stream, kind, **how)
     return stream.getvalue()
@@ -319,8 +319,8 @@ def _count_frames(image: Any) -> int:
         return 1
 
 
-def _with_facts(name: str, image: Any, kind: str) -> tuple[Any, dict[str, Any]]:
-    """(the image, arguments for its ``save``), which keep how it is turned, and its colours.
+def _with_profile(name: str, image: Any, kind: str) -> tuple[Any, dict[str, Any]]:
+    """(the image, arguments for its ``save``), which keep its orientation and colour profile.
 
     Raises:
         SampleError: its format has no place for its profile.

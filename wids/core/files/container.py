@@ -225,7 +225,7 @@ class Format(Generic[F]):
         return Unpacked(head.header, columns, start, end, bytes(view[:START_BYTES]))
 
     def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int, int]:
-        """(the header, where it ends, where the sections end)."""
+        """(the header, the offset of its end, that of the sections' end)."""
         first = at = self.head_end(view, broken)
         if at > len(view):
             raise broken(f"was cut short ({len(view)} of {at} bytes)")

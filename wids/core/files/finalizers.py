@@ -44,7 +44,7 @@ def leave(function: Callable[[], object], is_ending: Callable[[], bool] = sys.is
 
 
 def end(function: Callable[[], object], is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-    """For finalizers: call what closes descriptors under `forks.lock` now, or soon if another thread has that lock."""
+    """For finalizers: close descriptors under `forks.lock` now, or soon if another thread has that lock."""
     if is_ending():
         return
     if not forks.lock.acquire(blocking=False):
@@ -58,7 +58,7 @@ def end(function: Callable[[], object], is_ending: Callable[[], bool] = sys.is_f
 
 
 def do_left() -> None:
-    """Do what finalizers have left; not for code that holds a lock."""
+    """Do the work that finalizers have left; not for code that holds a lock."""
     while not _left.empty():
         try:
             function = _left.get_nowait()
@@ -71,7 +71,7 @@ def do_left() -> None:
 
 
 def begin() -> None:
-    """For what makes objects that leave something: do what others have left, and see that the end does the rest."""
+    """For code that makes objects that leave work: do the work that others have left; the end does the rest."""
     global _ends_in  # noqa: PLW0603 - of this process
     if _ends_in != os.getpid():
         _ends_in = os.getpid()

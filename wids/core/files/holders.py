@@ -1,4 +1,4 @@
-"""Which processes hold locks on files, for people: from /proc on Linux, from lsof and ps elsewhere.
+"""The processes that hold locks on files, for people: from /proc on Linux, from lsof and ps elsewhere.
 
 Rules: an answer may be incomplete, for the processes of other containers are not seen, and nothing is decided by it.
 """
@@ -33,8 +33,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         pid: its number.
         program: its command line, shortened; "": not known.
         started_seconds: when it was started, in seconds since 1970; None: not known.
-        is_orphan: its parent is process 1: what started it has ended (a job that was killed leaves its loader's workers
-            behind), or is process 1 itself.
+        is_orphan: its parent is process 1: the program that started it has ended (a job that was killed leaves its
+            loader's workers behind), or is process 1 itself.
         files: the files, by the paths that were asked about.
     """
 

@@ -132,7 +132,7 @@ class HeldLock:
             file.close()
 
     def _sign(self, fd: int) -> None:
-        """Write down who holds the lock, which touches the file, too."""
+        """Write the holder's process id into the file, which touches it, too."""
         with contextlib.suppress(OSError):  # a full disk
             system.write_all(fd, f"{os.getpid()} {os.uname().nodename}\n".encode().ljust(64), 0)
 

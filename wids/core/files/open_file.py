@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ClosedFileError(Exception):
-    """It was closed, or is to be closed when the uses that are under way end."""
+    """The file was closed, or is to be closed when the uses that are under way end."""
 
 
 class Closable:
@@ -67,7 +67,7 @@ class Closable:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """It does not end in this block.
+        """Keep it from ending in this block.
 
         Raises:
             ClosedFileError: it is closed.

@@ -42,7 +42,9 @@ class SharedFile(NamedTuple):
     """A file of this user's own.
 
     Attributes:
-        path: of the file. data: its bytes, mapped, without its name. status: of the file as it was mapped.
+        path: of the file.
+        data: its bytes, mapped, without its name.
+        status: of the file as it was mapped.
     """
 
     path: str

@@ -36,7 +36,7 @@ user_id: Callable[[], int] = os.getuid
 
 
 def try_lock(fd: int, *, is_shared: bool) -> bool | None:
-    """Lock an open file without waiting: whether it is locked now; None without such locks."""
+    """Lock an open file without waiting; True if it is locked now; None without such locks."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A progress bar with rate and time left, for what takes more than a second; the same one for commands and programs.
+"""A progress bar with rate and time left, for work of more than a second; the same one for commands and programs.
 
 In a notebook it is below the cell, else on stderr, and only where that is a terminal: a pipe, a log and a program that
 reads JSON see nothing of it. It is gone when the block ends, however it ends. One is shown at a time: work within work

@@ -59,7 +59,7 @@ class Compiled(NamedTuple):
 
     Attributes:
         shards: mapped.
-        source: see `Source`.
+        source: see `CompiledFrom`.
         identity: of this file among all others.
     """
 
@@ -87,7 +87,7 @@ def pack(
         texts: the shards' URLs in the form to write, relative ones relative to the place of the file. None: they
             are written as they are, and are complete.
         packs: the shards' packs of member tables, in the same form; None: as they are.
-        source: see `Source`; by default its own text alone.
+        source: see `CompiledFrom`; by default its own text alone.
 
     Raises:
         TypeError, ValueError: the index has values that JSON does not have.

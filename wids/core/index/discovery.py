@@ -63,8 +63,8 @@ class Sources:
     """The shards that sources name; see `find_shards`.
 
     Attributes:
-        found: place -> shard, in order.
-        repeated: another place of a found shard -> its first place. Both are local.
+        shards: place -> shard, in order.
+        repeated: another place of a shard -> its first place. Both are local.
         failed: directories that cannot be read, and indexes among shards (`refuse_indexes`) -> the reason.
     """
 

@@ -1,4 +1,4 @@
-"""The index at the place of an output: whether the output is a later version of it, and which of its keys stay.
+"""The index at the place of an output: whether the output is a later version of it, and its keys that stay.
 
 Rules: an index is a later version if it has a shard in common, a view if it is of the same index. Keys that wids does
 not compute stay, those of the index and those of shards that are still listed.
@@ -195,7 +195,7 @@ def other_compiled(path: str, shards: Iterable[str]) -> str | None:
 
 
 def _plain(url: str | Place) -> str:
-    """The place of a shard, by which it is compared: absolute, without what gives access to it."""
+    """The place of a shard, by which it is compared: absolute, without credentials."""
     return Place(url).absolute.unsigned
 
 

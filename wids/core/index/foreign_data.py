@@ -1,4 +1,4 @@
-"""Datasets of other tools, recognised by the names of their files: what they are, and the way from them to shards.
+"""Datasets of other tools, recognised by the names of their files: their kind, and the way from them to shards.
 
 Pure.
 """
@@ -21,7 +21,7 @@ class ForeignFormat(NamedTuple):
     Attributes:
         name: its name.
         way: from it to shards.
-        is_it: takes the names of a dataset's files; whether they are of this format.
+        is_it: takes the names of a dataset's files; True if they are of this format.
     """
 
     name: str

@@ -1,10 +1,9 @@
 """Loads the shards of an index from a URL or path, parsed or mapped. Without torch.
 
-A large JSON index is compiled (`wids.core.index.compiled`) by the first process of a machine that opens it, and mapped
-by
-the others: from the cache directory, where its digest is its name. A local file that has not changed since it was
-compiled is not even read. A compiled index can also be opened directly: a local one is mapped in place, a remote one is
-downloaded into the cache directory once, checked, and mapped there.
+A large JSON index is compiled (`wids.core.index.compiled`) by the first process of a machine that opens it, and
+mapped by the others: from the cache directory, where its digest is its name. A local file that has not changed since it
+was compiled is not even read. A compiled index can also be opened directly: a local one is mapped in place, a remote
+one is downloaded into the cache directory once, checked, and mapped there.
 
 Rules: a mapped list equals the parsed list. A compiled index in a cache directory is used if it is this user's own and
 consistent, and made again otherwise; without space for it, the index is parsed like a small one. A pickle of a mapped
@@ -95,8 +94,9 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: the compiled index; "": it has no file.
         is_cached: it is in a cache directory.
-        identity: of this file among all others. fingerprint, contents: of its shards; see
-            `wids.core.index.fingerprint`.
+        identity: of this file among all others.
+        fingerprint: of its shards; see `wids.core.index.fingerprint`.
+        contents: likewise.
         request: the request that opened it.
     """
 

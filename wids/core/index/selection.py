@@ -30,7 +30,7 @@ class SampleRows(Protocol):
     """The row in its shard of each sample of a view."""
 
     def __getitem__(self, index: int, /) -> int:
-        """For one sample."""
+        """The row of one sample."""
 
 
 class RepeatedRows:
@@ -44,7 +44,7 @@ class RepeatedRows:
 
 
 class Selection:
-    """SampleRows of shards, shard by shard.
+    """Rows of shards, shard by shard.
 
     Args:
         ends: the end of each shard's samples, counted over the view: int64, (shards,).

@@ -49,7 +49,7 @@ GROUPING_KEYS = {"rule": "key_rule", "group": "group"}
 
 
 def said_grouping(keys: Mapping[str, Any], place: str | None = None) -> dict[str, str]:
-    """The keys, of those of an index, that say how members become samples.
+    """The keys of an index that say how members become samples.
 
     ``group`` with a value that is none of ours, such as the name of a data set, says nothing of that: indexes had such
     keys before wids gave it a meaning.
@@ -111,7 +111,7 @@ class Extras(Protocol):
     """The keys of single shards that wids does not know."""
 
     def get(self, k: int, /) -> dict[str, Any] | None:
-        """Those of shard ``k``; None: it has none."""
+        """The keys of shard ``k``; None: it has none."""
 
     def items(self) -> Iterable[tuple[int, dict[str, Any]]]:
         """(number of a shard, its keys) of those that have some."""
@@ -243,7 +243,7 @@ class ShardList:
         return replace(self, selection=selection)
 
     def with_known(self, counts: Mapping[int, int], sizes: Mapping[int, int]) -> ShardList:
-        """The same shards, of which some hold so many samples and have so many bytes: number of the shard -> which."""
+        """The same shards, with the counts and sizes of some: number of the shard -> samples, or bytes."""
         if not counts and not sizes:
             return self
         sections = dict(self.sections)

@@ -51,7 +51,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
         return repr(texts if self.names is None else dict(zip(self.names, texts, strict=True)))
 
     def choose(self, extensions: Iterable[str]) -> list[list[int]]:
-        """Which of a sample's members each group stands for: their positions; several differ in case alone."""
+        """The positions of a sample's members for each group; several differ in case alone."""
         best: list[tuple[int, list[int]]] = [(len(self), [])] * len(self.groups)
         for position, extension in enumerate(extensions):
             place = self._places.get(extension.casefold())

@@ -121,7 +121,7 @@ def find_doubt(
     shard: str,
     each: Callable[[Callable[[int], str], Iterable[int]], Iterable[str]] = map,
 ) -> str:
-    """Why the members that an index lists are not those of the shard; ``""``: they are, each of them and no others.
+    """The reason why the members in an index are not those of the shard; ``""``: they are, and no others.
 
     Args:
         members: in archive order, as `list_members` gives them.

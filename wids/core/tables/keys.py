@@ -1,4 +1,4 @@
-"""Key rules: how a member path splits into the key of its sample and its extension.
+"""Key rules, which split a member path into the key of its sample and its extension.
 
 Pure. Names are bytes, as archives hold them; a caller's own rule sees text, where bytes that are not UTF-8
 survive as surrogate escapes. None: the member is not part of a sample.

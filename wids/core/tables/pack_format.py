@@ -1,10 +1,10 @@
-"""A pack of member tables (``.tables``): those of many shards in one file, behind a directory that says which is whose.
+"""A pack of member tables (``.tables``): those of many shards in one file, behind a directory of their shards.
 
 Pure: bytes in, offsets out. The directory is a `wids.core.files.container` and is mapped; the tables are its tail: what
 ``.widx`` files hold, each at a multiple of 8, read by its byte range::
 
     hashes   u8 x shards   of the shards' names (`name_in`), ascending
-    offsets  u8 x shards   where each one's table begins, in bytes from the end of the directory
+    offsets  u8 x shards   beginning of each one's table, in bytes from the end of the directory
     lengths  u8 x shards   of the tables, in bytes
 
 Whenever a directory is opened, its offsets are compared with the length of the pack, so none leads outside of it.
@@ -131,7 +131,7 @@ def directory_end(data: bytes | memoryview, *, place: str, size: int | None = No
 def read_head(
     read: Callable[[int, int], bytes], *, place: str, size: int | None = None, data: bytes = b""
 ) -> tuple[bytes, int]:
-    """(the beginning of a pack to the end of its directory or further, where the directory ends).
+    """(the beginning of a pack to the end of its directory or further, the offset of the directory's end).
 
     Args:
         read: (offset, length in bytes) -> bytes.

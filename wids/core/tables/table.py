@@ -1,4 +1,4 @@
-"""Member table: the offsets of each sample's members in one shard, and how it is built from the members of an archive.
+"""Member table: the offsets of each sample's members in one shard, built from the members of an archive.
 
 Pure; a table never changes once it is built. Samples are in the order of first appearance in the archive. Key rules,
 the identity of the shard and the format on disk have modules of their own; their names can be imported from here too.

@@ -195,7 +195,7 @@ class Members:
 
 
 def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Generator[Member, None, int]:
-    """Yield the files of a tar archive in archive order, hard links to earlier ones too; return where it ends.
+    """Yield the files of a tar archive in archive order, hard links to earlier ones too; return its end.
 
     Args:
         read: ``read(offset, n)`` returns up to ``n`` bytes from there (fewer only at the end of the file).
@@ -310,7 +310,7 @@ def find_behind(read: Read, end: int, size: int) -> int | None:
 
 
 def _files_before(read: Read, end: int, shard: str) -> dict[bytes, Member]:
-    """By name the last member of it before byte ``end``, at which a header begins."""
+    """Name -> the last member of that name before byte ``end``, at which a header begins."""
 
     def read_before(offset: int, count: int) -> bytes:
         return read(offset, min(count, end - offset)) if offset < end else _ZERO_BLOCK
@@ -438,7 +438,7 @@ def _raise_not_header(header: bytes, shard: str, pos: int) -> NoReturn:
 
 
 def _raise_if_known(start: bytes, shard: str) -> None:
-    """Say so where a file is known not to be a tar archive by how it starts."""
+    """Raise if the first bytes of a file show that it is no tar archive."""
     for magic, name in _COMPRESSIONS.items():
         if start.startswith(magic):
             raise CompressedShardError(

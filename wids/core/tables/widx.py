@@ -54,12 +54,12 @@ class Content(NamedTuple):
     """The contents of a saved table.
 
     Attributes:
-        identity: the shard it belongs to.
+        identity: of its shard.
         columns: data offsets, sizes, extension ids, starts, key ends.
         extensions: the distinct ones.
         keys: all keys, one after another.
-        nrepeated: samples whose key had appeared before.
-        links: members that are hard links, ascending -> where their headers are.
+        nrepeated: number of samples whose key had appeared before.
+        links: members that are hard links, ascending -> offsets of their headers.
     """
 
     identity: Identity

@@ -246,7 +246,7 @@ class Connections:
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
-        """The block requests samples: downloads ahead give way."""
+        """Let downloads ahead give way in the block, which requests samples."""
         self._requests += 1
         self._has_none.clear()
         try:
@@ -268,7 +268,7 @@ class Connections:
         return concurrency.LIMITS.max_requests // 2 if delay is None else concurrency.requests_at_a_time(delay)
 
     def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
-        """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
+        """Note a range: ``size`` bytes came in ``seconds`` after the first byte, which took ``first_seconds``."""
         # The shortest delay: longer ones include the delays of this machine when it is busy.
         self._delays[host] = min(1.1 * self._delays.get(host, first_seconds), first_seconds)
         if size >= _MIN_RATED_BYTES:  # a few bytes arrive with the headers, in no time

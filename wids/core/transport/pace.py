@@ -57,11 +57,11 @@ class Pace:
         return max(1.0 - (self._left or 0.0), 0.0) / (rate * self._part_at(now))
 
     def spend(self, count: float) -> None:
-        """So many requests were made."""
+        """Note that so many requests were made."""
         self._left = (self._left or 0.0) - count
 
     def note_refusal(self, now: float) -> None:
-        """The store has answered that there are too many requests (429, 503)."""
+        """Note that the store has answered that there are too many requests (429, 503)."""
         if now - self._refused_at >= self.limits.refusal_seconds:
             self._part = max(self._part_at(now) / 2, self.limits.least)
             self._refused_at, self._left = now, min(self._left or 0.0, 0.0)

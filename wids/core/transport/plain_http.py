@@ -1,9 +1,8 @@
 """Small files of HTTP servers, read by the standard library: without aiohttp and fsspec, whose import takes 0.1 s.
 
 The first small files of a process are read so, an index above all; the rules are those of `wids.core.transport.http`.
-What
-needs more is left to it, at the latest when the answer begins: storage options, a proxy or ``.netrc`` of the
-environment, a user in the URL, cookies, unusual answers. A thread sends the request and reads its answer, so that
+Other files are left to it, at the latest when the answer begins: those with storage options, a proxy or ``.netrc`` of
+the environment, a user in the URL, cookies, unusual answers. A thread sends the request and reads its answer, so that
 `go_on` and an interrupt end the wait for a name, a connection or bytes at once.
 """
 
@@ -363,7 +362,7 @@ class _Body:
 
     @property
     def content(self) -> _Body:
-        """Itself."""
+        """The body itself."""
         return self
 
     async def readany(self) -> bytes:
@@ -381,7 +380,7 @@ class _Body:
         return data
 
     def close(self) -> None:
-        """The connection is closed by who opened it."""
+        """Do nothing: the opener closes the connection."""
 
 
 def _read(answer: Answer, size: int) -> bytes:
