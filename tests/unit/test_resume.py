@@ -7,18 +7,20 @@ import json
 import pickle
 import random
 import warnings
-from itertools import chain, islice, product
+from dataclasses import replace
+from itertools import accumulate, chain, islice, product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wids
-from tests.support.examples import some
+from tests.model.order import BEGINNING, Job, Order, State
+from tests.support.examples import examples, some
 from tests.support.numbers import Numbers, alone
 from tests.support.shards import write_shards
 from wids.errors import StateError
@@ -47,11 +49,16 @@ def deal(rows):
     return list(chain(*zip(*rows, strict=True)))
 
 
+def order_of(dataset, **options):
+    """The order of a dataset's samples, as the model has it."""
+    options = {name: value for name, value in options.items() if name != "tail"}
+    return Order(hi=len(dataset), shard_ends=tuple(accumulate(getattr(dataset, "lengths", ()))), **options)
+
+
 def whole(dataset, lanes, epoch, **options):
-    """G of an epoch, as one rank reads it."""
-    sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, lanes=lanes, **options)
-    sampler.set_epoch(epoch)
-    return list(sampler)
+    """G of an epoch, as the model has it."""
+    order = order_of(dataset, lanes=lanes, **options)
+    return [order.sample(t, epoch) for t in range(len(dataset))]
 
 
 def through_json(state):
@@ -162,33 +169,50 @@ def test_as_many_ranks_as_lanes_read_a_lane_each(before):
             assert row == [] or found[-1] == {(state["position"] + sampler.rank) % lanes}
 
 
+@settings(max_examples=examples(600))
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    part=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    lanes=st.none() | st.integers(1, 9),
+    shuffle=st.sampled_from([True, True, True, False]),
     reshuffle=st.sampled_from(["fixed", "epoch"]),
-    tail=st.sampled_from(["pad", "drop"]),
-    hops=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=5),
+    tail=st.sampled_from(TAILS),
+    mode=st.sampled_from([{}, {}, {"epochs": 2}, {"epoch_size": 10}, {"epoch_size": 31}]),
+    epoch=st.integers(0, 3),
+    hops=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans()), min_size=1, max_size=5),
     window=st.integers(1, 4),
     chunksize=st.integers(1, 9),
 )
-def test_a_resume_of_a_resume(lengths, reshuffle, tail, hops, window, chunksize):
-    """However often a run stops and goes on with another world size, no sample is lost, repeated or reordered."""
-    dataset = Shards(lengths)
-    options = {"chunksize": chunksize, "window": window, "reshuffle": reshuffle}
-    state, found, yielded = None, [], 0
-    for world, steps in hops:
-        samplers = ranks(dataset, world, tail=tail, **options)
+def test_ranks_read_what_the_model_says(
+    lengths, part, lanes, shuffle, reshuffle, tail, mode, epoch, hops, window, chunksize
+):
+    """However often a run stops and goes on with another world size, in whatever part of the samples."""
+    dataset = Shards([*lengths, 9 + sum(part)])  # no epoch has fewer samples than ranks
+    lo, hi = part[0], len(dataset) - part[1]
+    options = {"chunksize": chunksize, "window": window, "shuffle": shuffle, "reshuffle": reshuffle, "seed": 5}
+    order = replace(order_of(dataset, lanes=lanes or hops[0][0], **options), lo=lo, hi=hi)
+    size = mode.get("epoch_size", mode.get("epochs", 0) * (hi - lo)) or None
+    state = place = None
+    for world, steps, is_named in hops:
+        samplers = ranks(dataset, world, num_samples=(lo, hi), tail=tail, lanes=lanes, **mode, **options)
+        job = Job(order=order, world=world, tail=tail, epoch_size=size, loaded=place or BEGINNING)
         for sampler in samplers:
             if state is not None:
                 sampler.load_state_dict(state)
-            sampler.set_epoch(1)
+            if state is None or is_named:
+                sampler.set_epoch(epoch)
+        if place is None or not (is_named or job.rows(place)):
+            place = job.begin(epoch if place is None else epoch + 1)
+        lengths = [len(sampler) for sampler in samplers]
         rows = [list(islice(sampler, steps)) for sampler in samplers]
-        found += deal(rows)
-        yielded += len(rows[0])
+        assert rows == [job.samples(place, rank)[:steps] for rank in range(world)]
+        assert lengths == [place.yielded + job.rows(place)] * world
+        if tail == "mask":
+            valid = [[bool(size) or t < hi - lo for t in job.positions(place, rank)[:steps]] for rank in range(world)]
+            assert [[i.is_valid for i in row] for row in rows] == valid
+        place, epoch = job.after(place, len(rows[0])), place.epoch
         state = through_json(random.Random(world).choice(samplers).state_dict())
-        assert state["position"] == len(found)
-        assert state["yielded"] == yielded
-    n, sequence = len(dataset), whole(dataset, hops[0][0], 1, **options)
-    assert found[:n] == sequence[: len(found)]
+        assert State(*(state[name] for name in State._fields)) == place
 
 
 @given(
@@ -202,8 +226,8 @@ def test_a_stream_loses_and_repeats_nothing(n, lanes, mode, hops, is_named):
     """Nominal epochs of any size, at any world sizes, resumed anywhere: together they are the stream."""
     options = {"chunksize": 4, "window": 2}
     lanes = lanes or hops[0][0]
-    endless = DistributedChunkedSampler(range(n), num_replicas=1, rank=0, lanes=lanes, epochs=None, **options)
-    stream = list(islice(endless, 1000))
+    order = order_of(range(n), lanes=lanes, **options)
+    stream = [order.stream(t) for t in range(1000)]
     for number in range(1000 // n):
         assert sorted(stream[number * n : (number + 1) * n]) == list(range(n))
     state, found, epoch = None, [], 0
@@ -288,9 +312,8 @@ def saved(state):
 def test_a_stream_far_out(position, lanes, mode):
     """Past the integers of a double and of 64 bits a place stays exact, in memory, in JSON and in a checkpoint."""
     n, options = 60, {"lanes": lanes, "chunksize": 4, "window": 2, **mode}
-    number, at = divmod(position, n)
-    passes = [whole(range(n), lanes, number + k, chunksize=4, window=2) for k in range(4)]
-    stream = list(chain(*passes))[at:]
+    order = order_of(range(n), lanes=lanes, chunksize=4, window=2)
+    stream = [order.stream(t) for t in range(position, position + 200)]
     state = ranks(range(n), 1, **options)[0].state_dict()
     state.update(position=position, epoch=position // mode.get("epoch_size", n))
     found = []

@@ -1,11 +1,10 @@
-"""The global sequence of an epoch and the stream of epochs, against their definition in plain Python."""
+"""The global sequence of an epoch and the stream of epochs, against the model of the order."""
 
 import re
 import subprocess
 import sys
 import tracemalloc
-from itertools import accumulate, chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wids
+from tests.model.order import Order, lists
 from tests.support import paths
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import some
 from tests.support.goldens import golden_lines
-from tests.support.slow_lanes import slow_lane
 from wids.core.order import epoch as epochs
 from wids.core.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
-from wids.core.order.permutation import CHUNKS, DEAL, permutation
 
 RESHUFFLES = st.sampled_from(["fixed", "epoch"])
 README = paths.ROOT / "wids" / "core" / "order" / "README.md"
@@ -38,58 +36,23 @@ def read(source, start, stop, step=1):
     return [i for block in source.blocks(start, stop, step) for i in block.tolist()]
 
 
-def slow_cut(lo, hi, plan):
-    """The samples lo .. hi in lists, one for each chunk."""
-    boundaries = set() if plan.boundaries is None else set(plan.boundaries.tolist())
-    chunks = []
-    for i in range(lo, hi):
-        if not chunks or i in boundaries or len(chunks[-1]) == plan.chunksize:
-            chunks.append([])
-        chunks[-1].append(i)
-    return chunks
+def model_of(plan):
+    """The order that a plan means."""
+    ends = () if plan.boundaries is None else tuple(plan.boundaries.tolist())
+    names = ("lo", "hi", "lanes", "chunksize", "window", "seed", "reshuffle")
+    return Order(shard_ends=ends, shuffle=plan.is_shuffled, **{name: getattr(plan, name) for name in names})
 
 
-def slow_deal(chunks, sizes):
-    """The samples of chunks, so many to each lane; a chunk that does not fit is continued in the next lane."""
-    cards = [(i, number) for number, chunk in enumerate(chunks) for i in chunk]
-    hands = []
-    for size in sizes:
-        mine, cards = cards[:size], cards[size:]
-        hands.append([[i for i, _ in group] for _, group in groupby(mine, key=itemgetter(1))])
-    return hands
+def model_sequence(plan, epoch, stop, shift=0):
+    """G[0:stop] as the model says."""
+    order = model_of(plan)
+    return [order.sample(t, epoch, shift) for t in range(stop)]
 
 
-def slow_lanes(plan, epoch, shift=0):
-    """All lanes of an epoch as lists, from their definition: the sizes, the cut, the chunks' order, the slots."""
-
-    def permuted(items, stream, position):
-        if not plan.is_shuffled:
-            return items
-        order = permutation(len(items), seed=plan.seed, epoch=epoch, stream=stream, position=position)
-        return [items[i] for i in order]
-
-    n, count = len(plan), plan.lanes
-    sizes = [len(range((lane - shift) % count, n, count)) for lane in range(count)]
-    starts = [plan.lo, *accumulate(sizes, initial=plan.lo)][1:]
-    if plan.reshuffle == "epoch" and plan.is_shuffled:
-        hands = slow_deal(permuted(slow_cut(plan.lo, plan.hi, plan), DEAL, plan.lo), sizes)
-    else:
-        hands = [permuted(slow_cut(lo, lo + size, plan), CHUNKS, lo) for lo, size in zip(starts, sizes, strict=False)]
-    lanes = []
-    for hand in hands:
-        options = {"seed": plan.seed, "epoch": epoch, "is_shuffled": plan.is_shuffled}
-        lanes.append(slow_lane(hand, window=plan.window, **options))
-    return lanes
-
-
-def slow_sequence(plan, epoch, stop, shift=0):
-    """G[0:stop] as the module's docstring defines it, and what comes after n."""
-    lanes, n, count = slow_lanes(plan, epoch, shift), len(plan), plan.lanes
-    found = []
-    for t in range(stop):
-        lane = lanes[(t + shift) % count]
-        found.append(lane[t // count % len(lane)] if lane else found[t % n])
-    return found
+def model_stream(plan, start, stop):
+    """The same positions of all epochs, one after another."""
+    order = model_of(plan)
+    return [order.stream(t) for t in range(start, stop)]
 
 
 CASES = [(n, lanes) for n in range(61) for lanes in range(1, 10)] + [(1009, 9), (2000, 4), (3001, 1), (3001, 7)]
@@ -97,7 +60,7 @@ CASES = [(n, lanes) for n in range(61) for lanes in range(1, 10)] + [(1009, 9), 
 
 @pytest.mark.parametrize("reshuffle", ["fixed", "epoch"])
 @pytest.mark.parametrize("is_shuffled", [True, False])
-def test_the_sequence_is_what_the_definition_says(is_shuffled, reshuffle):
+def test_the_sequence_is_what_the_model_says(is_shuffled, reshuffle):
     """G[t] = lane[t % L][t // L], each sample once, for every n and L; every W reads it, pads are the lane's."""
     for k, (n, lanes) in some(enumerate(CASES), every=31):
         options = {
@@ -106,7 +69,7 @@ def test_the_sequence_is_what_the_definition_says(is_shuffled, reshuffle):
             "boundaries": np.array([3, 9, 9, 40]),
         }
         plan = plan_of(n, lo=2, lanes=lanes, is_shuffled=is_shuffled, reshuffle=reshuffle, seed=k, **options)
-        expected = slow_sequence(plan, 5, n + 9 if n else 0)
+        expected = model_sequence(plan, 5, n + 9 if n else 0)
         assert sorted(expected[:n]) == list(range(2, 2 + n))
         order = EpochOrder(plan, 5)
         for world in range(1, 10):
@@ -134,7 +97,7 @@ def test_any_part_of_the_sequence(n, lo, shards, lanes, shift, window, chunksize
     options = {"window": window, "chunksize": chunksize, "boundaries": np.array(sorted(shards), np.int64) + lo}
     plan = plan_of(n, lo=lo, lanes=lanes, reshuffle=reshuffle, **options)
     stop = start + count * step
-    expected = slow_sequence(plan, 1, stop, shift % lanes)[start:stop:step]
+    expected = model_sequence(plan, 1, stop, shift % lanes)[start:stop:step]
     assert read(EpochOrder(plan, 1, shift=shift % lanes), start, stop, step) == expected
 
 
@@ -160,7 +123,7 @@ def test_a_rank_reads_its_own_lane_when_there_are_as_many():
 def test_lanes_do_not_go_through_their_chunks_alike():
     """Lanes of equally many chunks take them in different orders."""
     plan = plan_of(1000, lanes=4, chunksize=10, window=1)
-    orders = {tuple(np.array(lane)[::10] // 10 % 25) for lane in slow_lanes(plan, 0)}
+    orders = {tuple(np.array(lane)[::10] // 10 % 25) for lane in lists(model_of(plan), 0, 0)}
     assert len(orders) == 4
 
 
@@ -247,10 +210,9 @@ def test_a_stream_is_pass_after_pass(n, lanes, reshuffle, start, step):
     plan = plan_of(n, lanes=lanes, reshuffle=reshuffle, chunksize=3)
     stop = 8 * n
     whole = read(Stream(plan), 0, stop)
+    assert whole == model_stream(plan, 0, stop)
     for number in range(8):
-        one = whole[number * n : (number + 1) * n]
-        assert sorted(one) == list(range(n))
-        assert one == slow_sequence(plan, number, n, number * n % lanes)
+        assert sorted(whole[number * n : (number + 1) * n]) == list(range(n))
     assert read(Stream(plan), start, stop, step) == whole[start:stop:step]
     if reshuffle == "fixed":
         for lane in range(lanes):
@@ -288,7 +250,7 @@ def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, reshuffle, sta
 
 
 def test_orders_are_pinned():
-    """The orders of `lanes.txt` never change, and are those of the definition: saved runs resume in them."""
+    """The orders of `lanes.txt` never change, and are those of the model: saved runs resume in them."""
     lines = golden_lines("lanes.txt")
     assert len(lines) == 12
     for line in lines:
@@ -308,12 +270,12 @@ def test_orders_are_pinned():
         )
         pinned = [int(i) for i in indices.split()]
         if kind == "stream":
-            passes = [slow_sequence(plan, number, n, number * n % lanes) for number in range(epoch, epoch + 2)]
-            found, slow = read(Stream(plan), epoch * n, (epoch + 2) * n), list(chain(*passes))
+            start, stop = epoch * n, (epoch + 2) * n
+            found, said = read(Stream(plan), start, stop), model_stream(plan, start, stop)
         else:
-            found, slow = read(EpochOrder(plan, epoch), 0, n + lanes), slow_sequence(plan, epoch, n + lanes)
+            found, said = read(EpochOrder(plan, epoch), 0, n + lanes), model_sequence(plan, epoch, n + lanes)
         assert found == pinned, line
-        assert slow == pinned, line
+        assert said == pinned, line
 
 
 def test_the_same_order_in_another_process():
@@ -347,7 +309,7 @@ def test_the_picture_is_true(text):
     order = EpochOrder(plan, 0)
     line = next(line for line in text.splitlines() if "lane 3:" in line)
     drawn = {int(lane): [int(i) for i in cells.split()] for lane, cells in re.findall(r"lane (\d):((?: \d+)+)", line)}
-    assert drawn == dict(enumerate(slow_lanes(plan, 0)))
+    assert drawn == dict(enumerate(lists(model_of(plan), 0, 0)))
     sequence = re.search(r"G = ((?:\d ?)+)", text)[1]
     assert [int(i) for i in sequence.split()] == read(order, 0, 10)
     pictures = [line for line in text.splitlines() if re.search(r"W = \d, (pad|drop)", line)]

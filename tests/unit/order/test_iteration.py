@@ -1,4 +1,4 @@
-"""A job in all its lives: drawn from, stopped, copied, named epochs, resumed on other ranks, against a plain model."""
+"""A job in all its lives: drawn from, stopped, copied, named epochs, resumed on other ranks, against a model."""
 
 import gc
 import json
@@ -7,14 +7,15 @@ import sys
 import tracemalloc
 import warnings
 import weakref
-from itertools import islice
-from typing import NamedTuple
+from itertools import accumulate, islice
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.model import order as model
+from tests.model.order import State
 from tests.support.examples import examples
 from tests.support.numbers import Numbers, alone
 from wids.samplers import DistributedChunkedSampler
@@ -32,21 +33,13 @@ class Shards:
         return sum(self.lengths)
 
 
-class Spot(NamedTuple):
-    """Where an iteration began: what a state says."""
-
-    epoch: int
-    position: int
-    yielded: int
-
-
 def through_json(state):
     """The state as another program gets it."""
     return json.loads(json.dumps(state))
 
 
 class Job(RuleBasedStateMachine):
-    """All ranks of a job step together; the model holds the global sequence as one rank reads it, and one spot."""
+    """All ranks of a job step together; the test knows where they are, and the model what they read."""
 
     @initialize(
         lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
@@ -61,13 +54,15 @@ class Job(RuleBasedStateMachine):
     def start(self, lengths, world, lanes, mode, tail, reshuffle, chunksize, window):
         """A run begins, from nothing."""
         self.dataset = Shards(lengths if not mode else [*lengths, 3])  # no epoch is of fewer samples than ranks
-        self.n, self.mode = len(self.dataset), mode
-        self.size = mode.get("epoch_size", self.n * mode.get("epochs", 1)) if mode else None
-        self.options = {"chunksize": chunksize, "window": window, "reshuffle": reshuffle, "tail": tail, "seed": 3}
+        self.mode = mode
+        self.size = mode.get("epoch_size", len(self.dataset) * mode.get("epochs", 1)) if mode else None
         self.lanes, self.has_lanes = lanes or world, lanes is not None
-        self.known = {}
+        order = {"chunksize": chunksize, "window": window, "reshuffle": reshuffle, "seed": 3}
+        self.options = {**order, "tail": tail}
+        ends = tuple(accumulate(self.dataset.lengths))
+        self.order = model.Order(hi=len(self.dataset), shard_ends=ends, lanes=self.lanes, **order)
         self.epoch, self.is_begun = 0, False
-        self.loaded, self.is_named, self.origin = None, False, Spot(0, 0, 0)
+        self.loaded, self.is_named, self.origin = None, False, State()
         self.make(world)
 
     def make(self, world):
@@ -81,56 +76,26 @@ class Job(RuleBasedStateMachine):
         self.running, self.spot, self.count, self.is_over = None, None, 0, False
         self.is_stale = False
 
-    # --- the model
+    # --- where the ranks are
 
-    def sequence(self, epoch):
-        """G of an epoch, or the stream, as one rank reads it."""
-        key = None if self.size else epoch
-        if key not in self.known:
-            mode = {"epochs": None} if self.size else {}
-            options = {**self.options, "tail": "pad"}
-            one = DistributedChunkedSampler(self.dataset, num_replicas=1, rank=0, lanes=self.lanes, **mode, **options)
-            if not self.size:
-                one.set_epoch(epoch)
-            self.known[key] = list(islice(one, 1500))
-        return self.known[key]
-
-    def at(self, epoch, position):
-        """The sample at a position; past the end the lane whose turn it is begins again."""
-        sequence = self.sequence(epoch)
-        if self.size or position < self.n:
-            return sequence[position]
-        row, lane = divmod(position, self.lanes)
-        own = sequence[lane :: self.lanes]
-        return own[row % len(own)] if own else sequence[position % self.n]
-
-    def first(self, epoch):
-        """Where an epoch begins."""
-        if not self.size:
-            return Spot(epoch, 0, 0)
-        at = next(p for p in range(self.origin.position % self.world, 10**6, self.world) if p >= epoch * self.size)
-        return Spot(epoch, max(at, self.origin.position) if epoch > self.origin.epoch else at, 0)
-
-    def left(self, spot):
-        """How many each rank has yet to get of an epoch from a spot on."""
-        if self.size:
-            return max(self.first(spot.epoch + 1).position - spot.position, 0) // self.world
-        rest = max(self.n - spot.position, 0)
-        return rest // self.world if self.options["tail"] == "drop" else -(-rest // self.world)
+    @property
+    def job(self):
+        """The job as the model has it."""
+        tail = self.options["tail"]
+        return model.Job(order=self.order, world=self.world, tail=tail, epoch_size=self.size, loaded=self.origin)
 
     def next_spot(self):
         """Where an iteration that begins now begins."""
         if self.loaded is None:
-            return self.first(self.epoch + self.is_begun)
-        is_kept = self.is_named or self.left(self.loaded)
-        return self.loaded if is_kept else self.first(self.loaded.epoch + 1)
+            return self.job.begin(self.epoch + self.is_begun)
+        is_kept = self.is_named or self.job.rows(self.loaded)
+        return self.loaded if is_kept else self.job.begin(self.loaded.epoch + 1)
 
     def now(self):
         """What a state taken now says."""
         if self.spot is None or self.is_stale:
             return self.next_spot()
-        epoch, position, yielded = self.spot
-        return Spot(epoch, position + self.count * self.world, yielded + self.count)
+        return self.job.after(self.spot, self.count)
 
     # --- what happens
 
@@ -147,14 +112,10 @@ class Job(RuleBasedStateMachine):
             self.is_waiting = False
         if not count:
             return
-        due = min(count, self.left(self.spot) - self.count)
-        start = self.spot.position + self.count * self.world
-        expected = [
-            [self.at(self.spot.epoch, start + i * self.world + r) for i in range(due)] for r in range(self.world)
-        ]
-        assert rows == expected
-        self.count += due
-        if due < count:
+        end = self.count + count
+        assert rows == [self.job.samples(self.spot, rank)[self.count : end] for rank in range(self.world)]
+        self.count = min(end, self.job.rows(self.spot))
+        if self.count < end:
             self.is_over, self.running = True, None
 
     @precondition(lambda self: self.running)
@@ -169,7 +130,10 @@ class Job(RuleBasedStateMachine):
         epoch = max(self.epoch + step, self.origin.epoch if self.size else 0)
         self.running = None
         is_lost = (
-            self.loaded is not None and epoch != self.loaded.epoch and self.loaded.yielded and self.left(self.loaded)
+            self.loaded is not None
+            and epoch != self.loaded.epoch
+            and self.loaded.yielded
+            and self.job.rows(self.loaded)
         )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -194,7 +158,7 @@ class Job(RuleBasedStateMachine):
             state = source.state_dict()
         else:
             had = data.draw(st.integers(0, self.count))
-            saved = Spot(saved.epoch, self.spot.position + had * self.world, self.spot.yielded + had)
+            saved = self.job.after(self.spot, had)
             state = source.state_dict(consumed=had) if how == "consumed" else source.state_dict(yielded=saved.yielded)
         self.make(world)
         self.loaded, self.is_named, self.origin = saved, False, saved
@@ -215,11 +179,11 @@ class Job(RuleBasedStateMachine):
         """States, epochs and lengths agree with the model and with each other."""
         states = [sampler.state_dict() for sampler in self.ranks]
         assert all(state == states[0] for state in states)
-        assert Spot(*(states[0][name] for name in Spot._fields)) == self.now()
+        assert State(*(states[0][name] for name in State._fields)) == self.now()
         assert states[0]["lanes"] == self.lanes
         assert [sampler.epoch for sampler in self.ranks] == [self.epoch] * self.world
         spot = self.next_spot() if self.spot is None or self.is_stale else self.spot
-        assert [len(sampler) for sampler in self.ranks] == [spot.yielded + self.left(spot)] * self.world
+        assert [len(sampler) for sampler in self.ranks] == [spot.yielded + self.job.rows(spot)] * self.world
 
 
 Job.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)

@@ -1,4 +1,4 @@
-"""Lanes: chunks, parts of chunks, and rows of mixed windows, each against a slow oracle in plain Python."""
+"""Lanes: chunks, parts of chunks, and rows of mixed windows, each against the model of the order."""
 
 import re
 from itertools import chain, pairwise
@@ -7,20 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.slow_lanes import slow_lane
+from tests.model.order import Order
 from wids.core.order import lane as lanes
 from wids.core.order.lane import Lane, cut_chunks, expand, slice_chunks
-
-
-def slow_chunks(lo, hi, *, chunksize, boundaries):
-    """Walk sample by sample; a new chunk where a shard begins and where the chunk is full."""
-    chunks = []
-    for i in range(lo, hi):
-        if not chunks or i in boundaries or i - chunks[-1][0] == chunksize:
-            chunks.append((i, i + 1))
-        else:
-            chunks[-1] = (chunks[-1][0], i + 1)
-    return chunks
 
 
 @given(
@@ -29,14 +18,14 @@ def slow_chunks(lo, hi, *, chunksize, boundaries):
     chunksize=st.integers(1, 70),
 )
 def test_chunks_end_at_shard_boundaries_and_at_chunksize(lengths, cut, chunksize):
-    """Chunks are those of a walk over the samples, whatever part of the shards the lane is and with empty shards."""
+    """Whatever part of the shards the lane is, and with empty shards."""
     ends = np.cumsum(lengths, dtype=np.int64)
     lo, hi = sorted(min(place, sum(lengths)) for place in cut)
     chunks = cut_chunks(lo, hi, chunksize=chunksize, boundaries=ends)
     assert chunks.dtype == np.int64
     assert chunks.shape == (len(chunks), 2)
-    found = [tuple(chunk) for chunk in chunks.tolist()]
-    assert found == slow_chunks(lo, hi, chunksize=chunksize, boundaries=set(ends.tolist()))
+    model = Order(hi=hi, shard_ends=tuple(ends.tolist()), chunksize=chunksize)
+    assert [range(*chunk) for chunk in chunks.tolist()] == model.cut(lo, hi)
 
 
 def test_chunks_without_boundaries_are_even():
@@ -107,10 +96,10 @@ def test_a_chunk_is_spread_evenly_over_its_slots(sizes, window, seed):
     asked=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 60), st.integers(1, 25)), min_size=1, max_size=5),
 )
 def test_any_rows_of_a_lane(chunks, window, is_shuffled, asked):
-    """Rows come as the definition has them: any first, count and stride, forwards and back again."""
-    options = {"window": window, "seed": 3, "epoch": 2, "is_shuffled": is_shuffled}
-    rows = slow_lane([range(lo, hi) for lo, hi in chunks.tolist()], **options)
-    lane = Lane(chunks, **options)
+    """Rows come as the model has them: any first, count and stride, forwards and back again."""
+    model = Order(hi=0, window=window, seed=3, shuffle=is_shuffled)
+    rows = model.mix([range(lo, hi) for lo, hi in chunks.tolist()], 2)
+    lane = Lane(chunks, window=window, seed=3, epoch=2, is_shuffled=is_shuffled)
     assert len(lane) == len(rows)
     for first, most, stride in asked:
         count = min(most, len(range(first, len(rows), stride)))

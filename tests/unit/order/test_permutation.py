@@ -1,4 +1,4 @@
-"""Permutations, against Philox in plain Python; random words, whoever else draws at the same time."""
+"""Permutations, against the model of the order; random words, whoever else draws at the same time."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.model import order as model
 from tests.support.goldens import golden_lines
 from wids.core.order import permutation as permutations
 from wids.core.order.permutation import CHUNKS, SAMPLES, permutation, random_words, word_of_each
@@ -30,12 +31,6 @@ KNOWN_ANSWERS = [
 any_int = st.integers(-(1 << 130), 1 << 130)
 
 
-def expected(n, *, seed, epoch, stream, position):
-    """The words of a new generator."""
-    counter = np.array([0, position, epoch, 0], np.uint64)
-    return np.random.Philox(counter=counter, key=np.array([seed, stream], np.uint64)).random_raw(n)
-
-
 CASES = [
     {"seed": seed, "epoch": epoch, "stream": stream, "position": position}
     for seed, epoch, stream, position in [(0, 0, 1, 0), (9, 1, 2, 5), (2**63, 7, 3, 2**40)]
@@ -47,7 +42,7 @@ CASES = [
 def test_words_are_those_of_a_new_generator(n, case):
     """However many words were drawn before, also not a multiple of the generator's four."""
     for _ in range(3):
-        assert (random_words(n, **case) == expected(n, **case)).all()
+        assert random_words(n, **case).tolist() == model.random_words(n, **case)
 
 
 def test_a_draw_in_the_middle_of_another(monkeypatch):
@@ -64,8 +59,8 @@ def test_a_draw_in_the_middle_of_another(monkeypatch):
             return generator
 
     monkeypatch.setattr(permutations, "_idle", Interrupted([np.random.Philox(0)]))
-    assert (random_words(9, **outer) == expected(9, **outer)).all()
-    assert (found[0] == expected(6, **inner)).all()
+    assert random_words(9, **outer).tolist() == model.random_words(9, **outer)
+    assert found[0].tolist() == model.random_words(6, **inner)
 
 
 def test_threads():
@@ -73,33 +68,13 @@ def test_threads():
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(lambda k: random_words(50, seed=k, epoch=k, stream=1, position=k), range(500)))
     for k, words in enumerate(drawn):
-        assert (words == expected(50, seed=k, epoch=k, stream=1, position=k)).all()
-
-
-def philox_block(counter, key):
-    """Philox4x64-10 as the paper defines it, in Python integers."""
-    x0, x1, x2, x3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        left, right = x0 * 0xD2E7470EE14C6C93, x2 * 0xCA5A826395121157
-        x0, x1, x2, x3 = right // WORD ^ x1 ^ k0, right % WORD, left // WORD ^ x3 ^ k1, left % WORD
-        k0, k1 = (k0 + 0x9E3779B97F4A7C15) % WORD, (k1 + 0xBB67AE8584CAA73B) % WORD
-    return [x0, x1, x2, x3]
-
-
-def slow_permutation(n, *, seed, epoch, stream, position=0):
-    """What `permutation` promises: indices sorted by words, blocks 1, 2, ... of (seed, stream; position, epoch)."""
-    words = []
-    for block in range(1, n // 4 + 2):
-        counter = [block, position % WORD, epoch % WORD, epoch // WORD % WORD]
-        words += philox_block(counter, [seed % WORD, stream])
-    return sorted(range(n), key=words.__getitem__)
+        assert words.tolist() == model.random_words(50, seed=k, epoch=k, stream=1, position=k)
 
 
 @pytest.mark.parametrize(("counter", "key", "block"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter, key, block):
-    """The raw words of numpy, and this file's oracle, are the published Philox4x64-10."""
-    assert philox_block(counter, key) == block
+    """The raw words of numpy, and those of the model, are the published Philox4x64-10."""
+    assert model.philox(counter, key) == block
     # numpy counts up before it makes a block.
     before = (sum(word << 64 * i for i, word in enumerate(counter)) - 1) % (1 << 256)
     words = np.array([before >> 64 * i & WORD - 1 for i in range(4)], np.uint64)
@@ -111,7 +86,7 @@ def test_philox_known_answers(counter, key, block):
 def test_permutation_is_the_argsort_of_philox_words(n, seed, epoch, stream, position):
     """A permutation sorts the indices by Philox words, for any integers as seed, epoch and position."""
     found = permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
-    assert found.tolist() == slow_permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
+    assert found.tolist() == model.permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
 
 
 @given(
@@ -126,9 +101,9 @@ def test_words_of_many_positions(each, seed, epoch):
     positions, epochs, blocks = (np.array([row[k] for row in each], np.int64) for k in range(3))
     key = [seed % WORD, SAMPLES]
     found = word_of_each(positions, seed=seed, epoch=epochs, stream=SAMPLES, block=blocks)
-    assert found.tolist() == [philox_block([b + 1, p, e, 0], key)[0] for p, e, b in each]
+    assert found.tolist() == [model.philox([b + 1, p, e, 0], key)[0] for p, e, b in each]
     found = word_of_each(positions, seed=seed, epoch=epoch, stream=SAMPLES, block=7)
-    assert found.tolist() == [philox_block([8, p, epoch % WORD, epoch // WORD % WORD], key)[0] for p, _, _ in each]
+    assert found.tolist() == [model.philox([8, p, epoch % WORD, epoch // WORD % WORD], key)[0] for p, _, _ in each]
     for word, (position, _, _) in zip(found.tolist(), each, strict=True):
         assert word == random_words(29, seed=seed, epoch=epoch, stream=SAMPLES, position=position)[28]
 
