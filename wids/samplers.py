@@ -57,6 +57,7 @@ class StatefulSampler(Sampler[T_co]):
     epoch: Any
     _progress: Progress[Any]
     _prefetcher: weakref.ref[Prefetcher] | None = None
+    _epoch_rng: tuple[int, random.Random] | None = None  # see `SamplerAttributes.rng`
 
     def __wids__(self) -> Progress[Any]:
         """Where the sampler is in its epochs, for loaders and other samplers.
@@ -112,7 +113,12 @@ class StatefulSampler(Sampler[T_co]):
             StateError: it belongs to another dataset, seed or setting, or to other lengths or buckets (the message
                 lists what differs); or it is damaged.
         """
-        self.__wids__().load(state, is_reweighted=reweight)
+        progress = self.__wids__()
+        progress.load(state, is_reweighted=reweight)
+        self._epoch_rng = None
+        node = _loading_node()
+        if node is not None:
+            node.epoch = progress.next_place().epoch
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
@@ -135,7 +141,7 @@ class StatefulSampler(Sampler[T_co]):
 
     # --- iterations
 
-    def _prefetch(self, run: Run[Any], blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
+    def _prefetch(self, run: Run[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
 
         Returns:
@@ -146,11 +152,11 @@ class StatefulSampler(Sampler[T_co]):
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
-        shared, mixed = SharedBlocks(run, blocks), run.epochs.mixed_ranges(run.place)
+        shared, mixed = SharedBlocks(run), run.epochs.mixed_ranges(run.place)
         dataset = self.__wids__().samples.dataset
         found = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
         self._prefetcher = None if found is None else weakref.ref(found)
-        return (blocks if found is None else shared.draw()), found
+        return (run.blocks() if found is None else shared.draw()), found
 
 
 @holding
@@ -169,7 +175,6 @@ class SamplerAttributes(StatefulSampler[int]):
     shuffle: Setting = Setting()
     shufflefirst: Any
     _progress: SampleProgress
-    _epoch_rng: tuple[int, random.Random] | None = None
 
     def __wids__(self) -> SampleProgress:
         """See `StatefulSampler.__wids__`."""
@@ -204,7 +209,7 @@ class SamplerAttributes(StatefulSampler[int]):
     @property
     def dslength_per_replica(self) -> int:
         """The number of indices in an iteration, equal to ``len``; may be assigned."""
-        return self.__wids__().count()
+        return len(self)
 
     @dslength_per_replica.setter
     def dslength_per_replica(self, length: int) -> None:
@@ -306,16 +311,6 @@ class EpochSampler(SamplerAttributes):
             ValueError: more samples were received than indices were drawn, or both arguments are given.
         """
         return self.__wids__().state(consumed, yielded)
-
-    @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
-        """See `StatefulSampler.load_state_dict`."""
-        progress = self.__wids__()
-        progress.load(state, is_reweighted=reweight)
-        self._epoch_rng = None
-        node = _loading_node()
-        if node is not None:
-            node.epoch = progress.next_place().epoch
 
     def _check_marks(self) -> None:
         """Check that marks reach the samples.

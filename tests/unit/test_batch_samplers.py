@@ -540,7 +540,7 @@ def test_weights_that_change_without_an_end(world, drawn, is_at):
         sampler.load_state_dict(state)
         progress = sampler.__wids__()
         place = progress.cursor.place
-        end = progress.epochs().block_end(place) if place.offset else place.position
+        end = progress.epochs().decided(place)
         if place.offset:
             with pytest.raises(ValueError, match=f"up to {end} is decided: samples of a block that has begun"):
                 sampler.reweight({"a": 0.1, "b": 0.9}, at=end - 1)
@@ -574,7 +574,7 @@ def test_what_is_prefetched_is_what_is_drawn():
         drawn += batch
         assert iteration.run.drawn_samples == len(drawn)
     run = iteration.run
-    assert np.concatenate([run.samples_of(block) for block in run.blocks()]).tolist() == drawn
+    assert np.concatenate([block.samples for block in run.blocks()]).tolist() == drawn
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))

@@ -4,6 +4,7 @@ import gc
 import itertools
 import threading
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +21,13 @@ from wids.core.prefetch import distance
 from wids.core.prefetch.ahead import SharedBlocks
 
 
+class Block(NamedTuple):
+    """A block of a run."""
+
+    number: int
+    samples: np.ndarray
+
+
 class Order:
     """A run of blocks of some lengths, which counts how many of them were computed."""
 
@@ -27,24 +35,18 @@ class Order:
         self.lengths, self.on_block = lengths, on_block
         self.computed = []
 
-    config = place = None
-
-    def blocks(self, _config, _place):
+    def blocks(self):
         """The blocks: number k has indices from its first position on."""
         first = 0
         for k, length in enumerate(self.lengths):
             self.on_block(k)
             self.computed.append(k)
-            yield k, np.arange(first, first + length)
+            yield Block(k, np.arange(first, first + length))
             first += length
-
-    def indices_of(self, block):
-        """Those of a block."""
-        return block[1]
 
     def share(self):
         """As a sampler begins it."""
-        return SharedBlocks(self, self.blocks(self.config, self.place))
+        return SharedBlocks(self)
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.lists(st.booleans(), max_size=80), st.integers(0, 60))

@@ -147,9 +147,9 @@ class BatchEpochs:
         """The position where a place's epoch ends; None: it has no end."""
         return self._span(place)[1]
 
-    def block_end(self, place: EpochPosition) -> int:
-        """The position where a place's block ends; its own at the epoch's end."""
-        return next((stop for _, stop in self._edges(place)), place.position)
+    def decided(self, place: EpochPosition) -> int:
+        """The position up to which the order is decided at a place: the end of a block that has begun."""
+        return next((stop for _, stop in self._edges(place)), place.position) if place.offset else place.position
 
     def checksum(self, place: EpochPosition) -> int | None:
         """Of the lengths and buckets in a place's block; None: the place is at a block's beginning.
@@ -292,10 +292,6 @@ class BatchRun(Run[BatchEpochs]):
     def blocks(self) -> Iterator[BatchChunk]:
         """The rank's batches from the place to its epoch's end, a block at a time."""
         return (chunk for [chunk] in self.epochs.deal(self.place, [self.epochs.rank]))
-
-    def samples_of(self, block: BatchChunk) -> Indices:
-        """The samples of a block's batches, in order: (n,)."""
-        return block.samples
 
     def pieces(self, blocks: Iterable[BatchChunk]) -> Iterator[Iterator[list[int]]]:
         """The batches, marked, and counted as they are drawn."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from wids import __version__
 from wids.core.order import cursor
 from wids.core.order.batch_epochs import BatchEpochs
-from wids.core.order.cursor import Chosen, Loaded, Running
+from wids.core.order.cursor import Chosen, Loaded
 from wids.core.order.identity import weights_of
-from wids.core.order.progress import IS_RUNNING, Progress
-from wids.core.order.state import MAX_POSITION, check_known, check_order, nested_state, read_int
+from wids.core.order.progress import Progress
+from wids.core.order.state import MAX_POSITION, check_known, check_order, open_state, read_int
 from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class BatchProgress(Progress[BatchEpochs]):
         if self._samples.population.is_own or (epochs.length is not None and epochs.world != epochs.lanes):
             raise InputError(
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
-                "for all ranks together: use num_samples, a view, or epoch_size"
+                "for all ranks together: use numsamples, a view, or epoch_size"
             )
         return BatchEpochs.of(epochs, self._rule, seed=self._samples.settings.seed, block=self._block)
 
@@ -132,14 +132,7 @@ class BatchProgress(Progress[BatchEpochs]):
 
     def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
         """See `Progress.adopt`."""
-        state = nested_state(state)
-        if not isinstance(state, Mapping) or state.get("kind") != KIND:
-            raise StateError(f"not the state of a wids.BucketBatchSampler: {state!r:.200}")
-        if state.get("version") != VERSION:
-            raise StateError(
-                f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; resume with "
-                "the wids that wrote it"
-            )
+        state = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
         order = state.get("order")
         if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
@@ -164,7 +157,7 @@ class BatchProgress(Progress[BatchEpochs]):
             theirs["lengths"] = ours["lengths"]
         check_order(theirs, ours)
         if offset and is_reweighted:  # the block that has begun stays what it is
-            end = {**order["sampler"], "position": epochs.block_end(place)}
+            end = {**order["sampler"], "position": epochs.decided(place)}
             self._samples.adopt(end, is_reweighted=True)
             epochs = self.epochs()
         if offset and epochs.checksum(place) != block:
@@ -173,15 +166,3 @@ class BatchProgress(Progress[BatchEpochs]):
                 "their batches are other ones; train with those of before, or begin an epoch"
             )
         return Loaded(place, {**here, "lanes": epochs.lanes})
-
-    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
-        """See `Progress.reweight`; a block that has begun stays what it is."""
-        epochs, now = self.epochs(), self.cursor
-        if isinstance(now, Running):
-            end = epochs.end(now.run.place)
-            return self._samples.change_weights(weights, at, end, end, IS_RUNNING)
-        place = cursor.next_place(now, epochs)
-        earliest = epochs.block_end(place) if place.offset else place.position
-        usual = (epochs.end(place) if epochs.is_in_the_middle(place) else None) or earliest
-        why = ": samples of a block that has begun are in its batches" if place.offset else ""
-        return self._samples.change_weights(weights, at, earliest, usual, why)

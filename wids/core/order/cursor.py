@@ -47,7 +47,6 @@ from wids.core.order.validation import parse_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wids.core.order.permutation import Indices
     from wids.core.order.state import EpochPosition
 
 
@@ -76,6 +75,9 @@ class Epochs(Protocol):
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
         """Whether something of a place's epoch lies before it, and something is left."""
+
+    def decided(self, place: EpochPosition) -> int:
+        """The position up to which the order is decided at a place; from there on, other weights may hold."""
 
     def count(self, place: EpochPosition) -> int:
         """Length of the epoch for each rank, including what it had drawn before ``place``."""
@@ -124,17 +126,13 @@ class Run(ABC, Generic[EpochsT]):
         return count - length_hint(left)  # a list's iterator knows how much of it is left
 
     @property
-    @abstractmethod
     def drawn_samples(self) -> int:
         """The number of samples drawn."""
+        return self.drawn
 
     @abstractmethod
     def blocks(self) -> Iterator[Any]:
-        """Everything from the place on, in blocks, for `pieces`; pure, so that it can be computed again."""
-
-    @abstractmethod
-    def samples_of(self, block: Any) -> Indices:
-        """The samples of one of the `blocks`, in order: (n,)."""
+        """Everything from the place on, for `pieces`: blocks with ``samples``, (n,); pure, so as often as asked for."""
 
     @abstractmethod
     def pieces(self, blocks: Iterable[Any]) -> Iterator[Iterator[Any]]:

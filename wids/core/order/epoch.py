@@ -120,10 +120,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         plan = msgspec.structs.replace(self, boundaries=draw.boundaries, copies=None)
         return _WeightedOrder(plan, number, shift=shift, draw=draw)
 
-    def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
-        """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""
-        return Stream(self).blocks(start, stop, step)
-
     @property
     def identity(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes, as plain values for a state."""

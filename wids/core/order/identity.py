@@ -68,26 +68,14 @@ def adopt_order(
     Raises:
         StateError: the orders differ; or the weights do, and ``is_reweighted`` is False; or the state is damaged.
     """
-    if isinstance(population, MixturePopulation):
-        return _adopt_mixture(population, there, here, place, settings, is_reweighted=is_reweighted)
-    check_order(there, here)
-    epochs = population.epochs(settings)
-    size = epochs.nominal_size if epochs.is_stream else 0
-    if not 0 <= place.epoch * size <= place.position:
-        raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
-    return here
-
-
-def _adopt_mixture(
-    mixture: MixturePopulation,
-    there: Identity,
-    here: Identity,
-    place: EpochPosition,
-    settings: SamplerSettings,
-    *,
-    is_reweighted: bool,
-) -> Identity:
-    lanes = settings.lanes
+    if not isinstance(population, MixturePopulation):
+        check_order(there, here)
+        epochs = population.epochs(settings)
+        size = epochs.nominal_size if epochs.is_stream else 0
+        if not 0 <= place.epoch * size <= place.position:
+            raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
+        return here
+    mixture, lanes = population, settings.lanes
     if "sources" not in there:
         check_order(there, here)
     there, here = dict(there), dict(here)

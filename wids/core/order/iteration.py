@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from wids.core.order.cursor import Running, finish
 from wids.core.order.state import naming_writer
 from wids.errors import StateError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from wids.core.order.cursor import Loaded, Run
     from wids.core.order.progress import Progress
 
-    Prefetch = Callable[[Run[Any], Iterable[Any]], tuple[Iterable[Any], "Prefetching | None"]]
+    Prefetch = Callable[[Run[Any]], tuple[Iterable[Any], "Prefetching | None"]]
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Iteration(Generic[T]):
 
     Args:
         progress: of the sampler.
-        prefetch: starts to prefetch the blocks of a run; gives the blocks to draw from, and what prefetches them.
+        prefetch: starts to prefetch a run; gives the blocks to draw from, and what prefetches them.
     """
 
     def __init__(self, progress: Progress[Any], prefetch: Prefetch) -> None:
@@ -88,15 +89,12 @@ def _draw(progress: Progress[Any], start: _Start, prefetch: Prefetch) -> Iterato
 
     A function, not a method: an iteration that its own generator referred to would be freed by the collector alone.
     """
-    run = progress.begin(start.loaded)
-    blocks, is_finished = run.blocks(), False
-    start.run = run
-    progress.start(run)
-    drawn, prefetching = prefetch(run, blocks)
+    start.run = run = progress.begin(start.loaded)
+    progress.cursor = Running(run)
+    (blocks, prefetching), is_finished = prefetch(run), False
     try:
-        yield from run.pieces(drawn)
-        progress.finish(run)
-        is_finished = True
+        yield from run.pieces(blocks)
+        progress.cursor, is_finished = finish(progress.cursor, run), True
     finally:
         if prefetching is not None:
             prefetching.end(is_finished=is_finished)

@@ -9,7 +9,7 @@ hands it on. A dataset puts `MarkedIndex.marks` into the sample.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.core.order.permutation import Indices
+
+
+class SampleBlock(NamedTuple):
+    """Consecutive samples of an order: indices, (n,), and seeds (`seeds_of`), (n,); None: they have none."""
+
+    samples: Indices
+    seeds: Indices | None
 
 
 class MarkedIndex(int):

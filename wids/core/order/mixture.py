@@ -28,7 +28,7 @@ import numpy as np
 
 from wids.core.order.epoch import Plan, Stream
 from wids.core.order.layout import SourceSpan
-from wids.core.order.mask import seeds_of
+from wids.core.order.mask import SampleBlock, seeds_of
 from wids.core.order.search import find_in_stream
 from wids.core.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.core.order.state import CONTENTS
@@ -157,34 +157,9 @@ class MixturePlan:
             for lo, hi, chunks in source.plan.mixed_ranges()
         ]
 
-    def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
-        """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
-        return (found for found, _ in self.read(start, stop, step, has_seeds=False))
-
-    def read(
-        self, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
-    ) -> Iterator[tuple[Indices, Indices | None]]:
-        """As `stream`, each piece with the seeds of its samples (`wids.core.order.mask.seeds_of`), or None."""
-        order = _MixedOrder(self)
-        for positions in order.pieces(start, stop, step):
-            seeds = np.empty(len(positions), np.int64) if has_seeds else None
-            yield order.take(positions, seeds), seeds
-
-    def counts(self, position: int) -> dict[str, int]:
-        """How many of the samples before a position are each source's, by name."""
-        return _MixedOrder(self).counts(position)
-
-    def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
-        """Where ascending positions lie in the sources: of each, (which of them, it, the positions in its stream).
-
-        Args:
-            positions: (n,), of one segment.
-        """
-        return _MixedOrder(self).places(positions) if len(positions) else iter(())
-
-    def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(position, sample) of those at the positions ``start .. stop``, in no order; see `wids.core.order.search`."""
-        return _MixedOrder(self).find(wanted, start, stop)
+    def order(self) -> MixedOrder:
+        """The order of all positions."""
+        return MixedOrder(self)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -200,7 +175,7 @@ class MixturePlan:
         return {"sources": sources, "batch": self.batch}
 
 
-class _MixedOrder:
+class MixedOrder:
     """A mixture's positions to indices, any of them."""
 
     def __init__(self, plan: MixturePlan) -> None:
@@ -222,7 +197,7 @@ class _MixedOrder:
         return self._starts[following] if following < len(self._starts) else None
 
     def counts(self, position: int) -> dict[str, int]:
-        """See `MixturePlan.counts`."""
+        """How many of the samples before a position are each source's, by name."""
         number = self._segment_of(position)
         segment, each = self._plan.segments[number], self._plan.each
         turn, rest = divmod(position - segment.position, each)
@@ -233,7 +208,13 @@ class _MixedOrder:
         return found
 
     def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
-        """See `MixturePlan.places`."""
+        """Where ascending positions lie in the sources: of each, (which of them, it, the positions in its stream).
+
+        Args:
+            positions: (n,), of one segment.
+        """
+        if not len(positions):
+            return
         number = self._segment_of(int(positions[0]))
         if number != self._number:
             self._begin(number)
@@ -246,13 +227,15 @@ class _MixedOrder:
             where = np.flatnonzero(sources == s)
             yield where, self._sources[self._names[s]], places[where]
 
-    def pieces(self, start: int, stop: int | None, step: int) -> Iterator[Indices]:
-        """Yield the positions ``start:stop:step``, each piece of one segment; without a stop there is no end."""
+    def read(self, start: int, stop: int | None, step: int = 1, *, has_seeds: bool = False) -> Iterator[SampleBlock]:
+        """The samples at the positions ``start:stop:step``, in blocks, with or without seeds; no stop: without end."""
         count = _FIRST_BLOCK
         while stop is None or start < stop:
             ends = [end for end in (stop, self.segment_end(start)) if end is not None]
             taken = min([count, *(-(-(end - start) // step) for end in ends)])
-            yield start + step * np.arange(taken)
+            positions = start + step * np.arange(taken)
+            seeds = np.empty(taken, np.int64) if has_seeds else None
+            yield SampleBlock(self.take(positions, seeds), seeds)
             start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
 
     def take(self, positions: Indices, seeds: Indices | None = None) -> Indices:
@@ -270,7 +253,7 @@ class _MixedOrder:
         return found
 
     def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """See `MixturePlan.find`."""
+        """(position, sample) of those at the positions ``start .. stop``, in no order; see `wids.core.order.search`."""
         each = self._plan.each
         for number, begin in enumerate(self._starts):
             lo, hi = max(start, begin), min(stop, self.segment_end(begin) or stop)

@@ -1,6 +1,6 @@
 """Populations: the samples of a dataset that a sampler reads, each kind with the plan of its order.
 
-A range, a range by weights, chunks of one rank, or the sources of a mixture. What a state says of them is in
+A range (by weights or not), chunks of one rank, or the sources of a mixture. What a state says of them is in
 `wids.core.order.identity`. Pure.
 """
 
@@ -23,6 +23,8 @@ from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from wids.core.order.layout import Layout, Regrouping, SourceSpan
     from wids.core.order.permutation import Indices
@@ -102,61 +104,50 @@ class Population:
 
 
 class RangePopulation(Population):
-    """A range of a dataset, each sample once in a pass.
+    """A range of a dataset: each sample once in a pass, or by weights more or less often (`wids.core.order.weights`).
 
     Args:
         lo: the first one.
         hi: one past the last.
         layout: where the dataset's shards are; None: not known.
+        weights: of all samples of the dataset: (n,); None: each comes once.
         is_whole: it is all of the dataset.
+
+    Raises:
+        ValueError: no weight of the range is above 0.
     """
 
     lo: int
     hi: int
 
-    def __init__(self, lo: int, hi: int, layout: Layout | None = None, *, is_whole: bool = False) -> None:
-        super().__init__(hi, is_whole=is_whole)
-        self.lo, self.hi, self._layout = lo, hi, layout
-
-    def _arrange(self, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
-        return (None, None) if self._layout is None else self._layout.arrange(self.lo, self.hi, is_sorted=is_sorted)
-
-    def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `Population.plan`."""
-        boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
-        return Plan(lo=self.lo, hi=self.hi, boundaries=boundaries, **settings.mixing), regrouping
-
-
-class WeightedPopulation(RangePopulation):
-    """A range of which samples come more or less often than once in a pass; see `wids.core.order.weights`.
-
-    Args:
-        weights: of all samples of the dataset: (n,).
-        size: of the dataset.
-        span: the range; the others are those of a `RangePopulation`.
-
-    Raises:
-        ValueError: weights that are not one number for each sample; none of the range is above 0.
-    """
-
     def __init__(
-        self, weights: Any, size: int, span: tuple[int, int], layout: Layout | None, *, is_whole: bool = False
+        self,
+        lo: int,
+        hi: int,
+        layout: Layout | None = None,
+        *,
+        weights: NDArray[np.float64] | None = None,
+        is_whole: bool = False,
     ) -> None:
-        super().__init__(*span, layout, is_whole=is_whole)
-        self._weights = parse_weights(weights, size)
-        if not self._weights[self.lo : self.hi].any():
-            raise ValueError(f"no weight of the range {self.lo} .. {self.hi} is above 0")
+        super().__init__(hi, is_whole=is_whole)
+        self.lo, self.hi, self._layout, self._weights = lo, hi, layout, weights
+        if weights is not None and not weights[lo:hi].any():
+            raise ValueError(f"no weight of the range {lo} .. {hi} is above 0")
         self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
         """See `Population.plan`."""
-        boundaries, regrouping = self._arrange(is_sorted=bool(settings.shuffle))
-        size = settings.epoch_size or self.hi - self.lo
-        key = settings.seed, bool(settings.shuffle), size
+        lo, hi, is_sorted, boundaries, regrouping = self.lo, self.hi, bool(settings.shuffle), None, None
+        if self._layout is not None:
+            boundaries, regrouping = self._layout.arrange(lo, hi, is_sorted=is_sorted)
+        if self._weights is None:
+            return Plan(lo=lo, hi=hi, boundaries=boundaries, **settings.mixing), regrouping
+        size = settings.epoch_size or hi - lo
+        key = settings.seed, is_sorted, size
         if self._copies is None or self._copies[0] != key:
-            samples = np.arange(self.lo, self.hi)
+            samples = np.arange(lo, hi)
             weights = self._weights[samples if regrouping is None else regrouping.take(samples)]
-            copies = Copies(weights, count=size, first=self.lo, boundaries=boundaries, seed=settings.seed)
+            copies = Copies(weights, count=size, first=lo, boundaries=boundaries, seed=settings.seed)
             self._copies = key, copies
         return Plan(hi=size, copies=self._copies[1], **settings.mixing), regrouping
 
@@ -285,10 +276,10 @@ def choose_population(
         if settings.source_batch != 1:
             raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
         span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
-        if weights is None:
-            return RangePopulation(*span, layout(dataset), is_whole=is_whole)
-        weights = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
-        return WeightedPopulation(weights, len(dataset), span, layout(dataset), is_whole=is_whole)
+        if weights is not None:
+            given = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
+            weights = parse_weights(given, len(dataset))
+        return RangePopulation(*span, layout(dataset), weights=weights, is_whole=is_whole)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
     if weights is not None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
 _DEPTH = 10
-# Why weights are not changed before the end of an epoch.
-IS_RUNNING = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
 
 
 class Progress(ABC, Generic[EpochsT]):
@@ -84,10 +82,6 @@ class Progress(ABC, Generic[EpochsT]):
             StateError: it does not fit, or is damaged.
         """
 
-    @abstractmethod
-    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
-        """Change the weights of a mixture; see `wids.DistributedChunkedSampler.reweight`."""
-
     # --- how far
 
     def run(self, *, is_counted: bool = False) -> Run[EpochsT] | None:
@@ -129,6 +123,19 @@ class Progress(ABC, Generic[EpochsT]):
 
     # --- what happens
 
+    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
+        """Change the weights of a mixture; see `wids.DistributedChunkedSampler.reweight`."""
+        epochs, now = self.epochs(), self.cursor
+        if isinstance(now, Running):
+            end = now.run.epochs.end(now.run.place)
+            why = "; load the sampler's own state_dict to change the weights within an epoch that has begun"
+            return self.samples.change_weights(weights, at, end, end, why)
+        place = cursor.next_place(now, epochs)
+        earliest = epochs.decided(place)
+        usual = (epochs.end(place) if epochs.is_in_the_middle(place) else None) or earliest
+        why = ": samples of a block that has begun are in its batches" if place.offset else ""
+        return self.samples.change_weights(weights, at, earliest, usual, why)
+
     def choose(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
         self.cursor = cursor.choose(self.cursor, epoch)
@@ -144,22 +151,19 @@ class Progress(ABC, Generic[EpochsT]):
         self.cursor = cursor.load(self.cursor, loaded)
 
     def begin(self, loaded: Loaded | None = None) -> Run[EpochsT]:
-        """A new run, where the next iteration begins, or at a place that was loaded for it alone; see `start`."""
+        """A run where the next iteration begins, or at a place that was loaded for it alone.
+
+        Raises:
+            StateError: a state was loaded, and settings have been assigned since that mean another order.
+            ValueError: passes are to follow each other, and there is no sample.
+        """
         now, epochs = self.cursor, self.epochs()
         place = cursor.next_place(now, epochs) if loaded is None else loaded.place
         loaded = now if loaded is None and isinstance(now, Loaded) else loaded
         if loaded is not None:  # attributes may have been assigned since then
             check_order(loaded.order, {**self.identity(epochs), "lanes": epochs.lanes})
-        run: Run[EpochsT] = epochs.begin(place)
-        return run
-
-    def start(self, run: Run[EpochsT]) -> None:
-        """The first item of a run is about to be drawn."""
-        self.cursor = Running(run)
-
-    def finish(self, run: Run[EpochsT]) -> None:
-        """A run was drawn to its end."""
-        self.cursor = cursor.finish(self.cursor, run)
+        epochs.end(place)  # which may raise
+        return epochs.begin(place)
 
 
 def _is_asked_by_torchdata() -> bool:
@@ -251,18 +255,8 @@ class SampleProgress(Progress[RankEpochs]):
             self.settings, self._origin, self.population = settings, origin, population
             raise
 
-    def reweight(self, weights: Mapping[str, float], at: int | None) -> int:
-        """See `Progress.reweight`."""
-        epochs, now = self.epochs(), self.cursor
-        if isinstance(now, Running):
-            end = now.run.epochs.end(now.run.place)
-            return self.change_weights(weights, at, end, end, IS_RUNNING)
-        place = cursor.next_place(now, epochs)
-        usual = (epochs.end(place) if epochs.is_in_the_middle(place) else None) or place.position
-        return self.change_weights(weights, at, place.position, usual)
-
     def change_weights(
-        self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str = ""
+        self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None, why: str
     ) -> int:
         """Change the weights of a mixture from a position on.
 

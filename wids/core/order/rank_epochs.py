@@ -20,7 +20,7 @@ import numpy as np
 from wids.core.files.lazy import Lazy
 from wids.core.order.cursor import Run
 from wids.core.order.epoch import Plan, Stream, end_position, nominal_start
-from wids.core.order.mask import mark, seeds_of
+from wids.core.order.mask import SampleBlock, mark, seeds_of
 from wids.core.order.state import START, EpochPosition
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         """The position where a place's epoch ends; None: it has no end."""
         return self.span(place)[1]
 
+    def decided(self, place: EpochPosition) -> int:
+        """The position up to which the order is decided at a place: its own."""
+        return place.position
+
     def is_over(self, place: EpochPosition) -> bool:
         """Whether nothing is left of a place's epoch."""
         return self.end(place) == place.position
@@ -156,8 +160,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return SampleRun(self, place)
 
     def read(
-        self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool, piece: int = 0
-    ) -> Iterator[tuple[Indices, Indices | None]]:
+        self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool = False, piece: int = 0
+    ) -> Iterator[SampleBlock]:
         """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds, (n,), or None.
 
         Of an order that has chunks of its own, at least ``piece`` come at a time, where there are as many.
@@ -168,7 +172,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         """
         plan = self.plan
         if not isinstance(plan, Plan):
-            return plan.read(start, stop, step, has_seeds=has_seeds)
+            return plan.order().read(start, stop, step, has_seeds=has_seeds)
         passes: Iterable[tuple[EpochOrder, int, int]]
         if self.is_stream or stop is None:
             passes = Stream(plan).passes(start, stop, step)
@@ -178,7 +182,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 
     def _read(
         self, passes: Iterable[tuple[EpochOrder, int, int]], step: int, *, has_seeds: bool, piece: int
-    ) -> Iterator[tuple[Indices, Indices | None]]:
+    ) -> Iterator[SampleBlock]:
         for order, start, stop in passes:
             for places in order.places(start, stop, step, piece=piece):
                 samples, seeds = order.samples(places), None
@@ -187,7 +191,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
                     samples = self.regrouping.take(samples)
                 if has_seeds:
                     seeds = seeds_of(samples, seed=order.plan.seed, number=order.epoch, copy=copy)
-                yield samples, seeds
+                yield SampleBlock(samples, seeds)
 
     def ranges(self) -> Indices:
         """The rank's chunks in the order of the range: (nchunks, 2), half-open.
@@ -196,7 +200,9 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
             ValueError: it has none of its own: lanes are shared out among ranks, or chunks anew in each epoch; or it
                 reads a mixture.
         """
-        plan = self._one_plan
+        plan = self.plan
+        if not isinstance(plan, Plan):
+            raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
         if plan.copies is not None:
             raise ValueError("with weights, other samples are drawn in each pass, and no chunks are a rank's own")
         if plan.lanes % self.world or (plan.is_dealt and self.world > 1):
@@ -205,12 +211,6 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
                 f"{plan.reshuffle!r}"
             )
         return np.concatenate([plan.lane_chunks(lane) for lane in range(self.rank, plan.lanes, self.world)])
-
-    @property
-    def _one_plan(self) -> Plan:
-        if not isinstance(self.plan, Plan):
-            raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
-        return self.plan
 
     @Lazy
     def identity(self) -> dict[str, Any]:
@@ -221,21 +221,12 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 class SampleRun(Run[RankEpochs]):
     """How far one iteration over samples is."""
 
-    @property
-    def drawn_samples(self) -> int:
-        """The number of samples drawn."""
-        return self.drawn
-
-    def blocks(self) -> Iterator[tuple[Indices, Indices | None]]:
+    def blocks(self) -> Iterator[SampleBlock]:
         """The indices from the place to its epoch's end, (n,) at a time, and their seeds; see `RankEpochs.read`."""
         epochs, (start, stop) = self.epochs, self.epochs.span(self.place)
         return epochs.read(self.place.epoch, start + epochs.rank, stop, epochs.world, has_seeds=epochs.has_seeds)
 
-    def samples_of(self, block: tuple[Indices, Indices | None]) -> Indices:
-        """The samples of one of the `blocks`, in order: (n,)."""
-        return block[0]
-
-    def pieces(self, blocks: Iterable[tuple[Indices, Indices | None]]) -> Iterator[Iterator[int]]:
+    def pieces(self, blocks: Iterable[SampleBlock]) -> Iterator[Iterator[int]]:
         """The indices of ``blocks``, counted as they are drawn, with their seeds and what the tail marks."""
         is_masked = self.epochs.tail == "mask"
         new = self.epochs.count_new(self.place) if is_masked else None

@@ -96,20 +96,30 @@ def nested_state(state: Any) -> Any:
     return state
 
 
+def open_state(state: Any, kind: str, version: int, name: str) -> Mapping[str, Any]:
+    """A state of a kind and version, with its order as a mapping; ``name`` says in a message what has such states.
+
+    Raises:
+        StateError: it is another one.
+    """
+    state = nested_state(state)
+    if not isinstance(state, Mapping) or state.get("kind") != kind:
+        raise StateError(f"not the state of a {name}: {state!r:.200}")
+    if state.get("version") != version:
+        raise StateError(
+            f"the state's version is {state.get('version')!r} and this wids reads version {version}; resume with the "
+            "wids that wrote it"
+        )
+    return state
+
+
 def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     """(place, lanes, order) of a state.
 
     Raises:
         StateError: it is not a sampler's, of a version that is not known, or damaged.
     """
-    state = nested_state(state)
-    if not isinstance(state, Mapping) or state.get("kind") != KIND:
-        raise StateError(f"not the state of a wids sampler: {state!r:.200}")
-    if state.get("version") != VERSION:
-        raise StateError(
-            f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; "
-            "resume with the wids that wrote it"
-        )
+    state = open_state(state, KIND, VERSION, "wids sampler")
     minimums = {"epoch": None, "position": 0, "yielded": 0, "lanes": 1}
     epoch, position, yielded, lanes = (read_int(state, name, minimum=least) for name, least in minimums.items())
     if yielded > position:

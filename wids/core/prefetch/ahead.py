@@ -181,11 +181,10 @@ class SharedBlocks:
 
     Args:
         run: whose blocks.
-        blocks: those.
     """
 
-    def __init__(self, run: Run[Any], blocks: Iterable[Any]) -> None:
-        self._run, self._blocks = run, iter(blocks)
+    def __init__(self, run: Run[Any]) -> None:
+        self._run, self._blocks = run, run.blocks()
         self._to_draw: deque[Any] = deque()
         self._to_look: deque[tuple[int, Indices]] = deque()  # with their first positions
         self._drawn = self._position = 0  # blocks; behind the last one that was computed
@@ -229,7 +228,7 @@ class SharedBlocks:
             raise
         if block is None:
             return False
-        first, indices = self._position, self._run.samples_of(block)
+        first, indices = self._position, block.samples
         self._position += len(indices)
         self._to_draw.append(block)
         self._to_look.append((first, indices))

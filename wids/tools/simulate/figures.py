@@ -143,7 +143,7 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
         return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
     if not isinstance(first.plan, Plan):
         read = first.span(job.epochs - 1)[1]
-        counts = first.plan.counts(read)
+        counts = first.plan.order().counts(read)
         beyond = [counts.get(source.name, 0) - len(source.plan) for source in first.plan.sources]
         return Counts(
             samples=n,

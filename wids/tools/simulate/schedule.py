@@ -135,7 +135,8 @@ class Timetable:
         plan = self.plan
         assert not isinstance(plan, Plan)  # noqa: S101 - for the type checker: it is a mixture's
         end = self._start + min(step * self.batch_size, self.samples) * self.world
-        before, found = plan.counts(self._start), plan.counts(end)
+        order = plan.order()
+        before, found = order.counts(self._start), order.counts(end)
         return {name: count - before.get(name, 0) for name, count in found.items()}
 
     def read(self, rank: int, first: int, last: int) -> tuple[Indices, Indices, Indices]:
@@ -174,7 +175,7 @@ class Timetable:
             if self._order is None:
                 self._order = self.plan.order(self.epoch)
             return self._order.blocks(start, stop, step)
-        return self.plan.stream(start, stop, step)
+        return (block.samples for block in self.epochs.read(self.epoch, start, stop, step))
 
     def _reading(self, position: int) -> Reading:
         at, rank = divmod(position - self._start, self.world)
@@ -196,7 +197,7 @@ def _find(epochs: RankEpochs, epoch: int, wanted: Indices) -> Iterator[tuple[int
     """(position, sample) of samples in an epoch, in no order: (n,), ascending, each once."""
     plan, (start, end) = epochs.plan, _span(epochs, epoch)
     if not isinstance(plan, Plan):
-        found = plan.find(wanted, start, end)
+        found = plan.order().find(wanted, start, end)
     elif epochs.is_stream:
         found = find_in_stream(plan, wanted, start, end)
     else:

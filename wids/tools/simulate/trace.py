@@ -102,8 +102,8 @@ class Course:
         start, stop = self.span(epoch)
         end = stop if hi is None else min(stop, start + hi * self.world)
         begin = start + self.epochs.rank + lo * self.world
-        read = self.epochs.read(epoch, begin, end, self.world, has_seeds=False)
-        return (samples for samples, _ in read)
+        read = self.epochs.read(epoch, begin, end, self.world)
+        return (block.samples for block in read)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
         """The shard of each of the samples ``lo .. hi``."""
@@ -159,7 +159,7 @@ class Course:
             passes = _passes(self.plan, int(times[0]), int(times[-1]) + 1) if is_far else self.segments(epoch)
             groups, base = _number_chunks(passes, times, indices, is_weighted=self.plan.copies is not None)
         else:
-            for where, source, places in self.plan.places(times):
+            for where, source, places in self.plan.order().places(times):
                 passes = _passes(source.plan, int(places[0]), int(places[-1]) + 1)
                 numbers, count = _number_chunks(passes, places, indices[where] - source.offset)
                 groups[where] = base + numbers
