@@ -44,7 +44,7 @@ def cache(tmp_path):
 
 def path_of(cache, url):
     """Where a shard is in the cache."""
-    return AutoProvider(cache_dir=cache).cache.place(url)[0]
+    return AutoProvider(cache_dir=cache).cache.placement.local_path(url)
 
 
 def garbage(cache):

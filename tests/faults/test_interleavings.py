@@ -142,7 +142,7 @@ class Place:
         cache = self.store(LIMIT).cache
         for letter in VERSIONS:
             shard = self.shard(letter)
-            table = cache.remembered_table(shard, cache.place(shard.url)[0])
+            table = cache.remembered_table(cache.locate(shard))
             assert table is None or are_same(table, tars.table_of(data_of(VERSIONS[letter][-1])))
 
     def act(self, name, role):
@@ -208,7 +208,7 @@ class Place:
     def check_files(self, *, has_crashed):
         """Each shard is whole, and has a table that says so; a crash may leave it with one that is of no use to it."""
         for letter, tags in VERSIONS.items():
-            path, _ = self.store().cache.place(self.urls[letter])
+            path = self.store().cache.placement.local_path(self.urls[letter])
             if not os.path.exists(path):
                 continue
             with open(path, "rb") as file:

@@ -202,7 +202,7 @@ def read(home, tag="a", **options):
 def download_ahead(home):
     """Download a shard that is needed later, in the place of another one."""
     caching, later = store(home, cache_size=LIMIT).cache, time.time() + 60
-    caching.download_ahead(shard_of(home, "a"), after=later, is_cancelled=lambda: False)
+    caching.download_ahead(caching.locate(shard_of(home, "a")), after=later, is_cancelled=lambda: False)
 
 
 def plan(home):

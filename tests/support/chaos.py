@@ -312,21 +312,24 @@ def live_to_call(count, directory, limit, old, new):
     calls = die_at_call(count)
     store = AutoProvider(cache_dir=directory, cache_size=limit)
     plan = usage_hints.PlanFile(directory)
-    later = {os.path.basename(store.cache.place(url)[0]): time.time() + 60 for url in (old[0]["url"], new[0]["url"])}
+    later = {
+        os.path.basename(store.cache.placement.local_path(url)): time.time() + 60
+        for url in (old[0]["url"], new[0]["url"])
+    }
     plan.write(later)
     store.open(shard_of(old[0])).close()  # an update: the old version is in the way
-    store.cache.download_ahead(shard_of(new[0]), after=time.time(), is_cancelled=lambda: False)
+    store.cache.download_ahead(store.cache.locate(shard_of(new[0])), after=time.time(), is_cancelled=lambda: False)
     plan.write({name: when + 1 for name, when in later.items()})
     store.open(shard_of({**new[0], "filesize": None})).close()
-    with open(table_of(store.cache.place(new[0]["url"])[0]), "r+b") as file:
+    with open(table_of(store.cache.placement.local_path(new[0]["url"])), "r+b") as file:
         file.write(b"damaged")
     store.open(shard_of(new[0])).close()  # proved by its md5
     AutoProvider(cache_dir=directory, cache_size=limit, keep=True).open(shard_of(new[1])).close()
     plan.close()
-    os.unlink(keep_mark_of(store.cache.place(new[1]["url"])[0]))
+    os.unlink(keep_mark_of(store.cache.placement.local_path(new[1]["url"])))
     store.open(shard_of(old[1])).close()
     for entry in (*old, *new):  # some of them were evicted
-        store.cache.remembered_table(shard_of(entry), store.cache.place(entry["url"])[0])
+        store.cache.remembered_table(store.cache.locate(shard_of(entry)))
     space.evict_from([space.Space(directory, limit=None)], limit=limit // 2, maximum=100)
     return len(calls)
 

@@ -4,7 +4,7 @@ import os
 
 import wids
 from tests.support import cache_shards as shards
-from wids.core.readers.provider import AutoProvider, InPlaceProvider, LocalFiles
+from wids.core.readers.provider import AutoProvider
 from wids.core.transport.session import Session
 from wids.testing import ReaderSuite, ShardProviderSuite
 
@@ -78,8 +78,7 @@ class MineProvider:
     reader = None
 
     def __init__(self, home, hooks):
-        auto = AutoProvider(cache_dir=str(home / "cache"), session=Session(hooks=hooks))
-        self.inner = InPlaceProvider(LocalFiles(hooks=hooks), auto.cache.placement)
+        self.inner = AutoProvider(cache_dir=str(home / "cache"), session=Session(hooks=hooks))
 
     def open(self, shard):
         """An open shard."""

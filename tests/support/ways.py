@@ -13,6 +13,22 @@ from wids.core.transport.session import Session
 KINDS = ("in place", "mapped", "cached", "cached and mapped", "ranges", "auto local", "auto cached", "auto ranges")
 
 
+class _One:
+    """A provider that opens each shard in one way.
+
+    Args:
+        auto: says where it is.
+        open_located: opens a `Located`.
+    """
+
+    def __init__(self, auto, open_located):
+        self._locate, self._open = auto.cache.locate, open_located
+
+    def open(self, shard):
+        """See `ShardProvider`."""
+        return self._open(self._locate(shard))
+
+
 class Way:
     """The hooks of `wids.testing.ReaderSuite` and `ShardProviderSuite`, for each of `KINDS`."""
 
@@ -45,11 +61,12 @@ class Way:
         )
         files = LocalFiles(hooks=hooks, use_mmap=is_mapped)
         if self._kind in ("in place", "mapped"):
-            return InPlaceProvider(files, auto.cache.placement)
+            return _One(auto, lambda located: InPlaceProvider(files).open(located.shard, located.path))
         if self._kind in ("cached", "cached and mapped"):
-            return CachedProvider(files, auto.cache)
+            return _One(auto, CachedProvider(files, auto.cache).open)
         if self._kind == "ranges":
-            return RangeProvider(is_final=True, session=Session(hooks=hooks), rule="first-dot", group="adjacent")
+            session = Session(hooks=hooks)
+            return _One(auto, RangeProvider(is_final=True, session=session, rule="first-dot", group="adjacent").find)
         return auto
 
     def open_dataset(self, listed):

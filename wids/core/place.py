@@ -57,15 +57,21 @@ class Place:
         url: any URL that fsspec knows, ``pipe:command``, a path, or another place.
     """
 
-    __slots__ = ("_is_chain", "_parts", "_scheme", "_text")
+    __slots__ = ("_directory", "_is_chain", "_parts", "_scheme", "_text")
 
     def __init__(self, url: str | PathLike[str] | Place) -> None:
         text = url if isinstance(url, str) else str(url) if isinstance(url, Place) else url.__fspath__()
         self._text, self._scheme, self._is_chain = text, "", False
         self._parts: tuple[str, str, str, str] | None = None
+        self._directory: Place | None = None
         if ":" in text:
             self._scheme = _scheme_of(text)
             self._is_chain = "::" in text and self._scheme not in ("http", "https") and _starts_chain(text)
+
+    @classmethod
+    def of(cls, given: str | Place) -> Place:
+        """The place itself, or that of a text."""
+        return given if isinstance(given, Place) else cls(given)
 
     @classmethod
     def of_path(cls, path: str) -> Place:
@@ -104,14 +110,17 @@ class Place:
     @property
     def reaches_local(self) -> bool:
         """True if opening it could touch local files or run a program, also anywhere in an ``a::b`` chain."""
-        if self._scheme == "pipe":
-            return True
-        if self._scheme in ("http", "https"):  # "::" is an IPv6 address, or text in a path or query
-            return False
+        return not _REACHES_LOCAL.isdisjoint(self.schemes)
+
+    @property
+    def schemes(self) -> list[str]:
+        """The scheme of each part of an ``a::b`` chain, or the only one, in lower case."""
+        # In an http(s) URL, "::" is an IPv6 address, or text in a path or query.
+        if self._scheme in ("pipe", "http", "https") or "::" not in self._text:
+            return [self._scheme]
         *outer, last = self._text.split("::")
         # Before the last one, a part without a scheme is one: `simplecache::` is `simplecache://::`.
-        schemes = [_scheme_of(part) or part.lower() for part in outer]
-        return not _REACHES_LOCAL.isdisjoint([*schemes, _scheme_of(last)])
+        return [*(_scheme_of(part) or part.lower() for part in outer), _scheme_of(last)]
 
     @property
     def path(self) -> str:
@@ -189,8 +198,10 @@ class Place:
     @property
     def directory(self) -> Place:
         """The base of relative URLs in this file: its directory, without query."""
-        head, path, *_ = self._split()
-        return Place(head + posixpath.dirname(path))
+        if self._directory is None:
+            head, path, *_ = self._split()
+            self._directory = Place(head + posixpath.dirname(path))
+        return self._directory
 
     @property
     def name(self) -> str:

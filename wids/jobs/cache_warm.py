@@ -40,15 +40,14 @@ from wids.jobs.runner import RunOptions, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-    from typing import Any, TypeAlias
+    from typing import Any
 
+    from wids.core.cache.located import Located
     from wids.core.collection.shard_collection import Shards
     from wids.events import Event
     from wids.jobs.progress import Progress
     from wids.jobs.ray_cluster import ClusterNode
     from wids.jobs.runner import Engine, TaskContext, TaskResult
-
-    _Waiting: TypeAlias = tuple[Shard, str]
 
 # The hint says that these shards are needed in an hour; shards needed within two hours are not evicted for them.
 _LATER_SECONDS, _HINT_SECONDS = 3600.0, 600.0
@@ -288,10 +287,10 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         outcome = WarmOutcome(directory=self.directory, shards=len(shards))
         super().__init__(outcome, progress, "fetching", unit="bytes")
         self._urls = [shard.url for shard in shards]
-        places = [(shard, *self.provider.cache.place(shard.url)) for shard in shards]
-        self.cacheable = [(shard, path) for shard, path, is_in_place in places if not is_in_place]
-        self._local = [(shard, path) for shard, path, is_in_place in places if is_in_place]
-        self.missing = [shard for shard, path in self.cacheable if not os.path.exists(path)]
+        located = list(map(self.provider.cache.locate, shards))
+        self.cacheable = [each for each in located if not each.is_in_place]
+        self._local = [each for each in located if each.is_in_place]
+        self.missing = [each.shard for each in self.cacheable if not each.exists()]
         self._known = [shard.filesize for shard in self.missing if shard.filesize is not None]
         self._is_full = False
         self._hint: usage_hints.PlanFile | None = None
@@ -305,11 +304,11 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             CacheError: the shards are larger than the limit or the disk space (the first ``found`` shards would
                 fit); or the directory cannot be listed.
         """
-        sizes = [shard.filesize or 0 for shard, _ in self.cacheable]
+        sizes = [each.shard.filesize or 0 for each in self.cacheable]
         tables = min((_table_bytes(shard) for shard in self.missing), default=0)  # when the last shard arrives
         limit = self.provider.cache.cache_size
         if limit is not None and sum(sizes) + tables > limit:
-            whole = [(shard.filesize or 0) + _table_bytes(shard) for shard, _ in self.cacheable]
+            whole = [size + _table_bytes(each.shard) for size, each in zip(sizes, self.cacheable, strict=True)]
             fitting = bisect.bisect_right(list(itertools.accumulate(whole)), limit)
             raise CacheError(
                 f"{self.directory}: {len(sizes):,} shard{'s' * (len(sizes) != 1)} of {sum(sizes):,} bytes and their "
@@ -337,11 +336,11 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
     def fetch(self, jobs: int) -> None:
         """Check local shards, and download the others in threads, ``jobs`` at a time."""
         with ThreadPoolExecutor(jobs, "wids-look") as pool:
-            for (shard, _), error in zip(self._local, pool.map(_find_fault, self._local), strict=True):
+            for each, error in zip(self._local, pool.map(_find_fault, self._local), strict=True):
                 if error is None:
                     self.outcome.in_place += 1
                 else:
-                    self.outcome.fail(shard.url, error)
+                    self.outcome.fail(each.url, error)
         if not self.cacheable:
             self.show()
             return
@@ -350,7 +349,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         except OSError as error:
             raise _unusable(self.directory, "made", error) from error
         # Cached shards first: they need no space, and a full cache ends the job.
-        waiting = sorted(self.cacheable, key=lambda item: not os.path.exists(item[1]))
+        waiting = sorted(self.cacheable, key=lambda each: not each.exists())
         self._hint = usage_hints.PlanFile(self.directory)
         try:
             self.run(self._bring, self._while_there_is_space(waiting), RunOptions(engine="threads", jobs=jobs))
@@ -363,7 +362,7 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
         if time.monotonic() - self._hinted > _HINT_SECONDS and self._hint is not None:
             self._hinted = time.monotonic()
             later = time.time() + _LATER_SECONDS
-            self._hint.write({os.path.basename(path): later for _, path in self.cacheable})
+            self._hint.write({each.name: later for each in self.cacheable})
         self.progress = self._progress()
         super().show()
 
@@ -401,24 +400,23 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             elif isinstance(event, Retried):
                 self.outcome.retries += 1
 
-    def _while_there_is_space(self, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, _Waiting]]:
+    def _while_there_is_space(self, waiting: Sequence[Located]) -> Iterator[tuple[str, Located]]:
         """The shards to download, until the cache is full: each further one would send a request, wait, and fail."""
-        for shard, path in waiting:
+        for each in waiting:
             if self._is_full:
-                words = f"{shard.url}: not tried, because the cache is full"
-                self.outcome.failed[shard.url] = without_secrets(words, shard.url)
+                words = f"{each.url}: not tried, because the cache is full"
+                self.outcome.failed[each.url] = without_secrets(words, each.url)
             else:
-                yield shard.url, (shard, path)
+                yield each.url, each
 
-    def _bring(self, task: _Waiting, context: TaskContext) -> None:
+    def _bring(self, located: Located, context: TaskContext) -> None:
         """Bring one shard into the cache; another process may download it."""
-        shard, path = task
         while True:
             after = time.time() + 2 * _LATER_SECONDS
             try:
-                if self.provider.cache.download_ahead(shard, after=after, is_cancelled=context.is_cancelled):
+                if self.provider.cache.download_ahead(located, after=after, is_cancelled=context.is_cancelled):
                     return
-                if not self.provider.cache.is_downloading(path):
+                if not self.provider.cache.is_downloading(located):
                     break
             except CacheFull:
                 if time.monotonic() - self._succeeded > _FULL_SECONDS:
@@ -426,13 +424,13 @@ class _Warming(ShardJob[str, None, WarmOutcome]):
             if context.wait_cancelled(_AGAIN_SECONDS):
                 raise CancelledTransferError
         # Opening it marks it as used. If it differs from its table, its md5 decides, and it is downloaded again.
-        self.provider.open(shard).close()
+        self.provider.open(located.shard).close()
 
 
-def _find_fault(local: _Waiting) -> WidsError | None:
+def _find_fault(local: Located) -> WidsError | None:
     """The error of a local shard that cannot be read in place; None: it can."""
     try:
-        open_in_place(*local)[0].close()
+        open_in_place(local.shard, local.path)[0].close()
     except WidsError as error:
         return error
     return None

@@ -235,7 +235,7 @@ def _tables_beside(path: str) -> tuple[str, str, str]:
 
 def _table_published(url: str) -> list[str]:
     """The possible place of a remote shard's table; none for a signed URL, which gives access to one object."""
-    return [url + tables.SUFFIX] if member_tables.may_be_published(url) else []
+    return [url + tables.SUFFIX] if member_tables.may_be_published(Place(url)) else []
 
 
 def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:

@@ -325,7 +325,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         self._shards, self._settings = shards, settings
         numbers: dict[str, int] = {}  # a shard that is listed twice has one table
         for k, url in enumerate(shards.urls):
-            if member_tables.may_be_published(url):
+            if member_tables.may_be_published(Place(url)):
                 numbers.setdefault(absolute(url), k)
         self._numbers = list(numbers.values())
         # (offset, length) in the spool of the table of each shard; length -1: it has no table there.

@@ -59,7 +59,9 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
     monkeypatch.setattr(member_tables, "scan_table", held)
     shard = described(url, shards.shard("a"))
     thread = threading.Thread(
-        target=lambda: opener.cache.download_ahead(shard, after=-math.inf, is_cancelled=lambda: False)
+        target=lambda: opener.cache.download_ahead(
+            opener.cache.locate(shard), after=-math.inf, is_cancelled=lambda: False
+        )
     )
     thread.start()
     try:
@@ -68,7 +70,7 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
             receive(connection)
             go.set()
             thread.join(PATIENCE_SECONDS)
-            assert is_free(opener.cache.place(url)[0])
+            assert is_free(opener.cache.placement.local_path(url))
     finally:
         go.set()
         thread.join(PATIENCE_SECONDS)

@@ -571,7 +571,7 @@ def test_other_processes_hear_the_bell(tmp_path, home):
         assert texts(store.open(described(other, B))) == texts_of("b")
         assert receive(connection) == "let go"
         connection.send("end")
-    assert names_in(home) == [os.path.basename(store.cache.place(other)[0])]
+    assert names_in(home) == [os.path.basename(store.cache.placement.local_path(other))]
 
 
 # --- what is about to be used
@@ -696,7 +696,9 @@ def test_a_table_that_comes_ahead_is_not_worth_a_wait(tmp_path, home, clock):
     limit = len(data) + table_allowance(len(data), 3) + 1000
     store = AutoProvider(cache_dir=home, cache_local=True, cache_size=limit)
     with planned(home, a=clock.now + 10), pytest.raises(CacheFull):
-        store.cache.download_ahead(described(url, data), after=clock.now + 20, is_cancelled=lambda: False)
+        store.cache.download_ahead(
+            store.cache.locate(described(url, data)), after=clock.now + 20, is_cancelled=lambda: False
+        )
     assert (left(home), clock.sleeps) == ("a", 0)
     assert not any(name.endswith(".part") for name in files_in(home))
 

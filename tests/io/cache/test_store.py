@@ -79,7 +79,7 @@ def cached_files(cache):
 
 def cached_path(cache, url):
     """Where a shard is in the cache."""
-    return AutoProvider(cache_dir=str(cache)).cache.place(url)[0]
+    return AutoProvider(cache_dir=str(cache)).cache.placement.local_path(url)
 
 
 def age(path):
@@ -1129,7 +1129,7 @@ def test_one_key_on_two_servers_has_two_places(tmp_path, options):
     stores = [
         AutoProvider(cache_dir=str(tmp_path), session=Session(given)) for given in (None, {}, {"anon": True}, options)
     ]
-    *same, other = [store.cache.place("s3://bucket/a.tar")[0] for store in stores]
+    *same, other = [store.cache.placement.local_path("s3://bucket/a.tar") for store in stores]
     assert len(set(same)) == 1
     assert other not in same
     assert other.endswith("-a.tar")

@@ -196,7 +196,7 @@ class Directory(RuleBasedStateMachine):
     @functools.cache  # noqa: B019 - goes with the machine, which lives for one story
     def path(self, key):
         """Where it goes."""
-        return AutoProvider(cache_dir=self.cache, cache_local=True).cache.place(self.url(key))[0]
+        return AutoProvider(cache_dir=self.cache, cache_local=True).cache.placement.local_path(self.url(key))
 
     def serve(self, key, version):
         """Put a version where the shard comes from."""
@@ -481,7 +481,8 @@ class Directory(RuleBasedStateMachine):
         self.events.clear()
 
         def act():
-            is_fetched = user.store.cache.download_ahead(self.shard(user, key), after=after, is_cancelled=lambda: False)
+            located = user.store.cache.locate(self.shard(user, key))
+            is_fetched = user.store.cache.download_ahead(located, after=after, is_cancelled=lambda: False)
             return True if is_fetched else None
 
         is_found, is_proved = self.is_found(user, key)
@@ -512,7 +513,7 @@ class Directory(RuleBasedStateMachine):
     def recall(self, number, key):
         """The table that is remembered of a shard is that of the shard in the index, or there is none."""
         user = self.user(number)
-        table = user.store.cache.remembered_table(self.shard(user, key), self.path(key))
+        table = user.store.cache.remembered_table(user.store.cache.locate(self.shard(user, key)))
         known = self.remembered.get(key)
         if known is None or not self.is_its_own(user, key, known):
             assert table is None

@@ -572,7 +572,10 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
         AutoProvider(cache_dir=cache, **options).open(Shard(**facts)).close()
 
     def is_planned(*tags):
-        names = [sorted(os.path.basename(own.cache.place(f"{web.url}/{tag}.tar")[0]) for tag in pair) for pair in tags]
+        names = [
+            sorted(os.path.basename(own.cache.placement.local_path(f"{web.url}/{tag}.tar")) for tag in pair)
+            for pair in tags
+        ]
         return lambda: planned(cache) == sorted(names)
 
     bound = 5 * (SIZE + space.table_allowance(SIZE, ROWS))
@@ -633,7 +636,7 @@ def test_a_plan_is_there_before_the_first_index(make, tmp_path, set_limits):
     assert text_of(dataset[0]) == expected_text(0)
     iteration = iter(ChunkedSampler(dataset, chunksize=ROWS, shuffle=False))
     next(iteration)
-    names = [os.path.basename(dataset.cache.provider.cache.place(row["url"])[0]) for row in dataset.shards]
+    names = [os.path.basename(dataset.cache.provider.cache.placement.local_path(row["url"])) for row in dataset.shards]
     assert planned(tmp_path / "cache") == [sorted(names)]
     del iteration
     wait_until(lambda: planned(tmp_path / "cache") == [])
@@ -838,7 +841,9 @@ def test_keep_holds_for_what_came_ahead(server, tmp_path):
     """A shard of a dataset that keeps its shards is kept from its arrival on."""
     url, data = server.add("/a.tar", shards.shard("a")), shards.shard("a")
     opener = AutoProvider(cache_dir=str(tmp_path / "cache"), keep=True)
-    assert opener.cache.download_ahead(described(url, data), after=time.time(), is_cancelled=lambda: False)
+    assert opener.cache.download_ahead(
+        opener.cache.locate(described(url, data)), after=time.time(), is_cancelled=lambda: False
+    )
     assert [entry.is_kept for entry in CacheDirectory(str(tmp_path / "cache")).inventory().entries] == [True]
 
 

@@ -532,7 +532,8 @@ def test_a_prefetcher_knows_whether_samples_are_read_early(web, make, held, has_
     for _ in iteration:
         pass
     prefetcher.join(PATIENCE_SECONDS)
-    reads_early = dataset._collection.provider.reads_early(dataset._collection.shards[0])
+    provider = dataset._collection.provider
+    reads_early = provider.reads_early(provider.cache.locate(dataset._collection.shards[0]))
     assert reads_early == (has_tables and limit is not None)
 
 

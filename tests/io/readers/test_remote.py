@@ -35,8 +35,10 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
+from wids.core.readers.provider import AutoProvider
 from wids.core.readers.range_provider import RangeProvider
 from wids.core.readers.remote import RangeReader
+from wids.core.shard import Shard
 from wids.core.tables import table as tables
 from wids.core.tables.table import MemberTable
 from wids.core.transport import concurrency, filesystems, range_client, scheduler
@@ -352,17 +354,18 @@ def test_long_names_of_versions_that_nothing_tells_apart(web, far, form):
 
 
 @pytest.mark.parametrize("place", range(1, 8))
-def test_headers_of_two_versions(web, far, place):
+def test_headers_of_two_versions(web, far, place, tmp_path):
     """A table is never made of them: where nothing tells versions apart, headers are read twice."""
     old, new = (shards.pack([(f"{key}.txt", b"x" * 70_000) for key in keys]) for keys in ("abcdefgh", "abcdefxy"))
     faults = [*[whole] * place, replaced(new), whole]
     url = web.add("/a.tar", old, *(said(fault, **WEAK["time"]) for fault in faults))
     source = ShardBytes(url)
     provider = RangeProvider(is_final=True, session=Session(), rule="first-dot", group="adjacent")
+    located = AutoProvider(cache_dir=str(tmp_path)).cache.locate(Shard(url=url, nsamples=None))
 
     def scan():
         try:
-            return "".join(provider._scan(source).keys())
+            return "".join(provider._scan(located, source).keys())
         except ChangedShardError as error:
             return str(error).partition(": ")[2]
 

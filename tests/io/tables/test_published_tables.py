@@ -154,7 +154,7 @@ def test_another_directory_is_another_question(web, home):
     assert not read(process(home), described(f"{web.url}/x/a.tar", web.files["/x/a.tar"]))
     assert [path for path in web.requests if path.endswith(tables.SUFFIX)][3:] == [f"/x/a.tar{tables.SUFFIX}"]
     missing = MissingTables(cache_dir=home, session=Session({"endpoint_url": "http://other"}))
-    with missing.asking(f"{web.url}/d.tar", bool):
+    with missing.asking(Place(f"{web.url}/d.tar"), bool):
         pass
 
 
@@ -204,16 +204,16 @@ def test_a_note_has_an_end(home, monkeypatch):
     """Of a large directory in which some shards have tables, the newest missing ones are remembered."""
     monkeypatch.setattr(published_tables, "_MAX_SHARDS", 5)
     missing = MissingTables(cache_dir=home, session=Session())
-    with missing.asking("http://h/d/t.tar", bool):
+    with missing.asking(Place("http://h/d/t.tar"), bool):
         pass
     for number in range(9):
-        with pytest.raises(ShardNotFoundError), missing.asking(f"http://h/d/{number}.tar", bool):
+        with pytest.raises(ShardNotFoundError), missing.asking(Place(f"http://h/d/{number}.tar"), bool):
             raise ShardNotFoundError("none")
     other = MissingTables(cache_dir=home, session=Session())
     assert len(other._look(str(Place("http://h/d/t.tar").directory)).shards) == 5
-    with pytest.raises(ShardNotFoundError), other.asking("http://h/d/8.tar", bool):
+    with pytest.raises(ShardNotFoundError), other.asking(Place("http://h/d/8.tar"), bool):
         raise AssertionError("asked")
-    with other.asking("http://h/d/0.tar", bool):
+    with other.asking(Place("http://h/d/0.tar"), bool):
         pass
 
 
@@ -242,14 +242,14 @@ def test_who_waits_for_another_process_may_give_up(web, home, caplog, set_limits
     first, second = (MissingTables(cache_dir=home, session=Session()) for _ in range(2))
     url, asks = f"{web.url}/a.tar", []
     note = first._kept.path(first._name(str(Place(url).directory)))
-    with first.asking(url, bool):
-        with first.asking(f"{web.url}/b.tar", bool):  # a batch of this process waits once
+    with first.asking(Place(url), bool):
+        with first.asking(Place(f"{web.url}/b.tar"), bool):  # a batch of this process waits once
             pass
         first._known.clear()
         os.unlink(note)
         with (
             pytest.raises(CancelledTransferError),
-            second.asking(url, lambda: asks.append(1) or len(asks) > 3),
+            second.asking(Place(url), lambda: asks.append(1) or len(asks) > 3),
         ):
             raise AssertionError("asked")
     assert len(asks) == 4
@@ -259,7 +259,7 @@ def test_who_waits_for_another_process_may_give_up(web, home, caplog, set_limits
     entered, go = threading.Event(), threading.Event()
 
     def ask():
-        with contextlib.suppress(ShardNotFoundError), first.asking(url, bool):
+        with contextlib.suppress(ShardNotFoundError), first.asking(Place(url), bool):
             entered.set()
             go.wait()
             raise ShardNotFoundError("none")
@@ -269,7 +269,7 @@ def test_who_waits_for_another_process_may_give_up(web, home, caplog, set_limits
     thread = threading.Thread(target=ask)
     thread.start()
     wait_until(entered.is_set)
-    with pytest.raises(ShardNotFoundError), second.asking(url, lambda: go.set() or False):
+    with pytest.raises(ShardNotFoundError), second.asking(Place(url), lambda: go.set() or False):
         raise AssertionError("asked")
     thread.join()
 
@@ -280,24 +280,24 @@ def test_a_process_asks_until_the_last_of_its_threads_has_its_answer(home):
     joined, go = threading.Event(), threading.Event()
 
     def ask():
-        with contextlib.suppress(ShardNotFoundError), first.asking("http://host/b.tar", bool):
+        with contextlib.suppress(ShardNotFoundError), first.asking(Place("http://host/b.tar"), bool):
             joined.set()
             go.wait()
             raise ShardNotFoundError("none")
 
     thread = threading.Thread(target=ask)
-    with first.asking("http://host/a.tar", bool):
+    with first.asking(Place("http://host/a.tar"), bool):
         thread.start()
         wait_until(joined.is_set)
     first._known.clear()
     os.unlink(first._kept.path(first._name(str(Place("http://host/a.tar").directory))))  # a.tar had one: all may ask
-    with pytest.raises(ShardNotFoundError), second.asking("http://host/b.tar", lambda: go.set() or False):
+    with pytest.raises(ShardNotFoundError), second.asking(Place("http://host/b.tar"), lambda: go.set() or False):
         raise AssertionError("asked")
     thread.join()
     with (
-        second.asking("http://host/c.tar", bool),
+        second.asking(Place("http://host/c.tar"), bool),
         pytest.raises(CancelledTransferError),
-        first.asking("http://host/d.tar", lambda: True),
+        first.asking(Place("http://host/d.tar"), lambda: True),
     ):
         raise AssertionError("asked")
 
@@ -306,8 +306,8 @@ def test_a_process_asks_until_the_last_of_its_threads_has_its_answer(home):
 def test_one_process_asks_also_in_a_directory_that_no_cache_has_used(tmp_path, is_cached):
     """At the beginning of a first epoch all of them would; where nothing is cached, nothing is made for that."""
     one, other = (MissingTables(cache_dir=str(tmp_path / "cache"), is_cached=is_cached) for _ in range(2))
-    with one.asking("http://host/a.tar", lambda: False):
+    with one.asking(Place("http://host/a.tar"), lambda: False):
         waits = pytest.raises(CancelledTransferError) if is_cached else contextlib.nullcontext()
-        with waits, other.asking("http://host/b.tar", lambda: True):
+        with waits, other.asking(Place("http://host/b.tar"), lambda: True):
             pass
         assert (tmp_path / "cache").exists() is is_cached

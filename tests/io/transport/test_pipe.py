@@ -141,9 +141,8 @@ def test_a_cancelled_program_is_ended(tmp_path, pids, way):
     def work():
         shard = shards.described(shell(script, way), b"", filesize=None)
         try:
-            AutoProvider(cache_dir=cache, session=Session(allow_pipe=True)).cache.download_ahead(
-                shard, after=0.0, is_cancelled=cancelled.is_set
-            )
+            there = AutoProvider(cache_dir=cache, session=Session(allow_pipe=True)).cache
+            there.download_ahead(there.locate(shard), after=0.0, is_cancelled=cancelled.is_set)
         except BaseException as error:
             caught.append(error)
 

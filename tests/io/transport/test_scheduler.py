@@ -549,7 +549,8 @@ def cancelled_later(tmp_path, set_limits):
         def work():
             shard = shards.described(url, SHARD, filesize=size)
             try:
-                AutoProvider(cache_dir=str(cache)).cache.download_ahead(shard, after=0.0, is_cancelled=cancelled.is_set)
+                there = AutoProvider(cache_dir=str(cache)).cache
+                there.download_ahead(there.locate(shard), after=0.0, is_cancelled=cancelled.is_set)
             except BaseException as error:
                 caught.append(error)
 

@@ -54,16 +54,15 @@ class Placement:
         """The cache directory, absolute; None: ``localname`` decides for each shard, or none exists."""
         return None if self.localname is not None or self.cache_dir is None else self._absolute(self.cache_dir)
 
-    def find(self, url: str) -> tuple[str, bool]:
-        """The path, and whether the shard is read in place.
+    def find(self, place: Place) -> tuple[str, bool]:
+        """The path of the file for a shard's URL, and whether it is read in place.
 
         Raises:
             CacheError: no directory for it exists.
         """
-        given = Place(url)
-        own = self._absolute(given.path) if given.is_local else None
+        own = self._absolute(place.path) if place.is_local else None
         if self.localname is not None:
-            chosen = Place(os.fspath(self.localname(url)))
+            chosen = Place(os.fspath(self.localname(str(place))))
             path = self._absolute(chosen.path if chosen.is_local else str(chosen))
             if path == own:
                 return path, True
@@ -72,24 +71,24 @@ class Placement:
         if own is not None and not self.cache_local:
             return own, True
         if self.cache_dir is None:
-            raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
+            raise CacheError(f"{place}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = self._session.endpoint_of(given) if own is None else ""
-        name = (given if own is None else Place(own)).cache_name(endpoint=endpoint)
+        endpoint = self._session.endpoint_of(place) if own is None else ""
+        name = (place if own is None else Place(own)).cache_name(endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
     def local_path(self, url: str) -> str:
-        """The path; see `find`."""
-        return self.find(url)[0]
+        """The path of the file for a shard's URL; see `find`."""
+        return self.find(Place(url))[0]
 
-    def origin(self, url: str) -> str | None:
+    def origin(self, place: Place) -> str | None:
         """Words for what a cached copy must have come from, with spaces between; None: its path says it all.
 
         - Of a local shard: the size, time and inode of its file as it is now; nothing where it cannot be seen.
         - Of a shard of a store with versions: the one that this process reads, once that is known.
         - Where ``localname`` may give two shards one path, a digest of the URL, its query aside (signatures change).
         """
-        place, words = Place(url), []
+        words: list[str] = []
         path = self._absolute(place.path) if place.is_local else ""
         if self.localname is not None:
             name = path if place.is_local else place.without_query
@@ -98,8 +97,9 @@ class Placement:
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(path)
                 words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")
-        elif (store := find_store(place)) is not None and (known := store.known_file(url, self._session)) is not None:
-            words.append(f"{freshness.VERSION}{known.tag}")
+        elif (store := find_store(place)) is not None:
+            known = store.known_file(str(place), self._session)
+            words += [] if known is None else [f"{freshness.VERSION}{known.tag}"]
         return " ".join(words) or None
 
     def _absolute(self, path: str) -> str:

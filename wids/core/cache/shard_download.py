@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import msgspec
 
-from wids.core.cache.directory import directory_of, writing
+from wids.core.cache.directory import writing
 from wids.core.cache.freshness import mark_of, version_mark
 from wids.core.cache.leases import Lease
 from wids.core.cache.space import table_allowance
 from wids.core.files import atomic, locks, system
 from wids.core.index import checksums
-from wids.core.place import Place
 from wids.core.tables import member_tables, tar
 from wids.core.tables import table as tables
 from wids.core.transport import download
@@ -26,6 +25,7 @@ from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.core.cache.located import Located
     from wids.core.cache.space import Space
     from wids.core.files.identity import Identity
     from wids.core.shard import Shard
@@ -50,8 +50,7 @@ class ShardDownload:
     """The download of a shard, with the lock of its name held.
 
     Args:
-        shard: which.
-        path: where it goes.
+        located: the shard, and where it goes.
         space: of its directory.
         origin: see `wids.core.cache.placement.Placement.origin`.
         session: what opens its URL; its hooks are called for each retry.
@@ -68,8 +67,7 @@ class ShardDownload:
 
     def __init__(
         self,
-        shard: Shard,
-        path: str,
+        located: Located,
         *,
         space: Space,
         origin: Callable[[], str | None],
@@ -79,12 +77,13 @@ class ShardDownload:
         is_cancelled: Callable[[], bool] | None = None,
         size: int | None = None,
     ) -> None:
-        self._shard, self._path, self._space = shard, path, space
-        self._size = size if shard.filesize is None else shard.filesize
+        self._place, self._shard, self._path = located.place, located.expected, located.path
+        self._space = space
+        self._size = size if self._shard.filesize is None else self._shard.filesize
         self._find_origin, self._origin = origin, origin()
         self._session, self._lock = session, lock
         self._after, self._is_cancelled = after, is_cancelled
-        self._directory, self._name = directory_of(path)
+        self._directory, self._name = located.directory, located.name
         self._verified: CachedShard | None = None
         self._waited = 0.0  # seconds, for space
         self._version = ""
@@ -116,7 +115,7 @@ class ShardDownload:
     def _download(self) -> CachedShard:
         start, waited = time.monotonic(), self._waited
         self.requests = download.download_to(
-            self._shard.url,
+            self._place,
             self._part,
             check=self._verify,
             size=self._shard.filesize,
@@ -191,7 +190,7 @@ class ShardDownload:
     def _compare_with_listing(self, fd: int) -> None:
         """See that it is what the listing of its store says, if that has a sha256."""
         url = self._shard.url
-        store = find_store(Place(url))
+        store = find_store(self._place)
         known = None if store is None else store.known_file(url, self._session)
         if known is None or known.sha256 is None:
             return

@@ -17,9 +17,10 @@ import msgspec
 
 from wids.core.cache import shard_download
 from wids.core.cache.book import ShardBook
-from wids.core.cache.directory import CacheDirectory, directory_of, using
+from wids.core.cache.directory import using
 from wids.core.cache.freshness import find_difference, find_difference_in_size
 from wids.core.cache.leases import Lease, leases
+from wids.core.cache.located import Located
 from wids.core.cache.shard_download import CachedShard, ShardDownload, identify
 from wids.core.cache.space import Space
 from wids.core.files import atomic, locks
@@ -91,79 +92,100 @@ class ShardCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spaces": {}}
 
-    def place(self, url: str) -> tuple[str, bool]:
-        """Where the shard's bytes are or will be, and whether they are read in place."""
-        return self.placement.find(url)
+    def locate(self, shard: Shard) -> Located:
+        """The shard with where its bytes are, or will be.
 
-    def has(self, url: str) -> bool:
-        """Whether a file exists for the shard; `open` finds out what it is worth."""
-        return os.path.exists(self.place(url)[0])
+        Raises:
+            CacheError: no directory for it exists.
+        """
+        path, is_in_place = self.placement.find(shard.place)
+        # Without its count where that says nothing of the bytes.
+        expected = shard if self._checks_counts else msgspec.structs.replace(shard, nsamples=None)
+        return Located(shard, expected, path, is_in_place, self._book)
 
-    def is_downloading(self, path: str) -> bool:
-        """Whether a process downloads the shard to ``path`` at this moment."""
-        directory, name = directory_of(path)
-        lock_path = directory.lock(name)
+    def is_downloading(self, located: Located) -> bool:
+        """Tell if a process downloads the shard at this moment."""
+        directory = located.directory
+        lock_path = directory.lock(located.name)
         if not os.path.exists(lock_path):
             return False
         with locks.try_acquire(lock_path, mode=directory.lock_mode()) as lock:
             return lock is None
 
-    def open(self, shard: Shard, path: str) -> tuple[CachedShard, bool]:
-        """The shard at ``path``, downloaded first if need be, and whether it was there.
+    def open(self, located: Located) -> tuple[CachedShard, bool]:
+        """The shard, downloaded first if need be, and whether it was there.
 
         Raises:
             FetchError: it cannot be had. CacheError: the directory cannot be used.
             ShardError: its bytes are not a readable tar, or not what the index says.
         """
-        shard = self._as_counted(shard)
         for _ in range(_WIPED_ATTEMPTS):
             try:
-                return self._open(shard, path)
+                return self._open(located)
             except CacheError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 # The cache directory was emptied or deleted in the meantime.
-                logger.warning("%s: %s; trying again", shard.url, error)
-        return self._open(shard, path)
+                logger.warning("%s: %s; trying again", located.url, error)
+        return self._open(located)
 
-    def find(self, shard: Shard, path: str) -> CachedShard | Miss:
-        """The cached shard if it is whole and current.
+    def find(self, located: Located, *, lock: locks.HeldLock | None = None) -> CachedShard | Miss:
+        """The cached shard, leased, if it is whole and current: its table says so, or, with the lock, its checksum.
+
+        Args:
+            located: the shard.
+            lock: of its name, if it is held.
 
         Raises:
             CacheError: there is something that cannot be opened.
         """
-        return self._find(self._as_counted(shard), path)
+        path = located.path
+        try:
+            lease, facts = Lease.open(path)
+        except FileNotFoundError:
+            return Miss("")
+        except OSError as error:
+            raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
+        with lease.closing_on_error():
+            table, cause = None, ""
+            if lease.begin():  # else it is being evicted
+                if lock is None:
+                    table, cause = self._judge(located, facts)
+                else:
+                    table, cause = self._judge_by_checksum(located, lease.fd, facts, lock)
+            if table is not None and not cause:
+                return CachedShard(lease, table)
+            lease.release()
+        return Miss(cause)
 
-    def has_remembered_table(self, path: str) -> bool:
-        """Whether the shard at ``path`` was evicted, and its member table is still there."""
-        directory, name = directory_of(path)
-        return os.path.exists(directory.remembered_table(name))
+    def has_remembered_table(self, located: Located) -> bool:
+        """Tell if the shard was evicted, and its member table is still there."""
+        return os.path.exists(located.directory.remembered_table(located.name))
 
-    def remembered_table(self, shard: Shard, path: str) -> MemberTable | None:
+    def remembered_table(self, located: Located) -> MemberTable | None:
         """The member table of a shard that was evicted, if it can be the one of this shard; None: none exists.
 
         Its readers compare it with the headers: the shard may have been replaced since.
         """
-        directory, name = directory_of(path)
-        saved = directory.remembered_table(name)
-        table = member_tables.load_table(saved, shard.url, shard_bytes=shard.filesize)
+        saved = located.directory.remembered_table(located.name)
+        table = member_tables.load_table(saved, located.url, shard_bytes=located.shard.filesize)
         if table is None:
             return None
-        difference = self._find_difference(self._as_counted(shard), table.identity, table)
+        difference = self._find_difference(located, table.identity, table)
         if difference:
-            logger.debug("%s: its remembered member table is not used: %s", shard.url, difference)
+            logger.debug("%s: its remembered member table is not used: %s", located.url, difference)
             return None
         with contextlib.suppress(OSError):  # another user's; those used longest ago go first
             os.utime(saved)
         return table
 
     def download_ahead(
-        self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
+        self, located: Located, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
     ) -> bool:
         """Download a shard that will be needed, unless it is there or another process does; whether this did.
 
         Args:
-            shard: which.
+            located: the shard.
             after: only shards that are used later than this may be evicted for it, in seconds since 1970.
             is_cancelled: asked now and then; once it says True, the transfer ends.
             size: its bytes, about, where the index does not say: nothing is requested before there is space for them.
@@ -173,22 +195,20 @@ class ShardCache:
             CancelledTransferError: it was cancelled.
             WidsError: as `open`.
         """
-        path, is_in_place = self.place(shard.url)
-        if is_in_place:
+        if located.is_in_place:
             return False
-        shard = self._as_counted(shard)
-        found = self._find_or_prepare(shard, path)
+        found = self._find_or_prepare(located)
         if isinstance(found, Miss):
-            directory, name = directory_of(path)
+            directory, name = located.directory, located.name
             with locks.try_acquire(directory.lock(name), mode=directory.lock_mode()) as lock:
                 if lock is None:
                     return False
-                found = self._find(shard, path)
+                found = self.find(located)
                 if isinstance(found, Miss):
-                    if found.cause and promised(shard):  # whether its checksum is right is found out when it is read
+                    if found.cause and promised(located.shard):  # its reader sees whether it is right
                         return False
                     cached, event = self._download(
-                        shard, path, found, lock, after=after, is_cancelled=is_cancelled, size=size
+                        located, found, lock, after=after, is_cancelled=is_cancelled, size=size
                     )
                     cached.lease.release()
                     if self._keep:
@@ -209,102 +229,77 @@ class ShardCache:
             space = self._spaces.setdefault(directory, space)
         return space
 
-    def _as_counted(self, shard: Shard) -> Shard:
-        """A shard without its count where that says nothing of its bytes."""
-        return shard if self._checks_counts else msgspec.structs.replace(shard, nsamples=None)
-
-    def _open(self, shard: Shard, path: str) -> tuple[CachedShard, bool]:
-        found = self._find_or_prepare(shard, path)
+    def _open(self, located: Located) -> tuple[CachedShard, bool]:
+        found = self._find_or_prepare(located)
         is_hit = not isinstance(found, Miss)
-        event: Hit | Fetched = Hit(url=shard.url, path=path)
+        event: Hit | Fetched = Hit(url=located.url, path=located.path)
+        directory, name = located.directory, located.name
         if isinstance(found, Miss):
-            directory, name = directory_of(path)
             with locks.acquire(directory.lock(name), mode=directory.lock_mode(), hooks=self.hooks) as lock:
-                found = self._find(shard, path)
+                found = self.find(located)
                 is_hit = not isinstance(found, Miss)
-                if isinstance(found, Miss) and found.cause and promised(shard):
-                    found = self._find(shard, path, lock=lock)
+                if isinstance(found, Miss) and found.cause and promised(located.shard):
+                    found = self.find(located, lock=lock)
                 if isinstance(found, Miss):
-                    found, event = self._download(shard, path, found, lock)
+                    found, event = self._download(located, found, lock)
         with found.lease.closing_on_error():
-            directory, name = directory_of(path)
             if self._keep:
                 directory.keep(name)
             directory.touch(name)
             emit(self.hooks, event)  # with the lock free again: a hook may open the shard of the event
         return found, is_hit
 
-    def _find_or_prepare(self, shard: Shard, path: str) -> CachedShard | Miss:
-        """`_find`, and a directory to download into if there is nothing."""
-        directory = os.path.dirname(path)
+    def _find_or_prepare(self, located: Located) -> CachedShard | Miss:
+        """`find`, and a directory to download into if there is nothing."""
+        directory = located.directory.path
         is_private = directory == atomic.private_dir()
         with using(directory):
             if is_private:
                 atomic.check_owner(directory)  # before the first look: what another user put there is not looked at
-            found = self._find(shard, path)
+            found = self.find(located)
             if isinstance(found, Miss):
                 atomic.make_directory(directory, is_private=is_private)
-                CacheDirectory(directory).make()
+                located.directory.make()
         return found
 
-    def _find(self, shard: Shard, path: str, *, lock: locks.HeldLock | None = None) -> CachedShard | Miss:
-        """The cached file, leased, if it is the shard: its table says so, or, with the lock held, its checksum."""
-        try:
-            lease, facts = Lease.open(path)
-        except FileNotFoundError:
-            return Miss("")
-        except OSError as error:
-            raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
-        with lease.closing_on_error():
-            table, cause = None, ""
-            if lease.begin():  # else it is being evicted
-                if lock is None:
-                    table, cause = self._judge(shard, path, facts)
-                else:
-                    table, cause = self._judge_by_checksum(shard, path, lease.fd, facts, lock)
-            if table is not None and not cause:
-                return CachedShard(lease, table)
-            lease.release()
-        return Miss(cause)
-
-    def _judge(self, shard: Shard, path: str, facts: Identity) -> tuple[MemberTable | None, str]:
+    def _judge(self, located: Located, facts: Identity) -> tuple[MemberTable | None, str]:
         """The saved member table of a file, and why the file cannot be used; "": it can."""
-        table = self._load_table(shard, path, facts)
-        return table, self._find_difference(shard, facts, table)
+        table = self._load_table(located, facts)
+        return table, self._find_difference(located, facts, table)
 
-    def _load_table(self, shard: Shard, path: str, facts: Identity) -> MemberTable | None:
-        directory, name = directory_of(path)
-        return member_tables.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
+    def _load_table(self, located: Located, facts: Identity) -> MemberTable | None:
+        path = located.directory.table(located.name)
+        return member_tables.load_table(path, located.url, shard_bytes=facts.size)
 
     def _judge_by_checksum(
-        self, shard: Shard, path: str, fd: int, facts: Identity, lock: locks.HeldLock
+        self, located: Located, fd: int, facts: Identity, lock: locks.HeldLock
     ) -> tuple[MemberTable | None, str]:
         """As `_judge`, with a new table; a file of the right checksum becomes the cache's own."""
+        shard = located.shard
         if cause := find_difference_in_size(shard, facts):
             return None, cause
         try:
             if (mismatch := shard_download.find_mismatch(shard, fd, is_strict=True, go_on=lock.touch)) is not None:
                 key, digest, said = mismatch
                 return None, f"its {word(key)} is {digest}, the index says {said}"
-            saved = self._load_table(shard, path, facts)
+            saved = self._load_table(located, facts)
             known = saved.identity if saved is not None and saved.identity.is_same(facts) else None
-            identity = identify(fd, shard, self.placement.origin(shard.url), known)
+            identity = identify(fd, shard, self.placement.origin(located.place), known)
             table = member_tables.scan_table(fd, shard.url, identity)
         except (ShardError, OSError) as error:
             return None, str(error)
-        cause = self._find_difference(shard, facts, table)
+        cause = self._find_difference(located, facts, table)
         if not cause:
-            self._space(os.path.dirname(path)).adopt(os.path.basename(path), table)
+            self._space(located.directory.path).adopt(located.name, table)
         return table, cause
 
-    def _find_difference(self, shard: Shard, facts: Identity, table: MemberTable | None) -> str:
-        origin, miscounted = self.placement.origin(shard.url), self._book.of(shard.url).miscounted
-        return find_difference(shard, facts, table, origin=origin, miscounted=miscounted)
+    def _find_difference(self, located: Located, facts: Identity, table: MemberTable | None) -> str:
+        origin, miscounted = self.placement.origin(located.place), located.record.miscounted
+        return find_difference(located.expected, facts, table, origin=origin, miscounted=miscounted)
 
     def _download(
         self,
-        shard: Shard,
-        path: str,
+        located: Located,
         miss: Miss,
         lock: locks.HeldLock,
         *,
@@ -314,13 +309,12 @@ class ShardCache:
     ) -> tuple[CachedShard, Fetched]:
         """Download the shard, with the lock held; ``after``, ``size``: see `download_ahead`."""
         if miss.cause:
-            emit(self.hooks, Rejected(url=shard.url, path=path, cause=miss.cause))
+            emit(self.hooks, Rejected(url=located.url, path=located.path, cause=miss.cause))
         start = time.perf_counter()
         download = ShardDownload(
-            shard,
-            path,
-            space=self._space(os.path.dirname(path)),
-            origin=partial(self.placement.origin, shard.url),
+            located,
+            space=self._space(located.directory.path),
+            origin=partial(self.placement.origin, located.place),
             session=self._session,
             lock=lock,
             after=after,
@@ -329,12 +323,12 @@ class ShardCache:
         )
         found = download.run()
         table = found.table
-        if shard.nsamples not in (None, table.nsamples):
+        if located.expected.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To download the shard for each sample would never end.
-            self._book.of(shard.url).miscounted = table.identity
+            located.record.miscounted = table.identity
         event = Fetched(
-            url=shard.url,
-            path=path,
+            url=located.url,
+            path=located.path,
             size_bytes=table.identity.size,
             requests=download.requests,
             seconds=time.perf_counter() - start,

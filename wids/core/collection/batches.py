@@ -208,8 +208,9 @@ def _by_shard(
     for k, group in groups:
         shard = lru.cache.get(urls[k])
         if shard is None:
-            distance = 1 + (not provider.cache.has(urls[k]))
-            is_far = distance == 2 and provider.reads_ranges(collection.shards[k])
+            located = provider.cache.locate(collection.shards[k])
+            distance = 1 + (not located.exists())
+            is_far = distance == 2 and provider.reads_ranges(located)
         else:
             distance, is_far = 0, shard.reader.is_remote
         if is_far:

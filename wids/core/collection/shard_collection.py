@@ -399,21 +399,20 @@ class ShardCollection:
         """Whether a shard is read where it is to be counted, by byte ranges."""
         place, placement = Place(url), self.provider.cache.placement
         has_place = placement.cache_dir is not None or placement.localname is not None
-        is_here = place.is_local or place.scheme == "pipe" or (has_place and self.provider.cache.place(url)[1])
-        return not is_here
+        return not (place.is_local or place.scheme == "pipe" or (has_place and placement.find(place)[1]))
 
     def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
-        url, provider = shards.urls[k], self.provider
-        if provider.cache.place(url)[1]:
-            return self.pool.open(shards[k]).table
-        if Place(url).is_local:  # it will be copied when it is read; all copies now could take hours
+        shard, provider = shards[k], self.provider
+        if provider.cache.locate(shard).is_in_place:
+            return self.pool.open(shard).table
+        if shard.place.is_local:  # it will be copied when it is read; all copies now could take hours
             files = provider.files
-            opened: Reader = AutoProvider(cache_dir=None, rule=files.rule, group=files.group).open(shards[k])
+            opened: Reader = AutoProvider(cache_dir=None, rule=files.rule, group=files.group).open(shard)
         elif open_remote is not None:
             opened = open_remote(k)
         else:
             raise SpecError(
-                f"shards[{k}] ({url}) has no nsamples, and the output of a program cannot be counted; make an "
+                f"shards[{k}] ({shard.url}) has no nsamples, and the output of a program cannot be counted; make an "
                 "index (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs",
                 path=f"shards[{k}]",
             )
@@ -474,7 +473,7 @@ class ShardCollection:
         """Whether its shards are local ones on a network file system; the first one stands for all."""
         if self._is_far is None:
             is_local = len(self) > 0 and not self.has_remote()
-            self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
+            self._is_far = is_local and page_cache.is_network(self.provider.cache.locate(self.shards[0]).path)
         return self._is_far
 
     def is_large(self, count: int) -> bool:
@@ -492,7 +491,7 @@ class ShardCollection:
         if shard.filesize is not None:
             return shard.filesize
         try:
-            return os.path.getsize(self.provider.cache.place(shard.url)[0])
+            return os.path.getsize(self.provider.cache.locate(shard).path)
         except OSError:
             return 0
 

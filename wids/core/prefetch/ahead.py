@@ -86,9 +86,9 @@ class CollectionSource:
 
     def plan(self, shard: int) -> UpcomingShard:
         """A new download of the shard of a number."""
-        found, provider = self.shard(shard), self._collection.provider
-        is_left = provider.takes_little(found, self._collection.lengths[shard])
-        return UpcomingShard(self.store, found, is_left=is_left, reads_early=provider.reads_early)
+        located, provider = self.store.locate(self.shard(shard)), self._collection.provider
+        is_left = provider.takes_little(located, self._collection.lengths[shard])
+        return UpcomingShard(self.store, located, is_left=is_left, reads_early=provider.reads_early)
 
     def look_for_tables(self) -> None:
         """See whether samples are read by byte ranges, where shards are left to these; the first stands for all."""
@@ -139,7 +139,8 @@ class FarSource(CollectionSource):
     def plan(self, shard: int) -> FarFile:
         """A new read of the file of a number."""
         is_view = self._collection.shards.selection is not None
-        return FarFile(self.store, self.shard(shard), rows=partial(self._rows, shard) if is_view else None)
+        located = self.store.locate(self.shard(shard))
+        return FarFile(self.store, located, rows=partial(self._rows, shard) if is_view else None)
 
     def _rows(self, k: int) -> tuple[range | Indices, int]:
         return self._collection.rows_of(k), max(self._collection.shards.nsamples[k], 1)

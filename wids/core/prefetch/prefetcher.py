@@ -178,7 +178,7 @@ class Prefetcher:
     def _start_downloads(self) -> None:
         # The end may come while this runs; downloads under way may have ended meanwhile, too.
         while not self._finished and (download := self._window.take()) is not None:
-            if download.store.cache_size is not None and not download.is_in_place:
+            if download.store.cache_size is not None and not download.located.is_in_place:
                 # Eviction candidates must be judged by the same clock as this shard.
                 self._write_plans(is_due=self._is_plan_late())
             use = reservation.with_margin(self._when(download.upcoming[0], self._position()), time.time())
@@ -212,10 +212,10 @@ class Prefetcher:
         except WidsError as error:
             is_hopeless = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
             retry_at = math.inf if is_hopeless else time.monotonic() + limits.LIMITS.failed_seconds
-            emit(download.store.hooks, NotFetchedAhead(url=download.shard.url, cause=str(error)))
+            emit(download.store.hooks, NotFetchedAhead(url=download.located.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
             retry_at = math.inf
-            logger.exception("%s: cannot be downloaded ahead", download.shard.url)
+            logger.exception("%s: cannot be downloaded ahead", download.located.url)
         finally:
             self._ended.put((download, is_complete, retry_at))
             self._downloading.discard(threading.current_thread())
@@ -257,9 +257,9 @@ class Prefetcher:
         uses: dict[str, dict[str, float]] = {}
         busy: dict[str, dict[str, float]] = {}
         for visit, download in self._window.visits:
-            if download.is_in_place:
+            if download.located.is_in_place:
                 continue
-            directory, name = os.path.split(download.path)
+            directory, name = os.path.split(download.located.path)
             if visit.last >= position:
                 uses.setdefault(directory, {}).setdefault(name, self._when(visit, position))
             else:  # counted from when an index was last drawn: a loader that waits has read the samples before

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from wids.core.cache.space import shard_bytes
 from wids.core.files import page_cache
-from wids.core.place import Place
 from wids.core.prefetch import distance
 from wids.core.prefetch.window import PlannedDownload
 from wids.core.transport import concurrency, filesystems
@@ -20,10 +19,10 @@ from wids.errors import CacheFull
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.core.cache.located import Located
     from wids.core.cache.store import ShardCache
     from wids.core.order.layout import Visit
     from wids.core.order.permutation import Indices
-    from wids.core.shard import Shard
 
 
 class UpcomingShard(PlannedDownload):
@@ -31,36 +30,32 @@ class UpcomingShard(PlannedDownload):
 
     Args:
         store: downloads it.
-        shard: which.
+        located: the shard.
         is_left: whether it is left to its readers, who take little of it.
         reads_early: see `PlannedDownload.reads_early`.
 
     Attributes:
-        shard, store: as given.
-        path: of its bytes. is_in_place: whether they are read where they are, and not copied.
+        located, store: as given.
         look_cost: what `is_here` costs: calls of the operating system.
     """
 
-    is_in_place: bool
-    path: str
-    shard: Shard
+    located: Located
     store: ShardCache
-    __slots__ = ("_is_left", "_reads_early", "_size", "is_in_place", "path", "shard", "store")
+    __slots__ = ("_is_left", "_reads_early", "_size", "located", "store")
 
     look_cost = 1
 
     def __init__(
         self,
         store: ShardCache,
-        shard: Shard,
+        located: Located,
         *,
         is_left: bool = False,
-        reads_early: Callable[[Shard], bool] = lambda _: False,
+        reads_early: Callable[[Located], bool] = lambda _: False,
     ) -> None:
         super().__init__()
-        self.store, self.shard, self._is_left, self._reads_early = store, shard, is_left, reads_early
-        self.path, self.is_in_place = store.place(shard.url)
-        self._size = shard.filesize
+        self.store, self.located, self._is_left, self._reads_early = store, located, is_left, reads_early
+        self._size = located.shard.filesize
 
     @property
     def size(self) -> int | None:
@@ -70,24 +65,26 @@ class UpcomingShard(PlannedDownload):
     @property
     def slots(self) -> int:
         """How many connections its download keeps busy."""
-        size = distance.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
-        length = filesystems.connections().range_bytes(Place(self.shard.url).host, size)
+        known = self.located.shard.filesize
+        size = distance.LIMITS.unknown_bytes if known is None else known
+        length = filesystems.connections().range_bytes(self.located.place.host, size)
         return concurrency.slots(size, length, concurrency.LIMITS.connections)
 
     @property
     def reads_early(self) -> bool:
         """Whether its samples are read by byte ranges until it is cached."""
-        return self._reads_early(self.shard)
+        return self._reads_early(self.located)
 
     def is_cached(self) -> bool:
         """Whether a file exists that looks like the shard; its readers look closer."""
         try:
-            found = os.stat(self.path).st_size
+            found = os.stat(self.located.path).st_size
         except OSError:
             return False
-        if self.shard.filesize is None:
+        known = self.located.shard.filesize
+        if known is None:
             self._size = found
-        return self.shard.filesize in (None, found)
+        return known in (None, found)
 
     def needs_download(self) -> bool:
         """Whether something has to be done for its next visit."""
@@ -95,7 +92,7 @@ class UpcomingShard(PlannedDownload):
 
     def can_go(self) -> bool:
         """Whether it may have been here, and be gone: other processes evict shards."""
-        return not (self.is_in_place or self._is_left)
+        return not (self.located.is_in_place or self._is_left)
 
     def is_here(self) -> bool:
         """Whether nothing has to be done for its next visit."""
@@ -105,10 +102,11 @@ class UpcomingShard(PlannedDownload):
         """Download it ahead of its next visits; whether this did. See `ShardCache.download_ahead`."""
         size = self.weight if self._size is None and self.store.cache_size is not None else self._size
         try:
-            return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled, size=size)
+            return self.store.download_ahead(self.located, after=after, is_cancelled=is_cancelled, size=size)
         except CacheFull as error:
-            if self.shard.filesize is None and error.expected is not None:  # what the server says
-                self._size = max(self._size or 0, shard_bytes(int(error.expected), self.shard.nsamples))
+            shard = self.located.shard
+            if shard.filesize is None and error.expected is not None:  # what the server says
+                self._size = max(self._size or 0, shard_bytes(int(error.expected), shard.nsamples))
             raise
 
 
@@ -116,8 +114,8 @@ class FarFile(UpcomingShard):
     """A local shard on a network file system, of which the part that comes next is read into memory, once.
 
     Args:
-        store: says where it is.
-        shard: which.
+        store: of its collection.
+        located: the shard.
         rows: what finds the rows of a view in it, ascending, and how many rows it has. None: all are read.
     """
 
@@ -126,13 +124,13 @@ class FarFile(UpcomingShard):
     look_cost = 0
 
     def __init__(
-        self, store: ShardCache, shard: Shard, *, rows: Callable[[], tuple[range | Indices, int]] | None = None
+        self, store: ShardCache, located: Located, *, rows: Callable[[], tuple[range | Indices, int]] | None = None
     ) -> None:
-        super().__init__(store, shard)
+        super().__init__(store, located)
         self._rows = rows
         if self._size is None:
             with contextlib.suppress(OSError):
-                self._size = os.stat(self.path).st_size
+                self._size = os.stat(self.located.path).st_size
         self._read_until = -1  # the position of the last visit whose part was read
 
     def is_cached(self) -> bool:
@@ -152,7 +150,7 @@ class FarFile(UpcomingShard):
         begin, end, count = distance.part_to_read(map(self._part, visits))
         self._read_until = visits[count - 1].first
         with contextlib.suppress(OSError):  # its reader says so
-            page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
+            page_cache.read_ahead(self.located.path, begin, end, is_cancelled=is_cancelled)
         return False
 
     def _part(self, visit: Visit) -> tuple[float, float, float]:

@@ -17,7 +17,6 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.core.cache import limits, usage_hints
-from wids.core.cache.directory import directory_of
 from wids.core.files import forks
 from wids.core.files.background import end_at_exit, join_threads
 from wids.core.readers import access
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.core.cache.book import ShardRecord
+    from wids.core.cache.located import Located
     from wids.core.cache.store import ShardCache
-    from wids.core.shard import Shard
 
 # How often it is looked at whether a process downloads a shard.
 _LOOK_SECONDS = 0.25
@@ -53,27 +52,26 @@ class _EarlyShard(NamedTuple):
     """See `wids.core.readers.access.EarlyRead`."""
 
     cache: ShardCache
-    path: str
-    record: ShardRecord
+    located: Located
     downloads: _Downloads
 
     @property
     def since(self) -> float:
-        return self.record.since
+        return self.located.record.since
 
     @property
     def is_own(self) -> bool:
-        return self.record.thread is not None
+        return self.located.record.thread is not None
 
     @property
     def is_downloading(self) -> bool:
-        return self.cache.is_downloading(self.path)
+        return self.cache.is_downloading(self.located)
 
     @property
     def is_planned(self) -> bool:
         """Whether a live job says so: it downloads the shard, or has no space for it."""
-        directory, name = directory_of(self.path)
-        use = usage_hints.read(directory.own, directory.transients().plans).get(name)
+        directory = self.located.directory
+        use = usage_hints.read(directory.own, directory.transients().plans).get(self.located.name)
         return use is not None and use < time.time() + access.PLANNED_SECONDS
 
     @property
@@ -127,32 +125,31 @@ class Arrivals:
         if record.thread is None:
             record.forget_download()
 
-    def note_read(self, shard: Shard, path: str, record: ShardRecord) -> None:
-        """A shard is read by ranges: have it downloaded, if no process does.
+    def note_read(self, located: Located) -> None:
+        """Have a shard downloaded that is read by ranges, if no process does.
 
         Args:
-            shard: which.
-            path: where it will be in the cache.
-            record: the facts about it.
+            located: the shard.
         """
-        now = time.monotonic()
+        now, record = time.monotonic(), located.record
         record.since = min(record.since, now)
         if record.thread is not None or now < record.look_at:
             return
         record.look_at = now + _LOOK_SECONDS
-        early = _EarlyShard(self._cache, path, record, self._downloads)
+        early = _EarlyShard(self._cache, located, self._downloads)
         try:
             is_due = access.begins_download(early, now)
         except (OSError, CacheError) as error:  # of the directory: the download fails, too, with advice
-            logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
+            logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", located.url, error)
             is_due = early.has_room
         if is_due:
-            self._begin_download(shard, record)
+            self._begin_download(located)
 
-    def _begin_download(self, shard: Shard, record: ShardRecord) -> None:
+    def _begin_download(self, located: Located) -> None:
+        record = located.record
         thread = threading.Thread(
             target=_download,
-            args=(self._cache, shard, record, self._downloads),
+            args=(self._cache, located, self._downloads),
             daemon=True,
             name="wids-download",
         )
@@ -177,11 +174,12 @@ class Arrivals:
             join_threads([*self._downloads.threads.copy()], seconds)
 
 
-def _download(cache: ShardCache, shard: Shard, record: ShardRecord, downloads: _Downloads) -> None:
+def _download(cache: ShardCache, located: Located, downloads: _Downloads) -> None:
     """In a thread, which keeps no reader alive."""
+    record = located.record
     try:  # not in place of a shard that a sampler soon needs: its prefetcher would download that one again
         after = time.time() + access.PLANNED_SECONDS
-        cache.download_ahead(shard, after=after, is_cancelled=lambda: downloads.is_cancelled)
+        cache.download_ahead(located, after=after, is_cancelled=lambda: downloads.is_cancelled)
     except CacheFull:  # listing a large directory takes long, and is not to be done all the time
         record.look_at = time.monotonic() + min(
             limits.LIMITS.full_seconds * 2**record.refusals, limits.LIMITS.max_full_seconds
@@ -190,7 +188,7 @@ def _download(cache: ShardCache, shard: Shard, record: ShardRecord, downloads: _
     except CancelledTransferError:
         return
     except Exception as error:  # noqa: BLE001 - the edge of a thread; the shard's reader gets the error itself
-        logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
+        logger.debug("%s: cannot be downloaded in the background (%s)", located.url, error)
         record.has_failed = True
     finally:
         record.thread = None

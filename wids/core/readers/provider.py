@@ -6,20 +6,18 @@ Local shards are read in place, never copied or deleted. Paths of files: `wids.c
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from wids.core.cache.book import ShardBook, ShardRecord
+from wids.core.cache.book import ShardBook
 from wids.core.cache.placement import Placement
 from wids.core.cache.store import Miss, ShardCache
 from wids.core.files import system
 from wids.core.files.lazy import Lazy
 from wids.core.files.nearest import name_nearest
 from wids.core.files.open_file import OpenFile
-from wids.core.place import Place
 from wids.core.readers.access import Access, can_range, choose, reads_ranges
 from wids.core.readers.arrivals import Arrivals
 from wids.core.readers.base import announce
@@ -34,6 +32,7 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.core.cache.located import Located
     from wids.core.files.identity import Identity
     from wids.core.readers.access import AccessMode
     from wids.core.readers.base import Reader
@@ -164,24 +163,20 @@ def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
 class InPlaceProvider:
     """Reads local shards where they are."""
 
-    def __init__(self, files: LocalFiles, placement: Placement) -> None:
-        self._files, self._placement = files, placement
+    def __init__(self, files: LocalFiles) -> None:
+        self._files = files
 
-    def open(self, shard: Shard) -> Reader:
-        """See `ShardProvider.open`."""
-        return self.open_at(shard, self._placement.find(shard.url)[0])
-
-    def open_at(self, shard: Shard, path: str) -> Reader:
-        """As `open`, for the shard at ``path``."""
+    def open(self, shard: Shard, path: str) -> Reader:
+        """See `ShardProvider.open`; the shard is at ``path``."""
         try:
-            return self._open_at(shard, path)
+            return self._open(shard, path)
         except (FetchDeniedError, ShardError) as error:
             if not system.is_stale(error.__cause__):
                 raise
             logger.warning("%s; it is opened again", error)
-        return self._open_at(shard, path)
+        return self._open(shard, path)
 
-    def _open_at(self, shard: Shard, path: str) -> Reader:
+    def _open(self, shard: Shard, path: str) -> Reader:
         start = time.perf_counter()
         file, facts = open_in_place(shard, path)
         with file.closing_on_error():
@@ -199,20 +194,16 @@ class CachedProvider:
     def __init__(self, files: LocalFiles, cache: ShardCache) -> None:
         self._files, self._cache = files, cache
 
-    def open(self, shard: Shard) -> Reader:
+    def open(self, located: Located) -> Reader:
         """See `ShardProvider.open`."""
-        return self.open_at(shard, self._cache.place(shard.url)[0])
-
-    def open_at(self, shard: Shard, path: str) -> Reader:
-        """As `open`, for the shard that is, or will be, at ``path``."""
         start = time.perf_counter()
-        (lease, table), has_saved = self._cache.open(shard, path)
-        files = self._files
+        (lease, table), has_saved = self._cache.open(located)
+        files, path = self._files, located.path
         with lease.closing_on_error():
             if not files.is_standard:
-                table = files.build_table(lease.fd, path, shard.url, table.identity)
+                table = files.build_table(lease.fd, path, located.url, table.identity)
             has_saved = has_saved and files.is_standard
-            return files.make_reader(lease, table, shard, path, has_saved_table=has_saved, start=start)
+            return files.make_reader(lease, table, located.shard, path, has_saved_table=has_saved, start=start)
 
 
 class AutoProvider:
@@ -268,7 +259,7 @@ class AutoProvider:
             book=self._book,
         )
         self._originals = Placement(cache_dir=None, localname=None, cache_local=False, session=PLAIN)
-        self._in_place = InPlaceProvider(self.files, placement)
+        self._in_place = InPlaceProvider(self.files)
         self._cached = CachedProvider(self.files, self.cache)
         self._by_ranges = RangeProvider(
             is_final=access == "range",
@@ -278,43 +269,42 @@ class AutoProvider:
             cache_dir=cache_dir,
             is_cached=access == "fetch",
             cache=self.cache if self.files.is_standard else None,
-            book=self._book,
         )
         self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
     def open(self, shard: Shard) -> Reader:
         """See `ShardProvider.open`."""
-        state = self._look(shard)
+        state = self._look(self.cache.locate(shard))
         access = choose(state, time.monotonic())
         while access is Access.TURN:
             _pause.wait(_TURN_SECONDS)
             access = choose(state, time.monotonic())
         if access is Access.IN_PLACE:
-            return self._in_place.open_at(shard, state.path)
-        reader = self._open_by_ranges(shard, state) if access is Access.RANGES else None
+            return self._in_place.open(shard, state.located.path)
+        reader = self._open_by_ranges(state) if access is Access.RANGES else None
         if reader is None:
-            reader = self._cached.open_at(shard, state.path)
+            reader = self._cached.open(state.located)
             if self._arrivals is not None:
-                self._arrivals.note_opened(state.record)
-                self._by_ranges.learn(shard.url, reader.table)
+                self._arrivals.note_opened(state.located.record)
+                self._by_ranges.learn(state.located, reader.table)
         return reader
 
-    def _look(self, shard: Shard) -> _OpeningShard:
+    def _look(self, located: Located) -> _OpeningShard:
         return _OpeningShard(
-            shard,
-            self._book.of(shard.url),
+            located,
             mode=self.access,
             cache=self.cache,
             by_ranges=self._by_ranges,
             arrivals=self._arrivals,
         )
 
-    def _open_by_ranges(self, shard: Shard, state: _OpeningShard) -> Reader | None:
+    def _open_by_ranges(self, state: _OpeningShard) -> Reader | None:
         """None: the shard is better downloaded: its table does not come at once, or its server gives no ranges."""
+        located = state.located
         if self._arrivals is None:
-            return self._by_ranges.find(shard)
-        is_due = partial(_reads_on, self._arrivals, shard, state)
-        return self._by_ranges.find_early(shard, is_due=is_due, is_there=partial(os.path.exists, state.path))
+            return self._by_ranges.find(located)
+        is_due = partial(_reads_on, self._arrivals, state)
+        return self._by_ranges.find_early(located, is_due=is_due, is_there=located.exists)
 
     def without_downloads(self) -> AutoProvider:
         """Opens the same shards, and downloads or copies none: members of those not here are read by byte ranges."""
@@ -337,9 +327,10 @@ class AutoProvider:
         Raises:
             WidsError: the shard, or a published table, cannot be read.
         """
-        path, is_in_place = self.cache.place(shard.url)
-        if not is_in_place:
-            found, files = self.cache.find(shard, path), self.files
+        located = self.cache.locate(shard)
+        path = located.path
+        if not located.is_in_place:
+            found, files = self.cache.find(located), self.files
             if not isinstance(found, Miss):
                 try:
                     if files.is_standard:
@@ -347,10 +338,10 @@ class AutoProvider:
                     return files.build_table(found.lease.fd, path, shard.url, found.table.identity)
                 finally:
                     found.lease.release()
-            if not Place(shard.url).is_local:
-                return self._by_ranges.find_published(shard)
-            path = self._originals.local_path(shard.url)  # it will be copied when it is read
-        with contextlib.closing(self._in_place.open_at(shard, path)) as reader:
+            if not shard.place.is_local:
+                return self._by_ranges.find_published(located)
+            path = self._originals.find(shard.place)[0]  # it will be copied when it is read
+        with contextlib.closing(self._in_place.open(shard, path)) as reader:
             return reader.table
 
     def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
@@ -364,37 +355,39 @@ class AutoProvider:
 
     def is_here(self, shard: Shard) -> bool:
         """Whether a shard is read from this machine's disk, as it stands there: neither downloaded nor copied first."""
-        path, is_in_place = self.cache.place(shard.url)
-        found = None if is_in_place else self.cache.find(shard, path)
-        if found is None or isinstance(found, Miss):
-            return is_in_place
+        located = self.cache.locate(shard)
+        if located.is_in_place:
+            return True
+        found = self.cache.find(located)
+        if isinstance(found, Miss):
+            return False
         found.lease.release()
         return True
 
-    def reads_early(self, shard: Shard) -> bool:
+    def reads_early(self, located: Located) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached, as far as known; asks for nothing.
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
         ranges = self._by_ranges
-        if self._arrivals is None or not (ranges.has_tables or ranges.knows_table(shard.url)):
+        if self._arrivals is None or not (ranges.has_tables or ranges.knows_table(located)):
             return False
-        return can_range(self._look(shard), time.monotonic())
+        return can_range(self._look(located), time.monotonic())
 
     def has_table(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is requested."""
-        return self._arrivals is not None and self._by_ranges.has_table(shard)
+        return self._arrivals is not None and self._by_ranges.has_table(self.cache.locate(shard))
 
-    def reads_ranges(self, shard: Shard) -> bool:
+    def reads_ranges(self, located: Located) -> bool:
         """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as known."""
-        return reads_ranges(self._look(shard), time.monotonic())
+        return reads_ranges(self._look(located), time.monotonic())
 
-    def takes_little(self, shard: Shard, count: int) -> bool:
+    def takes_little(self, located: Located, count: int) -> bool:
         """Whether so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
 
         That is where each with a separate request costs less than the shard. May ask for nothing.
         """
-        return self.access == "auto" and self._by_ranges.is_cheap(shard, count)
+        return self.access == "auto" and self._by_ranges.is_cheap(located, count)
 
 
 class _OpeningShard:
@@ -402,23 +395,25 @@ class _OpeningShard:
 
     def __init__(
         self,
-        shard: Shard,
-        record: ShardRecord,
+        located: Located,
         *,
         mode: AccessMode,
         cache: ShardCache,
         by_ranges: RangeProvider,
         arrivals: Arrivals | None,
     ) -> None:
-        self._shard, self.record, self.mode, self._cache = shard, record, mode, cache
+        self.located, self.mode, self._cache = located, mode, cache
         self._by_ranges, self._arrivals, self.has_early_reads = by_ranges, arrivals, arrivals is not None
-        self.path, self.is_in_place = cache.place(shard.url)
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.located.is_in_place
 
     @property
     def is_cached(self) -> bool:
         if self.mode == "fetch":  # who opens it looks closer
-            return os.path.exists(self.path)
-        found = self._cache.find(self._shard, self.path)
+            return self.located.exists()
+        found = self._cache.find(self.located)
         if isinstance(found, Miss):
             return False
         found.lease.release()
@@ -426,7 +421,7 @@ class _OpeningShard:
 
     @property
     def is_downloading(self) -> bool:
-        return self._cache.is_downloading(self.path)
+        return self._cache.is_downloading(self.located)
 
     @Lazy  # a reader continues to read by ranges when the sampler has ended
     def will_arrive(self) -> bool:
@@ -434,32 +429,32 @@ class _OpeningShard:
 
     @property
     def has_failed(self) -> bool:
-        return self.record.has_failed
+        return self.located.record.has_failed
 
     @property
     def has_ranges(self) -> bool:
-        return not self.record.lacks_ranges
+        return not self.located.record.lacks_ranges
 
     @Lazy  # a reader has its table
     def has_table(self) -> bool:
-        return self.mode == "auto" or self._by_ranges.may_have_table(self._shard)
+        return self.mode == "auto" or self._by_ranges.may_have_table(self.located)
 
     @property
     def retry_at(self) -> float:
-        return self.record.retry_at
+        return self.located.record.retry_at
 
     @property
     def is_spent(self) -> bool:
-        return self.record.is_spent
+        return self.located.record.is_spent
 
     @property
     def may_ask(self) -> bool:
         return self._by_ranges.may_ask()
 
 
-def _reads_on(arrivals: Arrivals, shard: Shard, state: _OpeningShard) -> bool:
+def _reads_on(arrivals: Arrivals, state: _OpeningShard) -> bool:
     """Whether the reader of a shard by ranges continues; its download may begin."""
     if choose(state, time.monotonic()) is not Access.RANGES:
         return False
-    arrivals.note_read(shard, state.path, state.record)
+    arrivals.note_read(state.located)
     return True

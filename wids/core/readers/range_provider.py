@@ -10,11 +10,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.core.cache.book import ShardBook
 from wids.core.cache.freshness import version_in, version_mark
 from wids.core.files.identity import Identity
 from wids.core.files.ranks import processes_of_job
-from wids.core.place import Place
 from wids.core.readers.access import costs_less
 from wids.core.readers.base import announce
 from wids.core.readers.header_reader import scan_headers
@@ -33,6 +31,7 @@ from wids.events import TableRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.core.cache.located import Located
     from wids.core.cache.store import ShardCache
     from wids.core.readers.base import Reader
     from wids.core.shard import Shard
@@ -62,7 +61,6 @@ class RangeProvider:
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
         is_cached: all that is read is downloaded into that directory, so that it may be made.
         cache: remembers the member tables of shards that it has evicted.
-        book: facts about each shard; None: a new one.
 
     Attributes:
         has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
@@ -82,74 +80,67 @@ class RangeProvider:
         cache_dir: str | None = None,
         is_cached: bool = False,
         cache: ShardCache | None = None,
-        book: ShardBook | None = None,
     ) -> None:
         self._is_final, self._session = is_final, session
         self._rule: KeyRule = rule
         self._group: Group = group
         self._cache = cache
         self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
-        self._book = ShardBook() if book is None else book
         self._pace = Pace()
 
     def may_ask(self) -> bool:
         """Whether this process may ask for more ranges of shards that are on their way."""
         return self._pace.may_ask(time.monotonic(), self._pace.limits.job_rate / processes_of_job())
 
-    def open(self, shard: Shard) -> Reader:
-        """See `wids.core.readers.provider.ShardProvider.open`."""
-        reader = self.find(shard)
-        if reader is None:
-            raise self._refuse(shard)
-        return reader
-
-    def find(self, shard: Shard) -> Reader | None:
-        """As `open`; None: the shard is better downloaded, or gives no ranges and another provider has the last word.
+    def find(self, located: Located) -> Reader | None:
+        """A reader of a shard; None: it is better downloaded, or gives no ranges and another provider decides.
 
         Raises:
             FetchError: it cannot be had. ShardError: it is not a readable tar.
             ChangedShardError: it is not what the index says.
         """
         start = time.perf_counter()
-        source = self._source_of(shard)
+        source = self._source_of(located)
         if source is None:
             return None
-        table, is_proven, guess = self._known_table(shard, source)
+        table, is_proven, guess = self._known_table(located, source)
         has_saved = table is not None
         if table is None:
-            if not self._is_final and source.scan_bytes(shard.nsamples) > source.size:
+            if not self._is_final and source.scan_bytes(located.shard.nsamples) > source.size:
                 return None
-            table, is_proven = self._scan(source), True
+            table, is_proven = self._scan(located, source), True
         elif not is_proven and guess is None:
-            self._book.learn_table(shard.url, table)
+            located.book.learn_table(located.url, table)
         reader = RangeReader(
             source,
             table=table,
-            rescan=partial(self._scan, source),
+            rescan=partial(self._scan, located, source),
             is_proven=is_proven,
             split=tables.parse_rule(self._rule),
-            is_due=None if self._is_final else partial(self._is_cheaper, source),
-            on_error=None if guess is None else partial(self._forget_guess, shard.url, guess),
+            is_due=None if self._is_final else partial(self._is_cheaper, located, source),
+            on_error=None if guess is None else partial(self._forget_guess, located, guess),
             hooks=self._session.hooks,
         )
         announce(self._session.hooks, reader, has_saved_table=has_saved, start=start)
         return reader
 
-    def find_early(self, shard: Shard, *, is_due: Callable[[], bool], is_there: Callable[[], bool]) -> Reader | None:
+    def find_early(
+        self, located: Located, *, is_due: Callable[[], bool], is_there: Callable[[], bool]
+    ) -> Reader | None:
         """A reader of a shard that will be in the cache; None: the offsets of its members are not known at once.
 
         Args:
-            shard: which.
+            located: the shard.
             is_due: asked before each read; once it says False, the shard is to be opened again.
             is_there: the same once this says True; it is asked in the course of reads.
         """
-        start, url = time.perf_counter(), shard.url
-        table = self._find_table(shard, is_there)
+        start = time.perf_counter()
+        table = self._find_table(located, is_there)
         if table is None:
             return None
-        is_proven = self._book.of(url).is_proven
+        is_proven = located.record.is_proven
         source = ShardBytes(
-            url,
+            located.place,
             session=self._session,
             size=table.identity.size,
             seconds=self.limits.answer_seconds,
@@ -161,56 +152,57 @@ class RangeProvider:
         reader = RangeReader(
             source,
             table=table,
-            rescan=partial(self._raise_doubt, url),
+            rescan=partial(self._raise_doubt, located.url),
             is_proven=is_proven,
             is_due=is_due,
-            on_error=partial(self._give_up, url),
+            on_error=partial(self._give_up, located),
             hooks=self._session.hooks,
         )
         announce(self._session.hooks, reader, has_saved_table=True, start=start)
         return reader
 
-    def find_published(self, shard: Shard) -> MemberTable | None:
+    def find_published(self, located: Located) -> MemberTable | None:
         """The published table of a shard; None: none exists, or nothing that tells whether it is its own.
 
         Raises:
             FetchError: the server does not answer. TableError: it is damaged, or of another version of the shard.
         """
-        if shard.filesize is None or not self._is_standard() or not member_tables.may_be_published(shard.url):
+        shard = located.shard
+        if shard.filesize is None or not self._is_standard() or not member_tables.may_be_published(shard.place):
             return None
-        known = self._book.of(shard.url).table
+        known = located.record.table
         if known is not None and known.identity.size == shard.filesize:
             return known
         try:
             table = self._published.read(shard, shard_bytes=shard.filesize)
         except member_tables.NOT_PUBLISHED:
             return None
-        self._book.learn_table(shard.url, table)
+        located.book.learn_table(shard.url, table)
         return table
 
-    def has_table(self, shard: Shard) -> bool:
+    def has_table(self, located: Located) -> bool:
         """Whether `find_early` finds a reader, as far as known then."""
-        return self._find_table(shard, bool) is not None
+        return self._find_table(located, bool) is not None
 
-    def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
-        record = self._book.of(shard.url)
-        if not self.may_have_table(shard):
+    def _find_table(self, located: Located, is_there: Callable[[], bool]) -> MemberTable | None:
+        shard, record = located.shard, located.record
+        if not self._has_members(shard):
             return None
-        table = self._remembered(shard) if record.table is None else record.table
-        if table is None and self._may_be_published(shard):
-            table = self._ask_for_table(shard, is_there)
+        table = self._remembered(located) if record.table is None else record.table
+        if table is None and self._may_be_published(located):
+            table = self._ask_for_table(located, is_there)
         if table is None:
             return None
         if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
             record.wrong_table = table.identity
             return None
         if record.table is None:
-            self._book.learn_table(shard.url, table)
+            located.book.learn_table(shard.url, table)
         return table
 
-    def _ask_for_table(self, shard: Shard, is_there: Callable[[], bool]) -> MemberTable | None:
+    def _ask_for_table(self, located: Located, is_there: Callable[[], bool]) -> MemberTable | None:
         """The published table, if it comes soon."""
-        record = self._book.of(shard.url)
+        shard, record = located.shard, located.record
         try:
             self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
             ends = time.perf_counter() + self.limits.table_seconds
@@ -236,44 +228,42 @@ class RangeProvider:
         self.has_tables = True
         return table
 
-    def may_have_table(self, shard: Shard) -> bool:
+    def _has_members(self, shard: Shard) -> bool:
+        """Whether a member table, by the usual rule, says where the samples of a remote shard are."""
+        return not shard.place.is_local and shard.place.scheme != "pipe" and self._is_standard()
+
+    def may_have_table(self, located: Located) -> bool:
         """Whether `find_early` may find one."""
-        place = Place(shard.url)
-        if place.is_local or place.scheme == "pipe" or not self._is_standard():
-            return False
-        return self.knows_table(shard.url) or self._may_be_published(shard)
+        return self._has_members(located.shard) and (self.knows_table(located) or self._may_be_published(located))
 
-    def knows_table(self, url: str) -> bool:
+    def knows_table(self, located: Located) -> bool:
         """Whether a shard's table is at hand, in memory or in the cache; `find_early` sees if it is the right one."""
-        return self._book.of(url).table is not None or self._has_remembered(url)
+        if located.record.table is not None:
+            return True
+        return self._cache is not None and self._cache.has_remembered_table(located)
 
-    def _may_be_published(self, shard: Shard) -> bool:
-        record = self._book.of(shard.url)
-        if record.lacks_table or record.wrong_table is not None or not member_tables.may_be_published(shard.url):
+    def _may_be_published(self, located: Located) -> bool:
+        record = located.record
+        if record.lacks_table or record.wrong_table is not None or not member_tables.may_be_published(located.place):
             return False
-        return self._published.may_have(shard)
+        return self._published.may_have(located.shard)
 
-    def learn(self, url: str, table: MemberTable) -> None:
+    def learn(self, located: Located, table: MemberTable) -> None:
         """A shard was opened from the cache, with this table: it can be read by ranges once it was evicted."""
-        record = self._book.of(url)
+        record = located.record
         if record.table is None or record.table.identity != table.identity:
-            self._book.learn_table(url, table)
+            located.book.learn_table(located.url, table)
 
-    def _has_remembered(self, url: str) -> bool:
-        return self._cache is not None and self._cache.has_remembered_table(self._cache.place(url)[0])
-
-    def _remembered(self, shard: Shard) -> MemberTable | None:
+    def _remembered(self, located: Located) -> MemberTable | None:
         """The table that the cache has kept of a shard that it evicted."""
-        if self._cache is None:
-            return None
-        table = self._cache.remembered_table(shard, self._cache.place(shard.url)[0])
-        return None if table is None or table.identity == self._book.of(shard.url).wrong_table else table
+        table = None if self._cache is None else self._cache.remembered_table(located)
+        return None if table is None or table.identity == located.record.wrong_table else table
 
-    def is_cheap(self, shard: Shard, count: int) -> bool:
+    def is_cheap(self, located: Located, count: int) -> bool:
         """Whether so many samples of a shard cost less than its download, as far as known, each by itself."""
-        request = filesystems.connections().request_bytes(Place(shard.url).host)
+        shard, request = located.shard, filesystems.connections().request_bytes(located.place.host)
         is_cheap = costs_less(count, nsamples=shard.nsamples, size=shard.filesize, request_bytes=request)
-        return is_cheap and self.may_have_table(shard)
+        return is_cheap and self.may_have_table(located)
 
     def _is_standard(self) -> bool:
         return tables.is_standard(self._rule, self._group)
@@ -282,9 +272,9 @@ class RangeProvider:
         seconds = time.perf_counter() - start
         emit(self._session.hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
 
-    def _give_up(self, url: str, error: FetchError | ShardError) -> None:
+    def _give_up(self, located: Located, error: FetchError | ShardError) -> None:
         """Read a shard early no more; for some time only where it may have been the network."""
-        record = self._book.of(url)
+        record = located.record
         if not isinstance(error, FetchError):
             record.doubt_table()
         elif isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
@@ -292,37 +282,37 @@ class RangeProvider:
         else:
             record.retry_at = time.monotonic() + self.limits.again_seconds
 
-    def _forget_guess(self, url: str, guess: Identity, error: FetchError | ShardError) -> None:
+    def _forget_guess(self, located: Located, guess: Identity, error: FetchError | ShardError) -> None:
         """Have a shard opened without the table that the cache remembers: the shard was replaced since."""
         if isinstance(error, FetchError):
             raise error
-        self._book.of(url).wrong_table = guess
+        located.record.wrong_table = guess
 
     def _raise_doubt(self, url: str) -> MemberTable:
         raise TableError(f"{url}: the headers differ from the member table", shard=url)
 
-    def _is_cheaper(self, source: ShardBytes) -> bool:
+    def _is_cheaper(self, located: Located, source: ShardBytes) -> bool:
         """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""
-        record = self._book.of(source.url)
+        record = located.record
         if source.spent_bytes <= source.size or not record.was_read:
             record.was_read = True
             return True
         record.is_spent = True
         return False
 
-    def _source_of(self, shard: Shard) -> ShardBytes | None:
+    def _source_of(self, located: Located) -> ShardBytes | None:
         """The bytes of a shard that is to be read by ranges."""
-        place = Place(shard.url)
+        shard, place = located.shard, located.place
         if place.is_local or (place.scheme == "pipe" and not self._is_final):
             return None
-        source = ShardBytes(shard.url, session=self._session, size=shard.filesize)
+        source = ShardBytes(place, session=self._session, size=shard.filesize)
         if self._is_final:
             if not source.has_ranges:
                 raise self._refuse(shard)
             return source
         if not source.has_ranges:
             return None
-        self._go_on_counting(source)
+        self._go_on_counting(located, source)
         return source
 
     def _refuse(self, shard: Shard) -> FetchError:
@@ -335,7 +325,7 @@ class RangeProvider:
         version = source.version
         return Identity(size=source.size, etag=None if version is None else str(version))
 
-    def _scan(self, source: ShardBytes) -> MemberTable:
+    def _scan(self, located: Located, source: ShardBytes) -> MemberTable:
         """From the headers; the bytes between them are read only where that is quicker.
 
         Raises:
@@ -347,40 +337,40 @@ class RangeProvider:
             raise ChangedShardError(
                 f"{source.url}: it changed while its headers were read; open it again", shard=source.url
             )
-        self._book.learn_table(source.url, table, is_proven=True)
+        located.book.learn_table(located.url, table, is_proven=True)
         self._note_table(source.url, source.requests - before[0], source.read_bytes - before[1], start)
         return table
 
     def _scan_once(self, source: ShardBytes) -> MemberTable:
         return scan_headers(source, self._identity(source), rule=self._rule, group=self._group)
 
-    def _go_on_counting(self, source: ShardBytes) -> None:
+    def _go_on_counting(self, located: Located, source: ShardBytes) -> None:
         """Count the cost of a shard before its last close: else one that is opened repeatedly is never downloaded."""
-        record = self._book.of(source.url)
+        record = located.record
         if record.source is not None:
             source.requests += record.source.requests
             source.read_bytes += record.source.read_bytes
         record.source = source
 
-    def _known_table(self, shard: Shard, source: ShardBytes) -> tuple[MemberTable | None, bool, Identity | None]:
+    def _known_table(self, located: Located, source: ShardBytes) -> tuple[MemberTable | None, bool, Identity | None]:
         """The table from memory, of the evicted shard, or from beside the shard.
 
         Second, whether it comes from the shard's headers; third, what it was made for where the cache remembers it.
         """
         identity = self._identity(source)
-        record = self._book.of(shard.url)
+        record = located.record
         if record.table is not None and record.table.identity == identity:
             return record.table, record.is_proven, None
         if not self._is_standard():
             return None, False, None
-        remembered = self._remembered(shard)
+        remembered = self._remembered(located)
         if (
             remembered is not None
             and remembered.identity.size == source.size
             and (not source.is_strong or _is_version_of(remembered.identity, source.version))
         ):
             return remembered.with_identity(identity), False, remembered.identity
-        table = self._published.load(shard, shard_bytes=source.size)
+        table = self._published.load(located.shard, shard_bytes=source.size)
         return (None if table is None else table.with_identity(identity)), False, None
 
 

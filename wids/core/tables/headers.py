@@ -70,8 +70,9 @@ def is_sum_right(header: bytes) -> bool:
     except ValueError:
         return False
     unsigned = sum(header) - sum(field) + _BLANKS
-    signed = unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
-    return stored in (unsigned, signed)
+    if stored == unsigned:
+        return True
+    return stored == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
 
 
 def parse_size(header: bytes) -> int | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wids.core.files import container, system
 from wids.core.files.atomic import open_file
-from wids.core.place import Place
 from wids.core.tables import foreign, keys, tar
 from wids.core.tables import table as tables
 from wids.core.tables.tar import Members
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wids.core.files.identity import Identity
+    from wids.core.place import Place
     from wids.core.shard import Shard
     from wids.core.tables.keys import Split
     from wids.core.tables.table import Group, KeyRule, MemberTable
@@ -164,10 +164,9 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
         return None
 
 
-def may_be_published(url: str) -> bool:
-    """Whether a table of a shard can be elsewhere at all: a signature is valid for one object only."""
-    place = Place(url)
-    return place.scheme != "pipe" and place.without_query == url
+def may_be_published(place: Place) -> bool:
+    """Tell if the table of a shard at a place can be elsewhere at all: a signature is valid for one object only."""
+    return place.scheme != "pipe" and place.without_query == str(place)
 
 
 def max_published_bytes(shard_bytes: int | None) -> int:

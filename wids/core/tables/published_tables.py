@@ -14,14 +14,13 @@ import contextlib
 import hashlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from wids.core.files import forks, locks
 from wids.core.files.json_text import JsonParser
 from wids.core.files.shared_files import SharedFiles
-from wids.core.place import Place
 from wids.core.tables import member_tables
 from wids.core.tables.table_packs import TablePacks
 from wids.core.transport import retrying
@@ -33,6 +32,7 @@ from wids.events import TableRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wids.core.place import Place
     from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
@@ -81,6 +81,18 @@ class _Asking(msgspec.Struct):
     threads: int = 0
 
 
+class _Directory(NamedTuple):
+    """A directory of shards.
+
+    Attributes:
+        url: of it.
+        name: of the file of what is missing in it.
+    """
+
+    url: str
+    name: str
+
+
 class MissingTables:
     """Beside which remote shards there are no tables; shared by the processes of a machine.
 
@@ -113,9 +125,9 @@ class MissingTables:
         self.__dict__.update(state)
         self._begin()
 
-    def has_none(self, url: str) -> bool:
-        """Whether the shard at ``url`` has no table, as far as this process has seen; costs next to nothing."""
-        known, now, shard = self._known.get(str(Place(url).directory)), time.time(), _digest(url)[:16]
+    def has_none(self, place: Place) -> bool:
+        """Tell if the shard at a place has no table, as far as this process has seen; costs next to nothing."""
+        known, now, shard = self._known.get(str(place.directory)), time.time(), _digest(str(place))[:16]
         if known is None:
             return False
         if 0 <= now - known.found < AGAIN_SECONDS:  # not all of the others are looked at for each shard
@@ -124,14 +136,14 @@ class MissingTables:
         return known.has_none(shard)
 
     @contextlib.contextmanager
-    def asking(self, url: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    def asking(self, place: Place, is_cancelled: Callable[[], bool]) -> Iterator[None]:
         """Ask for the table of a shard in the block; an error of `member_tables.NOT_PUBLISHED` in it is remembered.
 
         Raises:
             ShardNotFoundError: it is known that none exists.
             CancelledTransferError: ``is_cancelled`` said True while another process asked.
         """
-        directory, shard = str(Place(url).directory), _digest(url)[:16]
+        directory, shard = self._directory_of(place), _digest(str(place))[:16]
         with contextlib.ExitStack() as held:
             known, began, is_told = self._look(directory), time.perf_counter(), False
             while not (known.is_decided or known.has_none(shard) or self._may_ask(directory, held)):
@@ -140,11 +152,11 @@ class MissingTables:
                 if not is_told and time.perf_counter() - began > locks.LIMITS.report_seconds:
                     is_told = True
                     text = "%s: still waiting after %.0f s for another process, which asks the server for member tables"
-                    logger.warning(text, directory, time.perf_counter() - began)
+                    logger.warning(text, directory.url, time.perf_counter() - began)
                 time.sleep(_POLL_SECONDS)  # another process asks
                 known = self._look(directory)
             if self._look(directory).has_none(shard):
-                raise ShardNotFoundError(f"{url}: has no member table beside it", url=url)
+                raise ShardNotFoundError(f"{place}: has no member table beside it", url=str(place))
             try:
                 yield
             except member_tables.NOT_PUBLISHED:
@@ -152,47 +164,48 @@ class MissingTables:
                 raise
             self._note(directory, [])
 
-    def _may_ask(self, directory: str, held: contextlib.ExitStack) -> bool:
+    def _may_ask(self, directory: _Directory, held: contextlib.ExitStack) -> bool:
         """Whether no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
         if self._kept is None or not (self._is_cached or self._kept.is_used()):
             return True
         with self._lock:
-            asking = self._asking.get(directory)
+            asking = self._asking.get(directory.url)
             if asking is None:
                 lock = contextlib.ExitStack()
-                if not lock.enter_context(self._kept.trying(self._name(directory))):
+                if not lock.enter_context(self._kept.trying(directory.name)):
                     return False
-                asking = self._asking[directory] = _Asking(lock)
+                asking = self._asking[directory.url] = _Asking(lock)
             asking.threads += 1  # a batch waits once for the tables of all its shards
         held.callback(self._end_asking, directory, asking)
         return True
 
-    def _end_asking(self, directory: str, asking: _Asking) -> None:
+    def _end_asking(self, directory: _Directory, asking: _Asking) -> None:
         """A thread has its answer; with the last of them, other processes may ask."""
         with self._lock:
             asking.threads -= 1
             if not asking.threads:
-                self._asking.pop(directory, None)
+                self._asking.pop(directory.url, None)
                 asking.lock.close()
 
-    def _name(self, directory: str) -> str:
-        return _digest(f"{directory}\0{self._session.endpoint_of(Place(directory))}")
+    def _directory_of(self, place: Place) -> _Directory:
+        directory = place.directory
+        return _Directory(str(directory), _digest(f"{directory}\0{self._session.endpoint_of(directory)}"))
 
-    def _look(self, directory: str) -> _Missing:
+    def _look(self, directory: _Directory) -> _Missing:
         """The facts that all processes know about a directory."""
         found = None
-        if self._kept is not None and (file := self._kept.open(self._name(directory))) is not None:
+        if self._kept is not None and (file := self._kept.open(directory.name)) is not None:
             with contextlib.suppress(JsonError):
                 found = _MISSING.parse(file.data)
         with self._lock:
-            known = self._known.setdefault(directory, _Missing())
+            known = self._known.setdefault(directory.url, _Missing())
             if found is not None:
                 known.shards = {**found.shards, **known.shards}
                 known.found = max(found.found, known.found)
             known.drop_old(time.time())
             return known
 
-    def _note(self, directory: str, missing: list[str]) -> None:
+    def _note(self, directory: _Directory, missing: list[str]) -> None:
         """Note the shard that has no table; none: one that was requested has one."""
         known, now = self._look(directory), time.time()
         with self._lock:
@@ -202,7 +215,7 @@ class MissingTables:
             known.found = known.found if missing else now
             data = msgspec.json.encode(known)
         if self._kept is not None and (missing or self._kept.is_used()):
-            self._kept.put(self._name(directory), data)
+            self._kept.put(directory.name, data)
 
 
 def _digest(text: str) -> str:
@@ -225,7 +238,7 @@ class PublishedTables:
 
     def may_have(self, shard: Shard) -> bool:
         """Whether a table of a shard may exist, as far as known; nothing is requested."""
-        return not self._missing.has_none(shard.url) or self._packs.may_have(shard)
+        return not self._missing.has_none(shard.place) or self._packs.may_have(shard)
 
     def open_packs(self, shard: Shard, *, seconds: float) -> None:
         """See `wids.core.tables.table_packs.TablePacks.open`."""
@@ -251,13 +264,13 @@ class PublishedTables:
     ) -> MemberTable:
         """The table of a shard; for arguments and errors see `wids.core.tables.member_tables.read_beside`."""
         url = shard.url
-        if not member_tables.may_be_published(url):
+        if not member_tables.may_be_published(shard.place):
             raise ShardNotFoundError(f"{url}: has no published member table", url=url)
         table = self._packs.read(shard, shard_bytes=shard_bytes, seconds=seconds, is_cancelled=is_cancelled)
         if table is not None:
             return table
         start = time.perf_counter()
-        with self._missing.asking(url, is_cancelled):
+        with self._missing.asking(shard.place, is_cancelled):
             beside = member_tables.read_beside(
                 shard,
                 shard_bytes=shard_bytes,

@@ -305,7 +305,7 @@ class TablePacks:
         return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _is_usable(self, url: str) -> bool:
-        return member_tables.may_be_published(url) and self._retry_at.get(url, 0.0) <= time.monotonic()
+        return member_tables.may_be_published(Place(url)) and self._retry_at.get(url, 0.0) <= time.monotonic()
 
     def _note_replaced(self, pack: OpenPack, error: ChangedShardError) -> None:
         """The pack has been replaced: download its directory again, unless that was done just now."""

@@ -41,7 +41,7 @@ _MIN_STEP_BYTES, _MAX_STEP_BYTES = 1 << 20, 64 << 20
 
 
 def download_to(
-    url: str,
+    url: str | Place,
     path: str,
     *,
     check: Callable[[], None],
@@ -83,11 +83,12 @@ def download_to(
         WidsError: the last error of ``check``, ``look``, ``reserve`` or ``grow``.
         CancelledTransferError: it was cancelled.
     """
-    if Place(url).scheme == "pipe" and not session.allow_pipe:
+    place = Place.of(url)
+    if place.scheme == "pipe" and not session.allow_pipe:
         raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
     seconds = retrying.LIMITS.total_seconds + (size or 0) / retrying.LIMITS.slowest_bytes
     transfer = Transfer(
-        url,
+        place,
         path,
         size=size,
         session=session,
@@ -112,7 +113,7 @@ def download_to(
 
     retrying.try_repeatedly(
         once,
-        url=url,
+        url=place,
         path=path,
         hooks=session.hooks,
         seconds=seconds,
@@ -123,7 +124,7 @@ def download_to(
 
 
 def read_bytes(
-    url: str,
+    url: str | Place,
     *,
     session: Session = PLAIN,
     max_bytes: int | None = None,
@@ -151,7 +152,7 @@ def read_bytes(
         if is_cancelled():
             raise CancelledTransferError
 
-    place, most = Place(url), MAX_READ_BYTES if max_bytes is None else max_bytes
+    place, most = Place.of(url), MAX_READ_BYTES if max_bytes is None else max_bytes
 
     def once() -> bytes:
         if place.is_local:  # also a FIFO, such as a shell's <(...)
@@ -160,22 +161,22 @@ def read_bytes(
                 if look is not None:
                     look(head)
                 return head + file.read()
-        if find_store(place) is None and (plain := plain_http.open_plain(url, place, session, go_on=go_on)) is not None:
+        if find_store(place) is None and (plain := plain_http.open_plain(place, session, go_on=go_on)) is not None:
             with contextlib.suppress(plain_http.NeedsMoreError), plain:
                 return _read_stream(plain, most, look)
-        with open_source(url, session, go_on=go_on) as source:
+        with open_source(place, session, go_on=go_on) as source:
             if look is not None and not (source.answers_have_stat or source.is_blocking):
                 wanted = min(_LOOK_BYTES, most + 1)
                 head = b"".join(source.stream(wanted))  # these clients return all bytes at once
                 look(head)
                 if len(head) > most:
-                    raise _too_long(url, most)
+                    raise _too_long(source.url, most)
                 if len(head) < wanted:
                     return head
             return _read_stream(source, most, look)
 
     return retrying.try_repeatedly(
-        once, url=url, path=None, hooks=session.hooks, seconds=seconds, is_cancelled=is_cancelled
+        once, url=place, path=None, hooks=session.hooks, seconds=seconds, is_cancelled=is_cancelled
     )
 
 
@@ -250,7 +251,7 @@ class Transfer:
 
     def __init__(
         self,
-        url: str,
+        url: str | Place,
         path: str,
         *,
         size: int | None = None,
@@ -264,7 +265,8 @@ class Transfer:
         max_bytes: int | None = None,
         deadline: float = math.inf,
     ) -> None:
-        self.url, self.path, self._host = url, path, Place(url).host
+        self._place = Place.of(url)
+        self.url, self.path = str(self._place), path
         self._expected, self._session = size, session
         self._reserve, self._max_bytes = reserve or self._check_free, max_bytes
         self._grow, self._look = grow or self._reserve, look
@@ -304,7 +306,7 @@ class Transfer:
         precedence = Precedence(self._is_ahead)  # of this try; a failure puts it behind newer downloads
         try:
             with open_source(
-                self.url, self._session, go_on=self._go_on, path=self.path, precedence=precedence
+                self._place, self._session, go_on=self._go_on, path=self.path, precedence=precedence
             ) as source:
                 self._fill(source)
         except InterruptedTransferError:
@@ -358,10 +360,10 @@ class Transfer:
         """True: request one stream immediately, since answers with ranges would be useless."""
         if self._has_checksum or not source.answers_have_stat:
             return False
-        return self._host in filesystems.connections().weak_hosts
+        return self._place.host in filesystems.connections().weak_hosts
 
     def _note_weak(self) -> None:
-        filesystems.connections().weak_hosts.add(self._host)
+        filesystems.connections().weak_hosts.add(self._place.host)
 
     def _may_combine(self, stat: Stat) -> bool:
         """True if bytes of several requests can be combined."""

@@ -90,7 +90,7 @@ forks.call_in_child(_start_child)
 _pinned: set[Any] = set()
 
 
-def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = False) -> tuple[Any, str]:
+def open_filesystem(url: str | Place, session: Session = PLAIN, *, tries_once: bool = False) -> tuple[Any, str]:
     """The fsspec file system of ``url`` and the name in it.
 
     Args:
@@ -102,9 +102,9 @@ def open_filesystem(url: str, session: Session = PLAIN, *, tries_once: bool = Fa
         ImportError: the scheme needs a package that is not installed.
         ValueError: no such scheme, a chain that begins with a local file, or invalid options.
     """
-    place = Place(url)
-    scheme, options = place.scheme, session.options_for(place)
-    _import_for(url)
+    place = Place.of(url)
+    url, scheme, options = str(place), place.scheme, session.options_for(place)
+    _import_for(place)
     import fsspec
 
     if scheme in ("http", "https"):
@@ -462,7 +462,7 @@ async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
         params.headers.popall(name, None)
 
 
-def _import_for(url: str) -> None:
+def _import_for(place: Place) -> None:
     """Import and start in advance all that a download needs, while forks wait."""
     with forks.lock:
         import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
@@ -472,7 +472,7 @@ def _import_for(url: str) -> None:
 
         with contextlib.suppress(ImportError):  # older fsspec has none
             import fsspec.implementations.chained  # url_to_fs imports it
-        for part in url.split("::"):
+        for scheme in place.schemes:
             with contextlib.suppress(ValueError, ImportError):  # no scheme, or the download raises it with advice
-                fsspec.get_filesystem_class(Place(part).scheme or part)
+                fsspec.get_filesystem_class(scheme)
         fsspec.asyn.get_loop()  # it starts a thread, under a lock

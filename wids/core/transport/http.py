@@ -57,11 +57,12 @@ class HttpSource(ByteSource):
     precedence: Precedence | None
 
     def __init__(
-        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None
+        self, url: str | Place, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None
     ) -> None:
-        self.url, self.go_on = url, go_on
+        place = Place.of(url)
+        self.url, self.go_on = str(place), go_on
         self._filesystem, self._name, self.precedence = filesystem, name, precedence
-        self._host, self._connections = Place(url).host, filesystems.connections()
+        self._host, self._connections = place.host, filesystems.connections()
         self._opened: Answer | None = None
         self._pid = os.getpid()
 

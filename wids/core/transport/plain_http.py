@@ -88,17 +88,17 @@ def is_preferred() -> bool:
     return "aiohttp" not in sys.modules and PlainSource.answers < _MOST
 
 
-def open_plain(url: str, place: Place, session: Session, *, go_on: Callable[[], None]) -> ByteSource | None:
+def open_plain(place: Place, session: Session, *, go_on: Callable[[], None]) -> ByteSource | None:
     """The source of a small file of an HTTP server; None: it needs more.
 
     Args:
-        url: of the file.
-        place: the same.
+        place: of the file.
         session: opens URLs.
         go_on: see `ByteSource`.
     """
     if place.scheme not in _PORTS or session.options_for(place) or _is_set_up():
         return None
+    url = str(place)
     target = filesystems.quote_url(url.partition("#")[0])
     if not (_PLAIN.fullmatch(target) and is_preferred()):
         return None

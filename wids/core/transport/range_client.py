@@ -66,7 +66,7 @@ class ShardBytes:
 
     def __init__(
         self,
-        url: str,
+        url: str | Place,
         *,
         session: Session = PLAIN,
         size: int | None = None,
@@ -78,7 +78,8 @@ class ShardBytes:
         is_expected: Callable[[Any], bool] = lambda _: True,
         pace: Pace | None = None,
     ) -> None:
-        self.url, self._session, self._seconds = url, session, seconds
+        self._place = Place.of(url)
+        self.url, self._session, self._seconds = str(self._place), session, seconds
         self.requests = self.read_bytes = 0
         self._size, self._is_cancelled = size, is_cancelled
         self._needs_version, self._needs_strong = needs_version, needs_strong
@@ -86,10 +87,9 @@ class ShardBytes:
         self._stat = stat
         if stat is not None:
             self._size = stat.size
-        place = Place(url)
-        self._host = place.host
-        if place.scheme == "pipe":
-            raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
+        self._host = self._place.host
+        if self._place.scheme == "pipe":
+            raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=self.url)
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +162,7 @@ class ShardBytes:
         """
         return retrying.try_repeatedly(
             lambda: self._read_first_once(size),
-            url=self.url,
+            url=self._place,
             path=None,
             hooks=self._session.hooks,
             seconds=self._seconds,
@@ -170,7 +170,7 @@ class ShardBytes:
         )
 
     def _read_first_once(self, size: int) -> bytes:
-        with open_source(self.url, self._session, go_on=self._go_on) as source:
+        with open_source(self._place, self._session, go_on=self._go_on) as source:
             self.requests += 1 if source.answers_have_stat else 3  # the stat is requested before and after the read
             stat = source.stat(Span(0, size))
             if not stat.has_ranges and (stat.size is None or stat.size > size):  # the whole object is a range, too
@@ -204,7 +204,7 @@ class ShardBytes:
                 raise self._no_ranges()
             retrying.try_repeatedly(
                 lambda: self._read_missing(gather),
-                url=self.url,
+                url=self._place,
                 path=None,
                 hooks=self._session.hooks,
                 seconds=self._seconds,
@@ -218,7 +218,7 @@ class ShardBytes:
         gather.restart()
         missing, before = gather.missing, gather.arrived_bytes
         try:
-            with open_source(self.url, self._session, go_on=self._go_on) as source:
+            with open_source(self._place, self._session, go_on=self._go_on) as source:
                 self.requests += not source.answers_have_stat
                 if self._stat is None and not source.answers_have_stat:
                     self.requests += 1  # asked before as well as after the reads, or two versions could be mixed
@@ -242,13 +242,13 @@ class ShardBytes:
         """The stat of the object; the first call asks the store."""
         if self._stat is None:
             retrying.try_repeatedly(
-                self._look_once, url=self.url, path=None, hooks=self._session.hooks, seconds=self._seconds
+                self._look_once, url=self._place, path=None, hooks=self._session.hooks, seconds=self._seconds
             )
         return cast("Stat", self._stat)
 
     def _look_once(self) -> None:
         self.requests += 1
-        with open_source(self.url, self._session) as source:
+        with open_source(self._place, self._session) as source:
             self._learn(source.stat())
 
     def _learn(self, stat: Stat) -> None:

@@ -73,7 +73,7 @@ _DAMAGE_ATTEMPTS = 2
 def try_repeatedly(
     once: Callable[[], T],
     *,
-    url: str,
+    url: str | Place,
     path: str | None,
     hooks: Sequence[Hook],
     seconds: float = LIMITS.total_seconds,
@@ -91,7 +91,8 @@ def try_repeatedly(
         kept: the number of bytes that another try need not fetch; a try that increased it made progress.
         is_cancelled: called before each try, and during the wait for it.
     """
-    tries = _Tries(Place(url).origin, path, seconds, kept)
+    place = Place.of(url)
+    url, tries = str(place), _Tries(place.origin, path, seconds, kept)
     while True:
         if is_cancelled():
             raise CancelledTransferError

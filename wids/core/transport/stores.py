@@ -27,7 +27,7 @@ _MAX_RANGE_BYTES = 16 << 20
 
 
 def open_source(
-    url: str,
+    url: str | Place,
     session: Session = PLAIN,
     *,
     go_on: Callable[[], None] = lambda: None,
@@ -49,26 +49,27 @@ def open_source(
         FetchError, aiohttp.ClientError: see the store's module in `wids.core.transport.schemes`.
         OSError, botocore.exceptions.BotoCoreError: credentials are missing, or cannot be read.
     """
-    place = Place(url)
+    place = Place.of(url)
+    url = str(place)
     if place.scheme == "pipe":
         if path is None:
             raise NotAllowedError(f"{url}: runs a program, whose output can only be fetched as a whole")
         return PipeSource(url, path, go_on=go_on)
     if place.is_local:
-        return LocalSource(url, go_on=go_on)
+        return LocalSource(place, go_on=go_on)
     store = schemes.find_store(place)
     source = None if store is None else store.open_source(url, session, go_on=go_on, precedence=precedence)
     if source is not None:
         return source
-    filesystem, name = filesystems.open_filesystem(url, session, tries_once=True)
+    filesystem, name = filesystems.open_filesystem(place, session, tries_once=True)
     if place.scheme in ("http", "https"):
-        return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
+        return HttpSource(place, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):
         with forks.lock:
             from wids.core.transport import buckets
-        plain = AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
+        plain = AsyncSource(place, filesystem, name, go_on=go_on, precedence=precedence)
         return buckets.open_bucket(plain, filesystem, name, session.options_for(place)) or plain
-    return SyncSource(url, filesystem, name, go_on=go_on)
+    return SyncSource(place, filesystem, name, go_on=go_on)
 
 
 class LocalSource(ByteSource):
@@ -79,9 +80,9 @@ class LocalSource(ByteSource):
     url: str
     go_on: Callable[[], None]
 
-    def __init__(self, url: str, *, go_on: Callable[[], None]) -> None:
-        self.url, self.go_on = url, go_on
-        self._fd, _ = atomic.open_file(Place(url).path)
+    def __init__(self, place: Place, *, go_on: Callable[[], None]) -> None:
+        self.url, self.go_on = str(place), go_on
+        self._fd, _ = atomic.open_file(place.path)
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """The current stat of the open file, which may be written to."""
@@ -118,8 +119,9 @@ class _FilesystemSource(ByteSource):
     go_on: Callable[[], None]
     answers_have_stat: bool = False
 
-    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None]) -> None:
-        self.url, self.go_on, self._host = url, go_on, Place(url).host
+    def __init__(self, url: str | Place, filesystem: Any, name: str, *, go_on: Callable[[], None]) -> None:
+        place = Place.of(url)
+        self.url, self.go_on, self._host = str(place), go_on, place.host
         self._filesystem, self._name = filesystem, name
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
@@ -152,7 +154,13 @@ class AsyncSource(_FilesystemSource):
     is_blocking: bool = False
 
     def __init__(
-        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None = None
+        self,
+        url: str | Place,
+        filesystem: Any,
+        name: str,
+        *,
+        go_on: Callable[[], None],
+        precedence: Precedence | None = None,
     ) -> None:
         super().__init__(url, filesystem, name, go_on=go_on)
         self.precedence = precedence

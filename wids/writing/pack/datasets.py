@@ -92,10 +92,10 @@ class DatasetReader:
         digest = hashlib.sha256(repr((places, fields)).encode())
         for k in sorted({k for k, _ in places}):
             identity: list[Any] = [shards.describe(k)]
-            path, is_in_place = cache.place(shards.urls[k])
-            if is_in_place:
+            located = cache.locate(shards[k])
+            if located.is_in_place:
                 with contextlib.suppress(OSError, ValueError):  # reading it says so
-                    status = os.stat(path)
+                    status = os.stat(located.path)
                     identity += [status.st_size, status.st_mtime_ns]
             digest.update(repr(identity).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()

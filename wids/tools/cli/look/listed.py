@@ -256,8 +256,8 @@ class Listed:
 
     def is_absent(self, k: int) -> bool:
         """True if a shard is remote and not in the cache."""
-        url = self.shards.urls[k]
-        return not Place(url).is_local and not self._provider.cache.has(url)
+        located = self._provider.cache.locate(self.shards[k])
+        return not (located.place.is_local or located.exists())
 
     def has_table(self, k: int) -> bool:
         """True if a shard's table can be read without fetching the shard."""
