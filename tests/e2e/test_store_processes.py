@@ -106,17 +106,17 @@ def test_threads_fetch_a_shard_once(server, cache, events):
 def test_a_shard_that_came_while_waiting_is_found(server, cache, events, monkeypatch):
     """Who gets the lock looks again: what another process published meanwhile is not fetched a second time."""
     url = server.add("/a.tar", A)
-    look = ShardCache._find
+    look = ShardCache.find
     calls = []
 
-    def late(self, shard, path):
-        found = look(self, shard, path)
+    def late(self, located):
+        found = look(self, located)
         if not calls:
             calls.append("in the child, which has this function, too")
             calls[0] = call_in_child(fetch_texts, url, cache)
         return found
 
-    monkeypatch.setattr(ShardCache, "_find", late)
+    monkeypatch.setattr(ShardCache, "find", late)
     assert (
         texts(AutoProvider(cache_dir=cache, session=Session(hooks=[events])).open(described(url, A, md5sum=None)))
         == texts_of()

@@ -876,14 +876,14 @@ def test_a_shard_deleted_while_the_lock_was_awaited(server, cache, opened, monke
     opened(described(url, A))
     path = cached_path(cache, url)
     os.unlink(table_of(path))
-    find = ShardCache._find
+    find = ShardCache.find
 
-    def late(self, shard, path, *, lock=None):
+    def late(self, located, *, lock=None):
         if lock is not None:
             os.unlink(path)
-        return find(self, shard, path, lock=lock)
+        return find(self, located, lock=lock)
 
-    monkeypatch.setattr(ShardCache, "_find", late)
+    monkeypatch.setattr(ShardCache, "find", late)
     assert opened(described(url, A)) == texts_of()
     assert len(server.requests) == 2
 

@@ -184,7 +184,7 @@ def test_a_damaged_note_is_none(web, home, data):
     """Whatever it holds, the shards are asked about again, and it is replaced."""
     missing = MissingTables(cache_dir=home, session=Session())
     kept = SharedFiles(home, published_tables.UNTABLED_SUFFIX)
-    name = missing._name(str(Place(f"{web.url}/a.tar").directory))
+    name = missing._directory_of(Place(f"{web.url}/a.tar")).name
     kept.publish(name, lambda path, fd: os.write(fd, data))
     assert not read(process(home), shard_of(web, "a"))
     assert asked(web) == "a"
@@ -197,7 +197,8 @@ def test_notes_of_another_time_do_not_count(web, home, clock):
         assert not read(process(home), shard_of(web, tag))
     for moved in (-10.0, -1e6, 1e6):
         clock[0] = 1_000_000.0 + moved
-        assert process(home)._missing._look(str(Place(f"{web.url}/a.tar").directory)).shards == {}
+        other = process(home)._missing
+        assert other._look(other._directory_of(Place(f"{web.url}/a.tar"))).shards == {}
 
 
 def test_a_note_has_an_end(home, monkeypatch):
@@ -210,7 +211,7 @@ def test_a_note_has_an_end(home, monkeypatch):
         with pytest.raises(ShardNotFoundError), missing.asking(Place(f"http://h/d/{number}.tar"), bool):
             raise ShardNotFoundError("none")
     other = MissingTables(cache_dir=home, session=Session())
-    assert len(other._look(str(Place("http://h/d/t.tar").directory)).shards) == 5
+    assert len(other._look(other._directory_of(Place("http://h/d/t.tar"))).shards) == 5
     with pytest.raises(ShardNotFoundError), other.asking(Place("http://h/d/8.tar"), bool):
         raise AssertionError("asked")
     with other.asking(Place("http://h/d/0.tar"), bool):
@@ -241,7 +242,7 @@ def test_who_waits_for_another_process_may_give_up(web, home, caplog, set_limits
     set_limits(locks, report_seconds=0.0)
     first, second = (MissingTables(cache_dir=home, session=Session()) for _ in range(2))
     url, asks = f"{web.url}/a.tar", []
-    note = first._kept.path(first._name(str(Place(url).directory)))
+    note = first._kept.path(first._directory_of(Place(url)).name)
     with first.asking(Place(url), bool):
         with first.asking(Place(f"{web.url}/b.tar"), bool):  # a batch of this process waits once
             pass
@@ -290,7 +291,7 @@ def test_a_process_asks_until_the_last_of_its_threads_has_its_answer(home):
         thread.start()
         wait_until(joined.is_set)
     first._known.clear()
-    os.unlink(first._kept.path(first._name(str(Place("http://host/a.tar").directory))))  # a.tar had one: all may ask
+    os.unlink(first._kept.path(first._directory_of(Place("http://host/a.tar")).name))  # a.tar had one: all may ask
     with pytest.raises(ShardNotFoundError), second.asking(Place("http://host/b.tar"), lambda: go.set() or False):
         raise AssertionError("asked")
     thread.join()
