@@ -433,8 +433,8 @@ class World:
             self.disk.put(f"{_SLOW_DISK}/{letter}.new", shard_bytes(letter, version))
             self.disk.replace(f"{_SLOW_DISK}/{letter}.new", f"{_SLOW_DISK}/{letter}.tar")
 
-    def _open_source(self, process, url, *_, go_on=lambda: None, path=None, **__):
-        return SimulatedSource(process, self.server, url, path, go_on)
+    def _open_source(self, process, place, *_, go_on=lambda: None, path=None, **__):
+        return SimulatedSource(process, self.server, str(place), path, go_on)
 
     def shard(self, process, letter):
         """A shard as the index describes it now."""

@@ -49,7 +49,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.book.of(self.shard.url)
 
     def exists(self) -> bool:
-        """Tell if there is a file at its path; what the file is worth, `ShardCache.open` finds out."""
+        """True if there is a file at its path; what the file is worth, `ShardCache.open` finds out."""
         return os.path.exists(self.path)
 
     @Lazy

@@ -104,7 +104,7 @@ class ShardCache:
         return Located(shard, expected, path, is_in_place, self._book)
 
     def is_downloading(self, located: Located) -> bool:
-        """Tell if a process downloads the shard at this moment."""
+        """True if a process downloads the shard at this moment."""
         directory = located.directory
         lock_path = directory.lock(located.name)
         if not os.path.exists(lock_path):
@@ -159,7 +159,7 @@ class ShardCache:
         return Miss(cause)
 
     def has_remembered_table(self, located: Located) -> bool:
-        """Tell if the shard was evicted, and its member table is still there."""
+        """True if the shard was evicted, and its member table is still there."""
         return os.path.exists(located.directory.remembered_table(located.name))
 
     def remembered_table(self, located: Located) -> MemberTable | None:

@@ -84,6 +84,7 @@ class RangeProvider:
         self._is_final, self._session = is_final, session
         self._rule: KeyRule = rule
         self._group: Group = group
+        self._is_standard = tables.is_standard(rule, group)
         self._cache = cache
         self._published = PublishedTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
         self._pace = Pace()
@@ -168,7 +169,7 @@ class RangeProvider:
             FetchError: the server does not answer. TableError: it is damaged, or of another version of the shard.
         """
         shard = located.shard
-        if shard.filesize is None or not self._is_standard() or not member_tables.may_be_published(shard.place):
+        if shard.filesize is None or not self._is_standard or not member_tables.may_be_published(shard.place):
             return None
         known = located.record.table
         if known is not None and known.identity.size == shard.filesize:
@@ -230,7 +231,7 @@ class RangeProvider:
 
     def _has_members(self, shard: Shard) -> bool:
         """Whether a member table, by the usual rule, says where the samples of a remote shard are."""
-        return not shard.place.is_local and shard.place.scheme != "pipe" and self._is_standard()
+        return not shard.place.is_local and shard.place.scheme != "pipe" and self._is_standard
 
     def may_have_table(self, located: Located) -> bool:
         """Whether `find_early` may find one."""
@@ -264,9 +265,6 @@ class RangeProvider:
         shard, request = located.shard, filesystems.connections().request_bytes(located.place.host)
         is_cheap = costs_less(count, nsamples=shard.nsamples, size=shard.filesize, request_bytes=request)
         return is_cheap and self.may_have_table(located)
-
-    def _is_standard(self) -> bool:
-        return tables.is_standard(self._rule, self._group)
 
     def _note_table(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
@@ -361,7 +359,7 @@ class RangeProvider:
         record = located.record
         if record.table is not None and record.table.identity == identity:
             return record.table, record.is_proven, None
-        if not self._is_standard():
+        if not self._is_standard:
             return None, False, None
         remembered = self._remembered(located)
         if (

@@ -165,7 +165,7 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
 
 
 def may_be_published(place: Place) -> bool:
-    """Tell if the table of a shard at a place can be elsewhere at all: a signature is valid for one object only."""
+    """True if the table of a shard at a place can be elsewhere at all: a signature is valid for one object only."""
     return place.scheme != "pipe" and place.without_query == str(place)
 
 

@@ -126,7 +126,7 @@ class MissingTables:
         self._begin()
 
     def has_none(self, place: Place) -> bool:
-        """Tell if the shard at a place has no table, as far as this process has seen; costs next to nothing."""
+        """True if the shard at a place has no table, as far as this process has seen; costs next to nothing."""
         known, now, shard = self._known.get(str(place.directory)), time.time(), _digest(str(place))[:16]
         if known is None:
             return False

@@ -303,7 +303,9 @@ _connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connections] 
 
 def connections() -> Connections:
     """The connections of this process."""
-    return _connections.setdefault(loop(), Connections())
+    here = loop()
+    known = _connections.get(here)
+    return _connections.setdefault(here, Connections()) if known is None else known
 
 
 def quote_url(url: str) -> str:

@@ -96,11 +96,11 @@ def open_plain(place: Place, session: Session, *, go_on: Callable[[], None]) -> 
         session: opens URLs.
         go_on: see `ByteSource`.
     """
-    if place.scheme not in _PORTS or session.options_for(place) or _is_set_up():
+    if not (place.scheme in _PORTS and is_preferred()) or session.options_for(place) or _is_set_up():
         return None
     url = str(place)
     target = filesystems.quote_url(url.partition("#")[0])
-    if not (_PLAIN.fullmatch(target) and is_preferred()):
+    if not _PLAIN.fullmatch(target):
         return None
     with forks.lock:
         import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
