@@ -473,7 +473,8 @@ class ShardCollection:
         """Whether its shards are local ones on a network file system; the first one stands for all."""
         if self._is_far is None:
             is_local = len(self) > 0 and not self.has_remote()
-            self._is_far = is_local and page_cache.is_network(self.provider.cache.placement.local_path(self.shards.urls[0]))
+            path_of = self.provider.cache.placement.local_path
+            self._is_far = is_local and page_cache.is_network(path_of(self.shards.urls[0]))
         return self._is_far
 
     def is_large(self, count: int) -> bool:
