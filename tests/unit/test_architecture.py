@@ -74,6 +74,7 @@ WHOLE = {
     "tools": "tests/support",
     "tiers": "which tests run when",
     "resume": "a sampler's state, through all of order",
+    "trips": "the way to a sample, through all of the core",
     "goldens": "files and states that earlier versions wrote",
     "promises": "what the README promises, from outside",
     "shared_cache": "a cache directory of several users",
