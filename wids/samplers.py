@@ -257,7 +257,8 @@ class EpochSampler(SamplerAttributes):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
-            cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign]
+            for name in ("state_dict", "load_state_dict"):
+                setattr(cls, name, None)
 
     @property
     def dataset(self) -> Any:

@@ -362,6 +362,7 @@ NODES = {
     "batches": lambda sampler: nodes.Batcher(nodes.SamplerWrapper(sampler), 4, drop_last=False),
     "prefetched": lambda sampler: nodes.Prefetcher(nodes.SamplerWrapper(sampler), 3),
     "no set_epoch": nodes.IterableWrapper,
+    "batches of like length": lambda sampler: nodes.SamplerWrapper(wids.BucketBatchSampler(sampler, batch_size=4)),
 }
 
 

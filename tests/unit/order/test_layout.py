@@ -328,8 +328,8 @@ def test_counts_alone_are_a_dataset(make):
     """A dataset of known counts has a length, lengths and shard ends, as a sampler and prefetching ask for them."""
     counts = ShardCounts(make([3, 0, 4]))
     assert (len(counts), interface_of(counts).shard_ends.tolist()) == (7, [3, 3, 7])
-    assert counts.boundaries(1, 6).tolist() == [1, 3, 3, 6]
-    assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)
+    assert layout(counts).arrange(1, 6, is_sorted=True)[0].tolist() == [1, 3, 3, 6]
+    assert (len(ShardCounts([])), layout(ShardCounts([]))) == (0, None)
 
 
 class Leaf(Dataset):

@@ -297,11 +297,11 @@ def announce(shards: Any, found: ShardList, *, base: str | None, name: str, cach
         _log_to_stderr()
     if logger.isEnabledFor(logging.INFO):
         size = sum(size for size in found.filesizes if size > 0)
-        facts = [f"{len(found):,} shards", f"{sum(found.lengths):,} samples", *([format_size(size)] if size else [])]
+        summary = [f"{len(found):,} shards", f"{sum(found.lengths):,} samples", *([format_size(size)] if size else [])]
         more = {"name": name, "base": base, "cache": cache_dir}
-        facts += [f"{what} {value}" for what, value in more.items() if value]
+        summary += [f"{what} {value}" for what, value in more.items() if value]
         # In this order: half a password is not seen to be one.
-        logger.info("%s: %s", without_secrets(str(shards))[:50], ", ".join(facts))
+        logger.info("%s: %s", without_secrets(str(shards))[:50], ", ".join(summary))
 
 
 def _log_to_stderr() -> None:

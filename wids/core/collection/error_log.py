@@ -44,10 +44,10 @@ def describe(error: BaseException) -> str:
     return without_secrets(f"{type(error).__name__}: {text}")[:_MAX_WORDS]
 
 
-def format_line(url: str, **facts: Any) -> bytes:
+def format_line(url: str, **details: Any) -> bytes:
     """The line of a failure: ``row``, ``key``, ``field``, ``error`` and perhaps ``index`` of a sample of a shard."""
-    index = {"index": facts.pop("index")} if "index" in facts else {}
-    return json.dumps({**index, "shard": Place(url).absolute.unsigned, **facts}).encode() + b"\n"
+    index = {"index": details.pop("index")} if "index" in details else {}
+    return json.dumps({**index, "shard": Place(url).absolute.unsigned, **details}).encode() + b"\n"
 
 
 def check(path: str, what: str, *, overwrite: bool | None = None) -> str:

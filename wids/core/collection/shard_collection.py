@@ -698,17 +698,17 @@ class ShardCollection:
         url, expected, found = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
         if expected in (-1, found):
             return
-        facts = f" (shard {k} of {len(self.shards)})"
+        where = f" (shard {k} of {len(self.shards)})"
         if found and self.on_count_mismatch == "warn":
             if url not in self._miscounted:
                 self._miscounted.add(url)
                 how = "they are repeated, from the first one on" if found < expected else "the last ones are left out"
-                logger.warning("%s; %s", count_words(url, expected, found) + facts, how)
+                logger.warning("%s; %s", count_words(url, expected, found) + where, how)
             return
         shard = self.pool.lru.cache.pop(url, None)
         if shard is not None:
             shard.reader.close()
-        raise count_mismatch(url, expected, found, advice=facts + self._advice(self, table, expected))
+        raise count_mismatch(url, expected, found, advice=where + self._advice(self, table, expected))
 
 
 def _advice(_collection: ShardCollection, _table: MemberTable, _expected: int) -> str:

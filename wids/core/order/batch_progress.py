@@ -139,30 +139,25 @@ class BatchProgress(Progress[BatchEpochs]):
             raise StateError(f"the state's order is {order!r:.200}; it is damaged")
         check_known(order, {"sampler", "rule"}, "order")
         with self._samples.kept_on_error():
-            return self._adopt_order(order, offset, yielded, state.get("block"), is_reweighted=is_reweighted)
-
-    def _adopt_order(
-        self, order: Mapping[str, Any], offset: int, yielded: int, block: Any, *, is_reweighted: bool
-    ) -> Loaded:
-        loaded = self._samples.adopt(order.get("sampler"), is_reweighted=is_reweighted)
-        epochs = self.epochs()
-        try:
-            epochs.first_place(loaded.place.epoch)
-        except ValueError as error:
-            raise StateError(f"the state has {epochs.lanes} lanes, and {error}; it is damaged") from error
-        place = loaded.place._replace(yielded=yielded, offset=offset)
-        here = self.identity(epochs)
-        theirs, ours = dict(order["rule"]), dict(here["rule"])
-        if is_reweighted:
-            theirs["lengths"] = ours["lengths"]
-        check_order(theirs, ours)
-        if offset and is_reweighted:  # the block that has begun stays what it is
-            end = {**order["sampler"], "position": epochs.decided(place)}
-            self._samples.adopt(end, is_reweighted=True)
+            loaded = self._samples.adopt(order.get("sampler"), is_reweighted=is_reweighted)
             epochs = self.epochs()
-        if offset and epochs.checksum(place) != block:
-            raise StateError(
-                "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
-                "their batches are other ones; train with those of before, or begin an epoch"
-            )
-        return Loaded(place, {**here, "lanes": epochs.lanes})
+            try:
+                epochs.first_place(loaded.place.epoch)
+            except ValueError as error:
+                raise StateError(f"the state has {epochs.lanes} lanes, and {error}; it is damaged") from error
+            place = loaded.place._replace(yielded=yielded, offset=offset)
+            here = self.identity(epochs)
+            theirs, ours = dict(order["rule"]), dict(here["rule"])
+            if is_reweighted:
+                theirs["lengths"] = ours["lengths"]
+            check_order(theirs, ours)
+            if offset and is_reweighted:  # the block that has begun stays what it is
+                end = {**order["sampler"], "position": epochs.decided(place)}
+                self._samples.adopt(end, is_reweighted=True)
+                epochs = self.epochs()
+            if offset and epochs.checksum(place) != state.get("block"):
+                raise StateError(
+                    "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
+                    "their batches are other ones; train with those of before, or begin an epoch"
+                )
+            return Loaded(place, {**here, "lanes": epochs.lanes})

@@ -140,12 +140,12 @@ def make_rule(
         if value not in known:
             raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
     limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
-    mean, skipped, facts = 1.0, 0, dict[str, Any]()
+    mean, skipped, totals = 1.0, 0, dict[str, Any]()
     if lengths is not None:
         _check_count("lengths", lengths, samples)
         if lengths.dtype.kind not in "iuf":
             raise InputError(f"lengths are of type {lengths.dtype}; they must be numbers above 0")
-        mean, facts, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
+        mean, totals, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
         if skipped == samples > 0:
             raise InputError(f"all {samples:,} samples are longer than max_tokens={limit:g}; none is left for a batch")
     names: list[Any] = [None]
@@ -166,7 +166,7 @@ def make_rule(
         identity={
             "max_tokens": limit,
             "cost": cost,
-            "lengths": facts,
+            "lengths": totals,
             "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
             "batch_size": _plain_sizes(batch_size),
             "too_long": too_long,
@@ -242,7 +242,7 @@ def _plain_sizes(given: Any) -> Any:
 
 
 def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
-    """(mean, facts for a state, how many are above ``max_cost``) of lengths; they are read once.
+    """(mean, totals for a state, number above ``max_cost``) of lengths; they are read once.
 
     Raises:
         InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped; they are

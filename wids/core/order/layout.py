@@ -398,11 +398,6 @@ class ShardCounts:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def boundaries(self, lo: int, hi: int) -> Indices | None:
-        """Where shards end in the range ``lo .. hi``, as a sampler over this dataset takes it."""
-        found = layout(self)
-        return None if found is None else found.arrange(lo, hi, is_sorted=True)[0]
-
 
 def fingerprint(dataset: Any) -> str | None:
     """A short digest of which samples these are, as far as the datasets underneath tell; None where they do not."""
