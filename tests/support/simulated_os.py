@@ -61,19 +61,24 @@ class File:
 
     Attributes:
         blocks: numbers of the blocks that take space. locks: open file description -> whether its lock is shared.
-        counted: how many of its names count against the bound that is watched.
+        place: (path of its directory, name); None: it has no name any more.
         is_deleted: its last name was deleted; not: given to another file.
         is_synced: its bytes outlive a power cut.
     """
 
-    __slots__ = ("blocks", "counted", "data", "is_deleted", "is_synced", "locks", "mode", "mtime", "nlink", "number")
+    __slots__ = ("blocks", "data", "is_deleted", "is_synced", "locks", "mode", "mtime", "number", "place")
 
     def __init__(self, number, mode, mtime):
         self.number, self.mode, self.mtime = number, stat.S_IFREG | mode, mtime
         self.data, self.blocks, self.locks = bytearray(), set(), {}
-        self.nlink = self.counted = 0
+        self.place = None
         self.is_deleted = False
         self.is_synced = True
+
+    @property
+    def nlink(self):
+        """How many names it has."""
+        return int(self.place is not None)
 
 
 class Directory:
@@ -110,18 +115,14 @@ class Disk:
 
     Args:
         capacity: bytes that it holds.
-        counts: (path of a directory, name) -> whether a file of that name counts against the bound.
-        note_growth: called when the bytes that count have become more.
+        note: called with (path of a directory, name, bytes of its file) after each change; None: the name is gone.
         stamp: the time for what is changed now, in nanoseconds; as coarse as the file system's clock.
-
-    Attributes:
-        counted_bytes: of all files that count.
     """
 
-    def __init__(self, capacity, counts, note_growth, stamp):
-        self.capacity, self._counts, self._note_growth, self._stamp = capacity, counts, note_growth, stamp
+    def __init__(self, capacity, note, stamp):
+        self.capacity, self._note, self._stamp = capacity, note, stamp
         self._numbers = itertools.count(2)
-        self.used_blocks = self.counted_bytes = 0
+        self.used_blocks = 0
         self.directories = {"/": Directory("/", 1, stamp())}
 
     @property
@@ -183,12 +184,8 @@ class Disk:
     def _link(self, home, name, file):
         home.entries[name] = file
         home.mtime = self._stamp()
-        file.nlink += 1
-        if self._counts(home.path, name):
-            file.counted += 1
-            self.counted_bytes += len(file.data)
-            if file.data:
-                self._note_growth()
+        file.place = home.path, name
+        self._note(home.path, name, len(file.data))
 
     def unlink(self, path):
         """Remove a name; the file goes with its last one, for those who have it open later."""
@@ -196,16 +193,13 @@ class Disk:
         file = self.find(path)
         if type(file) is Directory:
             raise _fault(errno.EISDIR, path)
+        file.is_deleted = True
         self._unlink(home, name)
-        file.is_deleted = not file.nlink
+        self._note(home.path, name, None)
 
     def _unlink(self, home, name):
-        file = home.entries.pop(name)
+        home.entries.pop(name).place = None
         home.mtime = self._stamp()
-        file.nlink -= 1
-        if self._counts(home.path, name):
-            file.counted -= 1
-            self.counted_bytes -= len(file.data)
 
     def replace(self, old, new):
         """Give the file ``old`` the name ``new``, whose file loses it."""
@@ -218,6 +212,7 @@ class Disk:
         if before is not None:
             self._unlink(target, other)
         self._unlink(home, name)
+        self._note(home.path, name, None)
         self._link(target, other, file)
 
     def write(self, file, data, offset):
@@ -253,9 +248,8 @@ class Disk:
             file.data.extend(bytes(growth))
         else:
             del file.data[size:]
-        self.counted_bytes += growth * file.counted
-        if growth > 0 and file.counted:
-            self._note_growth()
+        if growth and file.place is not None:
+            self._note(*file.place, size)
 
     def drop(self, file):
         """The blocks of a file that is gone are free."""

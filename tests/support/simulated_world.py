@@ -2,10 +2,11 @@
 
 Some simulated processes read samples through one small cache directory, at random or with downloads ahead; a cleaner
 bounds it, an owner replaces shards at the server, processes are killed at any call or stopped for seconds, the power is
-cut, and calls and requests fail. What was abandoned is freed in the middle of any call. What holds: the bytes of the
-directory are within the limit at each call; each sample is that of one version of its shard; no shard is evicted while
-it is read, or downloaded by two at once; everybody ends, with samples or a typed error, and without an error where
-nothing went wrong; the user's own files stay; and a new process then finds the shards, and leaves nothing behind.
+cut, and calls and requests fail. What was abandoned is freed in the middle of any call. The model of the cache,
+`tests.model.cache`, follows each change of a file, each read and each download, and ends the schedule at what it
+forbids. Beside that, each sample is that of one version of its shard; everybody ends, with samples or a typed error,
+and without an error where nothing went wrong; the user's own files stay; and a new process then finds the shards, and
+leaves nothing behind.
 
     python -m tests.support.simulated_world --seeds 0..100000      in as many processes as there are processors
     python -m tests.support.simulated_world --seeds 4711 --trace   one, and each call that was made in it
@@ -24,6 +25,7 @@ import random
 import sys
 import time
 
+from tests.model.cache import Cache, RuleError
 from tests.support.cache_shards import md5, pack
 from tests.support.simulated_os import Disk, Killed, Machine, Process, SimulationError
 from wids.core.files.identity import Identity
@@ -119,6 +121,7 @@ class Server:
 
     Args:
         machine: whose clock its answers take.
+        cache: the model of the cache, which knows of downloads under way.
         has_tables: member tables lie beside the shards.
         answers_have_stat: each answer says which version it is of, as HTTP's; else that is asked for by itself.
         latency: seconds to the first byte.
@@ -127,16 +130,17 @@ class Server:
     Attributes:
         current: letter -> version that is there. seen: letter -> those that ever were.
         requests: how many came. asked: the letters that they were for.
-        downloads: url -> (process, source) of each download that is under way. may_meet: two of them may do so at once.
+        may_meet: two may download a shard at once.
         is_well: nothing goes wrong.
     """
 
-    def __init__(self, machine, *, has_tables, answers_have_stat, latency, fault_rate):
-        self.machine, self.has_tables, self.answers_have_stat = machine, has_tables, answers_have_stat
+    def __init__(self, machine, cache, *, has_tables, answers_have_stat, latency, fault_rate):
+        self.machine, self._cache = machine, cache
+        self.has_tables, self.answers_have_stat = has_tables, answers_have_stat
         self._latency, self.fault_rate = latency, fault_rate
         self.current = dict.fromkeys(LETTERS, 0)
         self.seen = {letter: {0} for letter in LETTERS}
-        self.downloads, self.requests, self.asked, self.is_well, self.may_meet = {}, 0, [], False, False
+        self.requests, self.asked, self.is_well, self.may_meet = 0, [], False, False
 
     def replace(self, letter, version):
         """Another version of a shard is there."""
@@ -180,16 +184,16 @@ class Server:
             self.machine.sleep(min(seconds, 0.1))
             seconds -= 0.1
 
-    def begin_download(self, url, process, source):
+    def begin_download(self, url, source):
         """A process downloads a whole shard; no other one may do so."""
-        others = [each for each, _ in self.downloads.get(url, ()) if each.is_alive]
-        if others and not self.may_meet:
-            self.machine.fail(f"{url} is downloaded by {process.name} and {others[0].name} at once")
-        self.downloads.setdefault(url, []).append((process, source))
+        if not self.may_meet:
+            with as_model(self.machine):
+                self._cache.begin(url, source)
 
     def end_download(self, url, source):
-        """It has ended."""
-        self.downloads[url] = [each for each in self.downloads.get(url, ()) if each[1] is not source]
+        """It has ended, if it was one."""
+        if self._cache.downloads.get(url) is source:
+            del self._cache.downloads[url]
 
     def _draw_fault(self):
         choose = self.machine.random
@@ -207,6 +211,9 @@ class SimulatedSource:
         self._process, self._server, self.url, self._path, self.go_on = process, server, url, path, go_on
         self.answers_have_stat = server.answers_have_stat
         self._kept = None
+
+    def __str__(self):
+        return self._process.name
 
     def __enter__(self):
         return self
@@ -242,7 +249,7 @@ class SimulatedSource:
         data, _, fault = self._kept or self._ask()
         self._kept = None
         if self._path is not None:
-            server.begin_download(self.url, self._process, self)
+            server.begin_download(self.url, self)
         end = len(data) if end is None else min(end, len(data))
         for at in range(0, end, _STEP):
             yield data[at : min(at + _STEP, end)]
@@ -263,6 +270,15 @@ class SimulatedSource:
 
 
 # --- the world
+
+
+@contextlib.contextmanager
+def as_model(machine):
+    """End the schedule where something happens in the block that the model forbids."""
+    try:
+        yield
+    except RuleError as error:
+        machine.fail(str(error))
 
 
 class Dataset:
@@ -339,20 +355,18 @@ class World:
         self.access = choose.choice(("fetch", "fetch", "fetch", "auto"))
         self.early_reads = choose.random() < 0.6
         self._remembered_share = choose.choice((100, 8, 8))  # a hundredth of these limits has no table
+        self.cache = Cache(limit=max(self.limit, self._other_limit))
         self.server = Server(
             self.machine,
+            self.cache,
             has_tables=choose.random() < 0.5,
             answers_have_stat=choose.random() < 0.6,
             latency=choose.choice((0.005, 0.02, 0.2)),
             fault_rate=0.0 if self.is_calm else choose.choice((0.0, 0.0, 0.05, 0.2)),
         )
         self.grain = choose.choice((1, 1, 4_000_000))
-        self.disk = Disk(
-            24 * 4096 if not (self.is_calm or self.is_copying) and choose.random() < 0.3 else 1 << 30,
-            self._counts,
-            self._check_bound,
-            self._stamp,
-        )
+        is_small = not (self.is_calm or self.is_copying) and choose.random() < 0.3
+        self.disk = Disk(24 * 4096 if is_small else 1 << 30, self._note_file, self._stamp)
         self.machine.disk = self.disk
         self.index = dict(self.server.current)
         for letter in LETTERS if self.is_copying else ():
@@ -372,10 +386,20 @@ class World:
             return False
         return directory != CACHE + "/.wids" or (name.endswith(".part") and ".tar." in name)
 
-    def _check_bound(self):
-        used, limit = self.disk.counted_bytes, max(self.limit, self._other_limit)
-        if used > limit and not self.server.may_meet:
-            self.machine.fail(f"{used} bytes are in the cache, and the limit is {limit}")
+    def _note_file(self, directory, name, size):
+        """Have the model follow a change of a file; see `Disk`."""
+        if not self._counts(directory, name):
+            return
+        with as_model(self.machine):
+            if directory != CACHE:
+                self.cache.resize(f"{directory}/{name}", size or 0)
+            elif size is None:
+                if name in self.cache.shards:
+                    marks = self.disk.directories[CACHE + "/.wids/tables"].entries
+                    self.cache.shards[name].is_kept = f"{name}.keep" in marks
+                self.cache.evict(name)
+            else:
+                self.cache.publish(name, size)
 
     def _stamp(self):
         return self.machine.now // self.grain * self.grain
@@ -550,16 +574,18 @@ class World:
 
     def _read(self, process, dataset, letter, rows):
         found = dataset.pool.get_shard(self.url_of(letter))
-        with found.pinned() as reader:
+        with found.pinned() as reader, contextlib.ExitStack() as leases:
             for row in rows:
                 try:
                     sample, is_proven = reader.read(row), not reader.is_remote
                 except process["wids.errors"].ClosedReaderError:
                     sample, is_proven = found.read(row), False
-                # Who was stopped between publishing a shard and its lease lost the lock, and reads what was evicted.
-                may_go = self.server.may_meet
-                if is_proven and not may_go and process.open[reader.fileno()].file.is_deleted:
-                    self.machine.fail(f"{letter} is being read, and was evicted")
+                file = process.open[reader.fileno()].file if is_proven else None
+                # Not where another shard has taken its name. Who was stopped between publishing a shard and its lease
+                # lost the lock, and reads what was evicted.
+                if is_proven and (file.place or file.is_deleted) and not self.server.may_meet:
+                    with as_model(self.machine):
+                        leases.callback(self.cache.release, self.cache.lease(file.place[1] if file.place else letter))
                 self._check_sample(letter, row, sample, found.shard, is_proven=is_proven)
                 process.step("work")
 
@@ -625,6 +651,7 @@ class World:
             sometime(machine.cut_power, 800)
         if choose.random() < 0.05:
             self.server.may_meet = True  # a lock is taken from who does not run
+            self.cache.limit = None
             process, begin = choose.choice(processes), choose.random()
 
             def act():

@@ -1,8 +1,8 @@
 """Stores over one directory, step by step against a model: what is opened, fetched, evicted, killed, harmed and wiped.
 
-The model is a dictionary of what is known of each shard's file, and a list of what goes in which order. It foresees
-whether a shard is found or fetched, which others go for it, which tables of these are remembered, and whether there is
-room; each step is held against it.
+What goes for a download, and whether there is room, is what `tests.model.cache` says. Beside it is a dictionary of what
+is known of each shard's file: it foresees whether a shard is found or fetched, and which tables of evicted shards are
+remembered. Each step is held against both.
 ``WIDS_MODEL_EXAMPLES`` sets the number of stories that are tried; without it they are few, and always the same.
 """
 
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.conftest import Events
+from tests.model.cache import Cache, Shard
 from tests.support import cache_shards as shards
 from tests.support import tars
 from tests.support.cache_dirs import files_in, put_file, put_garbage, staging_of
@@ -246,31 +247,25 @@ class Directory(RuleBasedStateMachine):
         """When a cleaner thinks that it was used."""
         return os.stat(self.file(key, "table")).st_mtime_ns
 
-    def in_order(self):
-        """The cached shards that may go if nobody has them open, those that go first in front."""
-        ours = [key for key in KEYS if self.is_ours(key) and not self.has(key, "keep_mark")]
-        return sorted(ours, key=lambda key: (-self.uses.get(key, math.inf), self.last_use(key)))
+    def cached(self, limit=None):
+        """The cache as its model has it, when what was left behind has gone."""
+        cache = Cache(limit=limit)
+        for key in filter(self.is_ours, KEYS):
+            is_kept, use = self.has(key, "keep_mark"), self.uses.get(key, math.inf)
+            cache.shards[key] = Shard(self.size(key), self.last_use(key), use, is_kept, self.is_leased(key))
+        for part in [part for part, _ in self.downloads] + ([] if self.has_locks else list(self.garbage)):
+            cache.others[part] = os.path.getsize(part) if os.path.exists(part) else 0
+        return cache
 
     def used(self):
         """Bytes that count against a bound, when what was left behind has gone."""
-        parts = [part for part, _ in self.downloads] + ([] if self.has_locks else list(self.garbage))
-        downloads = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
-        return downloads + sum(self.size(key) for key in KEYS if self.is_ours(key))
+        return self.cached().used
 
     def foresee_room(self, wanted, limit, after):
         """(the shards that go, whether there is room then)."""
-        if limit is None:
-            return [], True
-        used, gone = self.used(), []
-        is_let_in = after is None and wanted > limit
-        later = [key for key in self.in_order() if after is None or self.uses.get(key, math.inf) > after]
-        if used + wanted - sum(map(self.size, later)) > limit and not is_let_in:
-            return [], False  # nothing goes in vain
-        for key in later:
-            if used + wanted > limit and not self.is_leased(key):
-                used -= self.size(key)
-                gone.append(key)
-        return gone, used + wanted <= limit or is_let_in
+        cache = self.cached(limit)
+        order, said = cache.victims(), cache.reserve("a download", wanted, use=after)
+        return [key for key in order if key not in cache.shards], said in ("granted", "over the limit")
 
     def foresee_tables(self, gone, limit, room):
         """What is remembered once these shards were evicted, and then of all tables what has ``room``, if it has to."""
@@ -472,7 +467,7 @@ class Directory(RuleBasedStateMachine):
     def check_bound(self, user, key, is_too_large):
         """The bound holds, as far as it can: what is beyond it is read, kept, under way, or the shard itself."""
         if self.used() > user.limit and is_too_large:
-            assert all(self.is_leased(other) or other == key for other in self.in_order())
+            assert all(self.is_leased(other) or other == key for other in self.cached().victims())
 
     @rule(number=numbers, key=keys, after=st.sampled_from([0.0, FAR, FAR + 2, math.inf]))
     def download_ahead(self, number, key, after):
@@ -540,7 +535,7 @@ class Directory(RuleBasedStateMachine):
             Space(self.cache, limit=None).sweep()
         else:
             used, count, gone = self.used(), sum(map(self.is_ours, KEYS)), []
-            for key in self.in_order():
+            for key in self.cached().victims():
                 if (used > limit or count > most) and not self.is_leased(key):
                     used, count = used - self.size(key), count - 1
                     gone.append(key)

@@ -1,63 +1,62 @@
-"""Who has space in a cache, and what is evicted for it: rules that hold for every cache and every request."""
+"""Who gets space in a cache, and what is evicted for it, against the model of the cache."""
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.model.cache import Cache, Shard
+from tests.support.examples import examples
 from wids.core.cache import reservation
-from wids.core.cache.eviction import Entry, victims
+from wids.core.cache.eviction import Entry
 from wids.core.cache.reservation import Evict, Grant, MustWait, Refuse, Request, reserve, settle
 
 NOW = 100.0
 
 
-class Cache:
-    """A cache in memory, with a clock that stands still."""
+class Snapshot:
+    """A model of a cache as the library sees it, with a clock that stands still.
+
+    Args:
+        sizes: bytes of its shards, least recently used first; their names are 0, 1, 2, ...
+        uses: when shards will be read, by name.
+        leased, kept: names.
+        options: see `tests.model.cache.Cache`.
+    """
 
     second, disk, promised = 1.0, 0, 0
 
-    def __init__(self, sizes, *, limit=None, free=1 << 40, floor=0, uses=None, leased=(), kept=(), is_busy=False):
-        """Shards with these sizes, least recently used first."""
-        self.limit, self.free, self.floor, self.now = limit, free, floor, NOW
-        self.uses, self.leased, self.is_busy = uses or {}, set(leased), is_busy
-        self.found = [
-            Entry(name=str(k), size_bytes=size, used_ns=k, is_kept=str(k) in kept) for k, size in enumerate(sizes)
-        ]
-        self.evicted = []
+    def __init__(self, sizes, *, limit=None, free=1 << 40, uses=None, leased=(), kept=(), **options):
+        self.model = Cache(limit=limit, free=free, now=NOW, **options)
+        self.uses, self.evicted = uses or {}, []
+        for k, size in enumerate(sizes):
+            name = str(k)
+            self.model.shards[name] = Shard(size, k, self.uses.get(name, math.inf), name in kept, name in leased)
 
-    own = 0  # bytes of the download that asks
-
-    @property
-    def used(self):
-        """Bytes of the shards, and of the download."""
-        return self.own + sum(entry.size_bytes for entry in self.found)
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
     def entries(self):
         """The shards."""
-        return iter(list(self.found))
+        for name, shard in list(self.model.shards.items()):
+            yield Entry(name=name, size_bytes=shard.size, used_ns=shard.used, is_kept=shard.is_kept)
 
     def evict(self, entry):
         """Evict a shard, unless it is leased."""
-        if entry.name in self.leased:
+        if self.model.shards[entry.name].leases:
             return False
-        self.found.remove(entry)
-        self.free += entry.size_bytes
-        self.evicted.append(entry)
+        self.model.evict(entry.name)
+        self.evicted.append(entry.name)
         return True
-
-    def fits(self, request):
-        """Whether there is space."""
-        is_within = self.limit is None or self.used + request.wanted <= self.limit
-        return is_within and self.free - self.promised - request.wanted >= self.floor
 
 
 NAMES = st.sets(st.sampled_from("012345"))
 CACHES = st.builds(
-    Cache,
+    Snapshot,
     st.lists(st.integers(1, 9), max_size=6),
     limit=st.none() | st.integers(0, 40),
     free=st.integers(0, 40),
@@ -76,49 +75,22 @@ REQUESTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(3000))
 @given(CACHES, REQUESTS)
-def test_rules(cache, request):
-    """What is granted fits; what is evicted may be, in the order of the library, and no more of it than has to."""
-    cache.own = request.total - request.wanted
-    before, order = list(cache.found), list(victims(cache.entries(), cache.uses))
+def test_decisions_are_those_of_the_model(cache, request):
+    """Who gets space, and what is evicted for it, in which order."""
+    cache.model.others["new"] = request.total - request.wanted
+    expected, order = copy.deepcopy(cache.model), cache.victims()
+    said = expected.reserve("new", request.total, use=request.use, has_waited=request.waited >= request.grace)
     decision = settle(cache, request, cache.evict)
-    names = {entry.name for entry in cache.evicted}
-    assert isinstance(decision, (Grant, MustWait, Refuse))
-    assert not isinstance(decision, MustWait if request.use is not None else Refuse)
-    assert not names & cache.leased
-    assert not any(entry.is_kept for entry in cache.evicted)
-    assert [entry for entry in order if entry.name in names] == cache.evicted
-    if request.use is not None:  # a download ahead costs nothing that is needed sooner, or now
-        limit = max(request.use, NOW + reservation.LIMITS.now_seconds)
-        assert all(cache.uses.get(entry.name, math.inf) > limit for entry in cache.evicted)
-        assert not getattr(decision, "is_over_limit", False)
-    if isinstance(decision, Grant) and not decision.is_over_limit:
-        assert cache.fits(request)
-        if cache.evicted:
-            last = cache.evicted[-1]
-            cache.found.append(last)
-            cache.free -= last.size_bytes
-            assert not cache.fits(request)
-    elif isinstance(decision, Grant):
-        assert cache.limit is None or request.total > cache.limit
-        assert cache.free >= request.wanted
-        assert cache.found == [entry for entry in before if entry.is_kept or entry.name in cache.leased]
+    assert cache.evicted == [name for name in order if name not in expected.shards]
+    if isinstance(decision, Grant):
+        cache.model.resize("new", request.total)
+        assert said == ("over the limit" if decision.is_over_limit else "granted")
     else:
-        assert decision.missing > 0
-        assert not cache.fits(request)
-
-
-@pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
-@given(CACHES, REQUESTS)
-def test_nothing_is_lost_in_vain(cache, request):
-    """Where no shard is leased, nothing is evicted for a request that gets no space."""
-    cache.leased = set()
-    decision = settle(cache, request, cache.evict)
-    if not isinstance(decision, Grant):
-        is_lone = cache.limit is None or request.total > cache.limit  # everything goes for what no limit holds
-        assert not cache.evicted or is_lone
+        assert said == {MustWait: "wait", Refuse: "refused"}[type(decision)]
+        assert decision.missing == expected.missing(request.wanted)
+    assert cache.model == expected
 
 
 @pytest.mark.thorough
@@ -138,16 +110,16 @@ def test_patience():
     """At first nothing goes that is used soon, if another shard may go in a moment; then it does."""
     request = Request(5, 5, waited=0.0)
     uses = {"0": NOW + 0.4, "1": NOW + 9}
-    soon = Cache([5, 5], limit=10, uses=uses, leased="1")
+    soon = Snapshot([5, 5], limit=10, uses=uses, leased="1")
     assert settle(soon, request, soon.evict) == MustWait(5, is_blocked=True)
     assert settle(soon, request._replace(waited=reservation.LIMITS.grace_seconds), soon.evict) == Grant()
-    assert [entry.name for entry in soon.evicted] == ["0"]
-    again = Cache([5, 5], limit=10, uses=uses, leased="1")
+    assert soon.evicted == ["0"]
+    again = Snapshot([5, 5], limit=10, uses=uses, leased="1")
     assert settle(again, request._replace(waited=0.1, grace=0.2), again.evict) == MustWait(5, is_blocked=True)
     assert settle(again, request._replace(waited=0.1, grace=0.1), again.evict) == Grant()
-    alone = Cache([5], limit=5, uses={"0": NOW + 0.4})
+    alone = Snapshot([5], limit=5, uses={"0": NOW + 0.4})
     assert settle(alone, request, alone.evict) == Grant()  # nothing else will ever go
-    busy = Cache([5], limit=5, uses={"0": NOW + 0.4}, is_busy=True)
+    busy = Snapshot([5], limit=5, uses={"0": NOW + 0.4}, is_busy=True)
     assert settle(busy, request, busy.evict) == MustWait(5, is_blocked=True)
 
 
@@ -159,28 +131,28 @@ def test_patience_is_no_longer_than_half_a_download(download, grace):
 
 def test_a_clock_of_another_kind():
     """Where a second is a thousand positions, soon is five hundred of them."""
-    cache = Cache([5, 5], limit=10, uses={"0": NOW + 499, "1": NOW + 501})
+    cache = Snapshot([5, 5], limit=10, uses={"0": NOW + 499, "1": NOW + 501})
     cache.second = 1000.0
     assert settle(cache, Request(5, 5, waited=0.0), cache.evict) == Grant()
-    assert [entry.name for entry in cache.evicted] == ["1"]
+    assert cache.evicted == ["1"]
 
 
 @pytest.mark.parametrize(("limit", "free"), [(4, 100), (None, 12)])
 def test_a_shard_that_no_limit_holds(limit, free):
     """It is admitted once all others are gone; a disk has an end."""
-    cache = Cache([5, 5], limit=limit, free=free, floor=20 if limit is None else 0, leased="0")
+    cache = Snapshot([5, 5], limit=limit, free=free, floor=20 if limit is None else 0, leased="0")
     assert settle(cache, Request(12, 12), cache.evict) == Grant(is_over_limit=True)
-    assert [entry.name for entry in cache.evicted] == ["1"]
-    cache = Cache([], limit=limit, free=11)
+    assert cache.evicted == ["1"]
+    cache = Snapshot([], limit=limit, free=11)
     assert settle(cache, Request(12, 12), cache.evict).missing > 0
 
 
 @pytest.mark.parametrize(("limit", "free", "kind"), [(4, 100, Refuse), (None, 12, MustWait)])
 def test_a_shard_of_unknown_length_is_not_admitted_over_the_limit(limit, free, kind):
     """It may never end. Nothing goes for it, and no wait makes a limit larger."""
-    cache = Cache([5, 5], limit=limit, free=free, floor=20 if limit is None else 0, leased="0")
+    cache = Snapshot([5, 5], limit=limit, free=free, floor=20 if limit is None else 0, leased="0")
     request = Request(12, 12, is_final=False)
     assert isinstance(settle(cache, request, cache.evict), kind)
     assert cache.evicted == []
-    cache = Cache([5, 5], limit=12, free=100)
+    cache = Snapshot([5, 5], limit=12, free=100)
     assert settle(cache, request, cache.evict) == Grant()
