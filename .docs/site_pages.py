@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "wids"
+MODEL = HERE.parent / "tests" / "model"
 _LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 _TOP = ("class", "exception", "function", "type", "data")
 _PICTURES = (".png", ".jpg", ".svg")
@@ -54,6 +55,9 @@ def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
 
     def lead(link: re.Match[str]) -> str:
         path = Path(os.path.normpath(source.parent / link[1]))
+        if path.parent == MODEL:  # a page prints it
+            page = HERE / "reference" / f"specification_{path.stem}.rst"
+            return f"]({os.path.relpath(page, source.parent)})"
         is_page = app.project.path2doc(path) in app.project.docnames
         if is_page or path.suffix in _PICTURES or not path.exists():
             return link[0]  # Sphinx warns of a file that is missing

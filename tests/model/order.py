@@ -104,9 +104,9 @@ class Order:
         place = {"seed": self.seed, "epoch": epoch, "stream": ROUNDING, "position": chunks[0].start}
         for j, (chunk, word) in enumerate(zip(chunks, random_words(len(chunks), **place), strict=True)):
             samples = self.shuffled(chunk, epoch, PARTS, chunk.start) if window > 1 else chunk
-            own = slots[max(j - window + 1, 0) : j + 1]
-            ends = [(k * len(samples) + word % len(own)) // len(own) for k in range(len(own) + 1)]
-            for slot, (begin, end) in zip(own, pairwise(ends), strict=True):
+            holders = slots[max(j - window + 1, 0) : j + 1]
+            ends = [(k * len(samples) + word % len(holders)) // len(holders) for k in range(len(holders) + 1)]
+            for slot, (begin, end) in zip(holders, pairwise(ends), strict=True):
                 slot.extend(samples[begin:end])
         for slot, chunk in zip(slots, chunks, strict=False):
             lane += self.shuffled(slot, epoch, SAMPLES, chunk.start)
