@@ -6,6 +6,7 @@ A batch is read shard by shard, in the order of the file, and given in the order
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -203,14 +204,14 @@ def _by_shard(
     if len(groups) == 1 or not collection.has_remote():
         return [group for _, group in groups], []
     urls, lru, provider = collection.urls, collection.pool.lru, collection.provider
+    path_of = provider.cache.placement.local_path
     ready: list[tuple[int, list[int]]] = []
     far = []
     for k, group in groups:
         shard = lru.cache.get(urls[k])
         if shard is None:
-            located = provider.cache.locate(collection.shards[k])
-            distance = 1 + (not located.exists())
-            is_far = distance == 2 and provider.reads_ranges(located)
+            distance = 1 + (not os.path.exists(path_of(urls[k])))
+            is_far = distance == 2 and provider.reads_ranges(provider.cache.locate(collection.shards[k]))
         else:
             distance, is_far = 0, shard.reader.is_remote
         if is_far:
