@@ -6,7 +6,7 @@ import pytest
 
 import wids
 from tests.support import cache_shards as shards
-from wids.core.readers.provider import AutoProvider, CachedProvider, InPlaceProvider, LocalFiles
+from wids.core.readers.provider import AutoProvider, LocalFiles
 from wids.core.readers.range_provider import RangeProvider
 from wids.core.transport.session import Session
 
@@ -61,9 +61,9 @@ class Way:
         )
         files = LocalFiles(hooks=hooks, use_mmap=is_mapped)
         if self._kind in ("in place", "mapped"):
-            return _One(auto, lambda located: InPlaceProvider(files).open(located.shard, located.path))
+            return _One(auto, lambda located: files.open_in_place(located.shard, located.path))
         if self._kind in ("cached", "cached and mapped"):
-            return _One(auto, CachedProvider(files, auto.cache).open)
+            return _One(auto, lambda located: files.open_cached(located, auto.cache))
         if self._kind == "ranges":
             session = Session(hooks=hooks)
             return _One(auto, RangeProvider(is_final=True, session=session, rule="first-dot", group="adjacent").find)

@@ -220,7 +220,7 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
 
 
 def _local_beside(shard: Shard) -> MemberTable | None:
-    """The table beside a local shard, as `wids.core.readers.provider.InPlaceProvider` would use it."""
+    """The table beside a local shard, as `wids.core.readers.provider.LocalFiles` would use it."""
     path = Place(shard.url).path
     try:
         fd, identity = atomic.open_file(path)

@@ -122,7 +122,37 @@ class LocalFiles:
             self._book.learn_table(url, table)
         return table
 
-    def make_reader(
+    def open_in_place(self, shard: Shard, path: str) -> Reader:
+        """A reader of a local shard, which is at ``path``; for errors see `ShardProvider.open`."""
+        try:
+            return self._open_in_place(shard, path)
+        except (FetchDeniedError, ShardError) as error:
+            if not system.is_stale(error.__cause__):
+                raise
+            logger.warning("%s; it is opened again", error)
+        return self._open_in_place(shard, path)
+
+    def _open_in_place(self, shard: Shard, path: str) -> Reader:
+        start = time.perf_counter()
+        file, facts = open_in_place(shard, path)
+        with file.closing_on_error():
+            beside = path + tables.SUFFIX
+            table = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if self.is_standard else None
+            has_saved = table is not None and table.identity.is_same(facts)
+            if table is None or not has_saved:
+                table = self.build_table(file.fd, path, shard.url, facts, is_in_place=self.is_standard)
+            return self._make_reader(file, table, shard, path, has_saved_table=has_saved, start=start)
+
+    def open_cached(self, located: Located, cache: ShardCache) -> Reader:
+        """A reader of a shard of the cache, downloaded first if need be; for errors see `ShardProvider.open`."""
+        start = time.perf_counter()
+        (lease, table), has_saved = cache.open(located)
+        with lease.closing_on_error():
+            if not self.is_standard:
+                table, has_saved = self.build_table(lease.fd, located.path, located.url, table.identity), False
+            return self._make_reader(lease, table, located.shard, located.path, has_saved_table=has_saved, start=start)
+
+    def _make_reader(
         self, file: OpenFile, table: MemberTable, shard: Shard, path: str, *, has_saved_table: bool, start: float
     ) -> LocalReader:
         """The reader of an open file, which it owns once this returns; ``start``: when opening it began."""
@@ -158,52 +188,6 @@ def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
             found=facts.size,
         )
     return file, facts
-
-
-class InPlaceProvider:
-    """Reads local shards where they are."""
-
-    def __init__(self, files: LocalFiles) -> None:
-        self._files = files
-
-    def open(self, shard: Shard, path: str) -> Reader:
-        """See `ShardProvider.open`; the shard is at ``path``."""
-        try:
-            return self._open(shard, path)
-        except (FetchDeniedError, ShardError) as error:
-            if not system.is_stale(error.__cause__):
-                raise
-            logger.warning("%s; it is opened again", error)
-        return self._open(shard, path)
-
-    def _open(self, shard: Shard, path: str) -> Reader:
-        start = time.perf_counter()
-        file, facts = open_in_place(shard, path)
-        with file.closing_on_error():
-            files, beside = self._files, path + tables.SUFFIX
-            table = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if files.is_standard else None
-            has_saved = table is not None and table.identity.is_same(facts)
-            if table is None or not has_saved:
-                table = files.build_table(file.fd, path, shard.url, facts, is_in_place=files.is_standard)
-            return files.make_reader(file, table, shard, path, has_saved_table=has_saved, start=start)
-
-
-class CachedProvider:
-    """Reads shards from the cache, downloaded first if need be."""
-
-    def __init__(self, files: LocalFiles, cache: ShardCache) -> None:
-        self._files, self._cache = files, cache
-
-    def open(self, located: Located) -> Reader:
-        """See `ShardProvider.open`."""
-        start = time.perf_counter()
-        (lease, table), has_saved = self._cache.open(located)
-        files, path = self._files, located.path
-        with lease.closing_on_error():
-            if not files.is_standard:
-                table = files.build_table(lease.fd, path, located.url, table.identity)
-            has_saved = has_saved and files.is_standard
-            return files.make_reader(lease, table, located.shard, path, has_saved_table=has_saved, start=start)
 
 
 class AutoProvider:
@@ -259,8 +243,6 @@ class AutoProvider:
             book=self._book,
         )
         self._originals = Placement(cache_dir=None, localname=None, cache_local=False, session=PLAIN)
-        self._in_place = InPlaceProvider(self.files)
-        self._cached = CachedProvider(self.files, self.cache)
         self._by_ranges = RangeProvider(
             is_final=access == "range",
             session=session,
@@ -280,10 +262,10 @@ class AutoProvider:
             _pause.wait(_TURN_SECONDS)
             access = choose(state, time.monotonic())
         if access is Access.IN_PLACE:
-            return self._in_place.open(shard, state.located.path)
+            return self.files.open_in_place(shard, state.located.path)
         reader = self._open_by_ranges(state) if access is Access.RANGES else None
         if reader is None:
-            reader = self._cached.open(state.located)
+            reader = self.files.open_cached(state.located, self.cache)
             if self._arrivals is not None:
                 self._arrivals.note_opened(state.located.record)
                 self._by_ranges.learn(state.located, reader.table)
@@ -341,7 +323,7 @@ class AutoProvider:
             if not shard.place.is_local:
                 return self._by_ranges.find_published(located)
             path = self._originals.find(shard.place)[0]  # it will be copied when it is read
-        with contextlib.closing(self._in_place.open(shard, path)) as reader:
+        with contextlib.closing(self.files.open_in_place(shard, path)) as reader:
             return reader.table
 
     def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
