@@ -2,15 +2,16 @@
 
 A cache is a directory of shards, which all processes of a machine share:
 
-1. At each moment, all files together have no more bytes than the limit. A download has its full size before its first
-   byte arrives.
+1. At no moment do all files together have more bytes than the limit. A download has its full size before its first byte
+   arrives.
 2. A shard is leased while a process has it open, and a leased shard is never evicted. Nor is one that is kept, nor any
    file that the cache did not fetch.
-3. The shards that no job will read are evicted first, least recently used first; then those that are read last.
+3. The shards that no job will read are evicted first, least recently used first; then those whose next use is farthest
+   ahead.
 4. Nothing is evicted in vain: only if all that may go, leased or not, makes enough space.
-5. A download ahead costs no shard that is read sooner, and does not wait. A reader may cost any shard. It waits while
-   shards are leased, and at first also for space that costs no shard that is read soon.
-6. A shard that exceeds the limit by itself is admitted for a reader, once nothing more can be evicted.
+5. A download ahead costs no shard that is read sooner, and does not wait. A reader may cost any shard, but at first it
+   waits rather than cost one that is read soon, if others are only leased. It waits where all are leased.
+6. A reader's shard that exceeds the limit by itself is admitted over the limit, once nothing more can be evicted.
 7. No shard is downloaded by two processes at once.
 
 Not here are the tables of evicted shards, which have what is left of the limit (`tests/io/cache/test_store_model.py`),
@@ -20,6 +21,7 @@ and shards of unknown length (`tests/unit/cache/test_reservation.py`).
 from dataclasses import dataclass, field
 from math import inf
 
+# Within so many seconds a shard is read soon; and now, so that no download ahead costs it.
 SOON_SECONDS, NOW_SECONDS = 0.5, 0.05
 
 
@@ -128,6 +130,11 @@ class Cache:
         if name in self.downloads:
             raise RuleError(f"{name} is downloaded by {who} and {self.downloads[name]} at once")
         self.downloads[name] = who
+
+    def end(self, name, who):
+        """A download ends; of whoever has none, that changes nothing."""
+        if self.downloads.get(name) is who:
+            del self.downloads[name]
 
     # --- what is decided
 

@@ -9,12 +9,14 @@ the number of ranks:
 4. G has a sample of each lane in turn: G[t] is sample t // L of lane t % L.
 5. W ranks read G in turn, from a position p on: rank r reads G[p + r], G[p + r + W], G[p + r + 2 W], ...
 
-A state is the position p, so any number of ranks reads the rest of G. Not here are batches, mixtures and weights, which
-are made of this order: `tests/unit/order/test_{batching,mixture,shares,weights}.py` state what holds for them.
+A state is the position p, so any number of ranks reads the rest of G. Each source of a mixture has an order of its own.
+Not here are whose turn it is in a mixture, weights of samples, and batches: tests/unit/order states what holds for them
+in test_shares.py, test_mixture.py, test_weights.py and test_batching.py.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -45,6 +47,11 @@ def permutation(n, **place):
     """0 .. n - 1, sorted by random words, whose lowest bits do not count: as many as the largest number has."""
     words, bits = random_words(n, **place), max(n - 1, 0).bit_length()
     return sorted(range(n), key=lambda i: (words[i] >> bits, i))
+
+
+def source_seed(seed, name):
+    """The seed of a source of a mixture, which is read as `Order.stream` has it."""
+    return int.from_bytes(blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 # --- the sequence

@@ -192,8 +192,7 @@ class Server:
 
     def end_download(self, url, source):
         """It has ended, if it was one."""
-        if self._cache.downloads.get(url) is source:
-            del self._cache.downloads[url]
+        self._cache.end(url, source)
 
     def _draw_fault(self):
         choose = self.machine.random

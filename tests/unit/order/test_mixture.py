@@ -1,4 +1,4 @@
-"""The order of mixtures by brute force: shares, whole passes, equal counts, changes of weights, any number of ranks."""
+"""The order of mixtures: shares by brute force, sources by the model; changes of weights, any number of ranks."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import wids
+from tests.model.order import Order, source_seed
 from tests.support.examples import some
 from wids.core.order import shares
 from wids.core.order.layout import ShardCounts
@@ -62,13 +63,13 @@ def deal(rows):
     return list(itertools.chain(*zip(*rows, strict=True)))
 
 
-def check_passes(samples, mixture):
-    """Nothing of a source comes again before all of it has come."""
+def check_sources(samples, mixture, *, seed=0, **options):
+    """Each source is read in the order that the model has of it, pass after pass."""
     for name, dataset in zip(mixture.names, mixture.datasets, strict=True):
-        mine, size = [k for source, k in samples if source == name], len(dataset)
-        for first in range(0, len(mine), max(size, 1)):
-            part = mine[first : first + size]
-            assert len(set(part)) == len(part), name
+        ends = tuple(itertools.accumulate(dataset.lengths))
+        order = Order(hi=len(dataset), shard_ends=ends, seed=source_seed(seed, name), **options)
+        read = [k for source, k in samples if source == name]
+        assert read == [order.stream(t) for t in range(len(read))], name
 
 
 @pytest.mark.parametrize("seed", some(range(20)))
@@ -80,13 +81,14 @@ def test_shares_passes_and_counts_of_random_mixtures(seed, monkeypatch):
         mixture = random_mixture(rng, rng.randint(1, 40))
         world, lanes = rng.randint(1, 9), rng.choice([None, rng.randint(1, 9)])
         options = {"window": rng.randint(1, 4), "chunksize": rng.choice([5, 1000]), "seed": rng.randrange(9)}
-        samplers = ranks(mixture, world, lanes=lanes, epochs=None, shuffle=rng.random() < 0.8, **options)
+        options["shuffle"] = rng.random() < 0.8
+        samplers = ranks(mixture, world, lanes=lanes, epochs=None, **options)
         count = rng.randint(1, 60)
         rows = [read(sampler, count, mixture) for sampler in samplers]
         total = sum(mixture.weights.values())
         bound = 1 if all(w == 0 or w / total >= 2**-14 for w in mixture.weights.values()) else 2
         order = deal(rows)
-        check_passes(order, mixture)
+        check_sources(order, mixture, lanes=lanes or world, **options)
         check_shares(order, mixture, bound * (lanes or world))
         if (lanes or world) == world:
             for row in rows:
@@ -148,7 +150,7 @@ def test_chains_of_resumes_on_other_ranks_with_other_weights_and_sources(seed):
             assert all(other == states[0] for other in states)
             state = states[0]
             assert state["position"] == len(order)
-        check_passes(order, mixture)
+        check_sources(order, mixture, lanes=lanes)
 
 
 def rng_of(*key):
@@ -164,7 +166,7 @@ def test_weights_change_at_a_position_and_the_state_knows():
     order = [s for _ in range(3) for s in deal([mixture.__getitems__(list(sampler)) for sampler in samplers])]
     assert Counter(name for name, _ in order[:152]) == {"a": 76, "b": 76}
     assert Counter(name for name, _ in order[152:252]) == {"a": 90, "b": 10}
-    check_passes(order, mixture)
+    check_sources(order, mixture, lanes=2)
     weights = [[0, {"a": 0.5, "b": 0.5}, {}], [152, {"a": 0.9, "b": 0.1}, {"a": 38, "b": 38}]]
     assert samplers[0].state_dict()["order"]["weights"] == {"own": {"a": 0.5, "b": 0.5}, "from": weights}
     again = DistributedChunkedSampler(mixture, num_replicas=1, rank=0, epoch_size=100)
