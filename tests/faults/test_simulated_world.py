@@ -176,7 +176,7 @@ FAULTS = [
     (published_unverified, "and the index says another one", 1000),
     (name_not_locked, "is downloaded by", 1000),
     (requests_not_heard, "nothing went wrong, and yet: CacheFull", 1000),
-    (strangers_are_entries, "the user's file", 1000),
+    (strangers_are_entries, "is no shard of the cache, and was deleted", 1000),
     (finalizer_sets_an_event, "these have not ended", 1000),
 ]
 # The schedules that found them last, where many do not: they are played first. Other code may need other ones.

@@ -101,7 +101,8 @@ class Cache:
 
     def publish(self, name, size):
         """A shard is complete. An earlier one of its name is replaced, and who has that open reads on."""
-        self.shards[name] = Shard(size, used=self.now)
+        before = self.shards.get(name, Shard(0))
+        self.shards[name], self.free = Shard(size, used=self.now), self.free - (size - before.size)
         self.check_limit(size)
 
     def evict(self, name):

@@ -387,8 +387,8 @@ class World:
 
     def _note_file(self, directory, name, size):
         """Have the model follow a change of a file; see `Disk`."""
-        if not self._counts(directory, name):
-            return
+        if not self._counts(directory, name) and (directory != CACHE or size is not None):
+            return  # what is the user's may be there; the model sees it only if it is deleted
         with as_model(self.machine):
             if directory != CACHE:
                 self.cache.resize(f"{directory}/{name}", size or 0)

@@ -3,10 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.cache import Cache, Shard
+from tests.support.examples import examples
 from wids.core.cache.eviction import Entry, missing_bytes, victims
 
 NAMES = [f"{letter}.tar" for letter in "abcdef"]
@@ -30,6 +31,7 @@ def entries(draw):
 uses_of_names = st.dictionaries(st.sampled_from([*NAMES, "not there.tar"]), times)
 
 
+@settings(max_examples=examples(2000))
 @given(entries(), uses_of_names, st.just(-math.inf) | times)
 def test_who_goes_and_in_which_order(found, uses, after):
     """As the model of the cache says."""
