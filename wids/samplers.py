@@ -156,7 +156,7 @@ class StatefulSampler(Sampler[T_co]):
         dataset = self.__wids__().samples.dataset
         found = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
         self._prefetcher = None if found is None else weakref.ref(found)
-        return (run.blocks() if found is None else shared.draw()), found
+        return (shared.blocks if found is None else shared.draw()), found
 
 
 @holding

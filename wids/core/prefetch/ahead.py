@@ -182,10 +182,15 @@ class SharedBlocks:
 
     Args:
         run: whose blocks.
+
+    Attributes:
+        blocks: those that are not computed yet, for a loop without a prefetcher.
     """
 
+    blocks: Iterator[Any]
+
     def __init__(self, run: Run[Any]) -> None:
-        self._run, self._blocks = run, run.blocks()
+        self._run, self.blocks = run, run.blocks()
         self._to_draw: deque[Any] = deque()
         self._to_look: deque[tuple[int, Indices]] = deque()  # with their first positions
         self._drawn = self._position = 0  # blocks; behind the last one that was computed
@@ -197,7 +202,7 @@ class SharedBlocks:
         """In a forked child, which has no prefetcher: the rest of the order is computed again."""
         self._lock, self._error = threading.Lock(), None
         self._to_draw.clear()
-        self._blocks = islice(self._run.blocks(), self._drawn, None)
+        self.blocks = islice(self._run.blocks(), self._drawn, None)
 
     def draw(self) -> Iterator[Any]:
         """All blocks, for the loop."""
@@ -223,7 +228,7 @@ class SharedBlocks:
         if self._error is not None:  # of the other reader's turn: the order has no end there
             raise self._error
         try:
-            block = next(self._blocks, None)
+            block = next(self.blocks, None)
         except Exception as error:
             self._error = error
             raise
