@@ -154,9 +154,9 @@ class StatefulSampler(Sampler[T_co]):
             previous.end(is_finished=False)
         shared, mixed = SharedBlocks(run), run.epochs.mixed_ranges(run.place)
         dataset = self.__wids__().samples.dataset
-        found = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
-        self._prefetcher = None if found is None else weakref.ref(found)
-        return (shared.blocks if found is None else shared.draw()), found
+        prefetcher = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
+        self._prefetcher = None if prefetcher is None else weakref.ref(prefetcher)
+        return (shared.blocks if prefetcher is None else shared.draw()), prefetcher
 
 
 @holding
