@@ -49,9 +49,9 @@ def within_reach(entered, position, limits):
         group = own if own.directory else visit.dataset
         if visit.last < position or key in found or group in full:
             continue
-        is_open = own.given is None and own.cache_size is None
+        is_open = own.ahead_bytes is None and own.cache_size is None
         ahead[group] += 0 if is_open and visit.first <= position else SIZE
-        most = own.max_bytes(SIZE) if own.given is not None else min(own.max_bytes(SIZE), 12 * SIZE)
+        most = own.max_bytes(SIZE) if own.ahead_bytes is not None else min(own.max_bytes(SIZE), 12 * SIZE)
         if ahead[group] > most:
             full.add(group)
         else:

@@ -1,7 +1,7 @@
-"""The facts that this process knows about each shard: one record for each URL.
+"""Knowledge of this process about each shard: one record for each URL.
 
 Rules: threads read and write a record without a lock; what one of them loses, another finds out again. A fork has a
-copy of all of it, without downloads, whose threads are the parent's. A pickle (a worker that is spawned) has the facts
+copy of all of it, without downloads, whose threads are the parent's. A pickle (a worker that is spawned) has those
 about a shard's server: it has no ranges, its table is wrong, the bytes spent. Tables are found again,
 times belong to one process's clock, and connections to one process.
 """
@@ -25,7 +25,7 @@ _LASTING = ("is_spent", "lacks_ranges", "lacks_table", "was_read")
 
 
 class ShardRecord:
-    """The facts that this process knows about one shard.
+    """Knowledge of this process about one shard.
 
     Attributes:
         table: its member table, by the rule of the dataset; None: not known, or dropped from memory.
@@ -34,12 +34,14 @@ class ShardRecord:
         lacks_table: its published table is damaged, or does not come.
         lacks_ranges: its server gives no byte ranges, or tells no versions apart.
         retry_at: not by ranges before, by the monotonic clock.
-        is_spent: by ranges it has cost as much as its download. was_read: one read by ranges was let in.
+        is_spent: by ranges it has cost as much as its download.
+        was_read: one read by ranges was let in.
         source: the bytes that were requested last, by which it is known what they cost; None: no reader asked yet.
         miscounted: bytes in the cache that hold another number of samples than the index says.
         since: when it was read by ranges first while its download was to come; inf: it was not.
         look_at: before, it is not looked at whether a process downloads it.
-        thread: that downloads it in this process. refusals: how often there was no space for it.
+        thread: that downloads it in this process.
+        refusals: number of times that there was no space for it.
         has_failed: it cannot be downloaded.
     """
 
@@ -92,7 +94,7 @@ class ShardRecord:
 
     @property
     def is_blank(self) -> bool:
-        """Whether a new record would say the same, but for the table."""
+        """True if a new record would be equal, but for the table."""
         is_known = self.lasting or self.has_failed or self.retry_at > -math.inf or self.since < math.inf
         return not is_known and self.wrong_table is None and self.miscounted is None and self.source is None
 
@@ -113,17 +115,17 @@ class ShardBook:
 
     def __getstate__(self) -> dict[str, Any]:
         lasting = {url: record.lasting for url, record in list(self._records.items())}
-        return {"lasting": {url: found for url, found in lasting.items() if found}}
+        return {"lasting": {url: flags for url, flags in lasting.items() if flags}}
 
     def __setstate__(self, state: dict[str, dict[str, dict[str, bool]]]) -> None:
         self.__init__()  # type: ignore[misc]
-        for url, found in state["lasting"].items():
+        for url, flags in state["lasting"].items():
             record = self.of(url)
-            for name, value in found.items():
+            for name, value in flags.items():
                 setattr(record, name, value)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks`: the downloads are the parent's."""
+        """Forget the downloads, which are the parent's; see `wids.core.files.forks`."""
         self._lock = threading.Lock()
         for record in self._records.values():
             record.forget_download()

@@ -108,7 +108,7 @@ def keep_most_recent_files(
 
 
 def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, level: int = logging.INFO) -> Cleaning:
-    """As `keep_most_recent_files`; whether a limit was reached is left to the caller to tell.
+    """`keep_most_recent_files`, which leaves it to the caller to warn of a limit that was not reached.
 
     Args:
         pattern: as there.
@@ -183,14 +183,14 @@ def _tell_excess(pattern: str, excess: Excess) -> None:
 
 def _find(pattern: str) -> dict[str, dict[str, str]]:
     """The matches of a glob: directory without links in it -> name -> path as matched, each file once."""
-    found: dict[str, dict[str, str]] = {}
+    matches: dict[str, dict[str, str]] = {}
     directories: dict[str, str] = {}
     for path in sorted(glob.glob(pattern)):
         parent, name = os.path.split(path)
         if parent not in directories:
             directories[parent] = os.path.realpath(parent)
-        found.setdefault(directories[parent], {}).setdefault(name, path)
-    return found
+        matches.setdefault(directories[parent], {}).setdefault(name, path)
+    return matches
 
 
 def _delete_matches(
@@ -245,8 +245,8 @@ def _look(path: str) -> Entry | None:
     directory, name = directory_of(path)
     for table in (directory.table(name), path + tables.SUFFIX):
         with contextlib.suppress(OSError):  # opening a cached shard dates its table
-            found = os.stat(table)
-            size, used_ns = size + found.st_size, max(used_ns, found.st_mtime_ns)
+            status_of_table = os.stat(table)
+            size, used_ns = size + status_of_table.st_size, max(used_ns, status_of_table.st_mtime_ns)
     is_kept = directory.is_kept(name) or os.path.exists(path + KEEP_SUFFIX)
     return Entry(name=path, size_bytes=size, used_ns=used_ns, is_kept=is_kept)
 
@@ -392,7 +392,7 @@ class _Turn:
         self._is_mine, self._said = False, ""
 
     def take(self) -> bool:
-        """Whether it is this process's turn, from here on."""
+        """True if it is this process's turn, from here on."""
         if self._is_mine:
             return True
         directory = _directory_of(self._pattern)

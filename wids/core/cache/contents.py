@@ -32,7 +32,8 @@ class LoggedChange(NamedTuple):
     """A line of the log: what there is of a shard now.
 
     Attributes:
-        name: the shard's. size_bytes: with its table; 0: it is gone.
+        name: the shard's.
+        size_bytes: with its table; 0: it is gone.
         remembered_bytes: of its remembered table; 0: none.
     """
 
@@ -62,11 +63,11 @@ class _ByUse:
 
     def fill(self, entries: Iterable[Entry]) -> None:
         """There are these, and no others."""
-        found = list(entries)
-        self._sizes = {entry.name: entry.size_bytes for entry in found}
+        listed = list(entries)
+        self._sizes = {entry.name: entry.size_bytes for entry in listed}
         self.bytes = sum(self._sizes.values())
         # (when it was used last, name); one that was used since is found again at its new time.
-        self._by_use = [(entry.used_ns, entry.name) for entry in found]
+        self._by_use = [(entry.used_ns, entry.name) for entry in listed]
         heapq.heapify(self._by_use)
 
     def note(self, name: str, size: int) -> None:
@@ -109,7 +110,8 @@ class Contents:
     """The shards of one cache directory, and the tables of evicted ones.
 
     Attributes:
-        shards: with their tables. remembered: tables of evicted shards.
+        shards: with their tables.
+        remembered: tables of evicted shards.
     """
 
     shards: _ByUse
@@ -155,14 +157,14 @@ class Contents:
             self._generation, self._offset = log.generation, log.size
 
     def _list(self) -> None:
-        found = self._directory.inventory()
-        self._directory.remove_orphans(found)
-        self.fill(found)
+        inventory = self._directory.inventory()
+        self._directory.remove_orphans(inventory)
+        self.fill(inventory)
 
-    def fill(self, found: Inventory) -> None:
+    def fill(self, inventory: Inventory) -> None:
         """The directory was listed, and has this in it."""
-        self.shards.fill(found.entries)
-        self.remembered.fill(found.remembered)
+        self.shards.fill(inventory.entries)
+        self.remembered.fill(inventory.remembered)
 
     def _take(self, change: LoggedChange) -> None:
         self.shards.note(change.name, change.size_bytes)
@@ -170,7 +172,7 @@ class Contents:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Callable[[LoggedChange], None]]:
-        """Publish or delete something in the block; it calls what this gives with what there is afterwards."""
+        """Context for one change. Call the yielded function with the entry's new state before leaving the block."""
         noted: list[LoggedChange] = []
         with _open_log(self._directory) as log:
             is_current = log.is_current()
@@ -220,7 +222,7 @@ class _Log:
         return data.splitlines()
 
     def is_current(self) -> bool:
-        """Whether the directory is as it was after the last line."""
+        """True if the directory is as it was after the last line."""
         if not self.generation:
             return False
         lo = max(self.size - _MAX_LINE_BYTES, _HEAD_BYTES)
@@ -288,12 +290,12 @@ class Followed:
             os.close(fd)
         data = data[: data.rfind(b"\n") + 1]  # a line that is being written is whole the next time
         self._offset += len(data)
-        found = []
+        changes = []
         for line in data.splitlines():
             with contextlib.suppress(ValueError):  # the rest of one, at first
                 change = _parse(line)
-                found.append((int(line.partition(b" ")[0]) / 1e9, change))
-        return [each for each in found if each[1].name != "."]
+                changes.append((int(line.partition(b" ")[0]) / 1e9, change))
+        return [each for each in changes if each[1].name != "."]
 
 
 def _line(when_ns: int, change: LoggedChange) -> bytes:
@@ -303,10 +305,10 @@ def _line(when_ns: int, change: LoggedChange) -> bytes:
 
 def _parse(line: bytes) -> LoggedChange:
     _, size, remembered, quoted = line.split()
-    found = LoggedChange(os.fsdecode(unquote_to_bytes(quoted)), int(size), int(remembered))
-    if min(found[1:]) < 0 or "\0" in found.name or os.path.basename(found.name) != found.name:
+    change = LoggedChange(os.fsdecode(unquote_to_bytes(quoted)), int(size), int(remembered))
+    if min(change[1:]) < 0 or "\0" in change.name or os.path.basename(change.name) != change.name:
         raise ValueError("no cache wrote this line")
-    return found
+    return change
 
 
 _HEAD_BYTES, _MAX_LINE_BYTES, _FOLLOWED_BYTES = 33, 1024, 1 << 16

@@ -89,7 +89,9 @@ class CacheDirectory(OwnFolder):
     """Paths in one cache directory. Nothing is opened or made until a method says so.
 
     Attributes:
-        path: the directory. tables: the folder of member tables. remembered: that of evicted shards' tables.
+        path: the directory.
+        tables: the folder of member tables.
+        remembered: that of evicted shards' tables.
     """
 
     remembered: str
@@ -133,7 +135,7 @@ class CacheDirectory(OwnFolder):
             os.utime(self.table(name))
 
     def release_request_time(self) -> int:
-        """When a process last requested space here, in nanoseconds; 0: never."""
+        """Time at which a process last requested space here, in nanoseconds; 0: never."""
         try:
             return os.stat(self.release_request).st_mtime_ns
         except OSError:
@@ -153,11 +155,11 @@ class CacheDirectory(OwnFolder):
         self.make_folders(self.tables)
 
     def is_downloaded(self, name: str) -> bool:
-        """Whether a file is a shard that a download put there."""
+        """True if a file is a shard that a download put there."""
         return os.path.exists(self.table(name)) and os.path.exists(self.shard(name))
 
     def is_kept(self, name: str) -> bool:
-        """Whether a cached shard is not to be evicted."""
+        """True if a cached shard is not to be evicted."""
         return os.path.exists(self.keep_mark(name))
 
     def transients(self) -> Transients:
@@ -188,10 +190,10 @@ class CacheDirectory(OwnFolder):
             OSError: it cannot be listed.
         """
         transients = self.transients()
-        found = dict(_list(self.tables))
+        files = dict(_list(self.tables))
         entries, strangers, stranger_bytes = [], 0, 0
         for name, status in _list(self.path):
-            table, keep_mark = found.pop(name + tables.SUFFIX, None), found.pop(name + KEEP_SUFFIX, None)
+            table, keep_mark = files.pop(name + tables.SUFFIX, None), files.pop(name + KEEP_SUFFIX, None)
             if table is not None:
                 is_kept = keep_mark is not None
                 size = status.st_size + table.st_size
@@ -199,14 +201,14 @@ class CacheDirectory(OwnFolder):
             elif name != CLEANUP_LOCK:
                 strangers += 1
                 stranger_bytes += status.st_size
-        orphans = [name for name in found if name.endswith((tables.SUFFIX, KEEP_SUFFIX))]
+        orphans = [name for name in files if name.endswith((tables.SUFFIX, KEEP_SUFFIX))]
         remembered = [
             Entry(name=name.removesuffix(tables.SUFFIX), size_bytes=status.st_size, used_ns=status.st_mtime_ns)
             for name, status in _list(self.remembered)
             if name.endswith(tables.SUFFIX)
         ]
         used = sum(entry.size_bytes for entry in [*entries, *remembered])
-        used += sum(found[name].st_size for name in orphans)
+        used += sum(files[name].st_size for name in orphans)
         return Inventory(
             entries=entries,
             remembered=remembered,
@@ -222,12 +224,12 @@ class CacheDirectory(OwnFolder):
         return _deletable(self.path, self.shard)
 
     def forgettable(self) -> Callable[[str], bool]:
-        """As `deletable`, of the remembered table of a name."""
+        """`deletable` for the remembered table of a name."""
         return _deletable(self.remembered, self.remembered_table)
 
-    def remove_orphans(self, found: Inventory) -> None:
+    def remove_orphans(self, inventory: Inventory) -> None:
         """Delete member tables, and marks, whose shard is gone; under the lock of `wids.core.cache.space`."""
-        for name in found.orphans:
+        for name in inventory.orphans:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.tables, name))
 
@@ -307,8 +309,8 @@ def writing(path: str) -> Iterator[None]:
 
 def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:
     """(name, status) of each regular file; nothing if the directory does not exist."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
-        for item in found:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for item in entries:
             try:  # `contextlib.suppress` takes as long as all else here together
                 status = item.stat(follow_symlinks=False)
             except FileNotFoundError:

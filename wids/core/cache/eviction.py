@@ -53,7 +53,7 @@ def victims(entries: Iterable[Entry], uses: Mapping[str, float], *, after: float
 
 
 def missing_bytes(*, used: int, wanted: int, limit: int | None, free: int, floor: int) -> int:
-    """How many bytes have to be evicted before there is space for ``wanted`` more; 0 or less: none.
+    """Number of bytes to evict before there is space for ``wanted`` more; 0 or less: none.
 
     Args:
         used: bytes in the cache.

@@ -1,4 +1,4 @@
-"""Whether a file is the shard that the index means, and a saved table the one of its shard.
+"""The comparison of a file with the shard that the index means, and of a saved table with its shard.
 
 Pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
 """
@@ -50,28 +50,28 @@ def _find(prefix: str, marks: list[str]) -> str:
 
 def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     shard: Shard,
-    facts: Identity,
+    identity: Identity,
     table: MemberTable | None,
     *,
     origin: str | None = None,
     miscounted: Identity | None = None,
 ) -> str:
-    """Why a cached file is not known to be ``shard``.
+    """The reason why a cached file is not known to be ``shard``.
 
     Args:
         shard: what the index says.
-        facts: size and modification time of the file now.
+        identity: size and modification time of the file now.
         table: the verified member table: saved beside it, or just built from it.
         origin: words that the table must have for what it came from, where its place does not say it; see
             `wids.core.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file,
             with `VERSION` for the version that a run reads.
         miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
     """
-    if cause := find_difference_in_size(shard, facts):
+    if cause := find_difference_in_size(shard, identity):
         return cause
     if table is None:
         return "its member table, the record of its verification, is missing or damaged"
-    if not table.identity.is_same(facts):
+    if not table.identity.is_same(identity):
         return "it changed since it was verified"
     marks = _marks(table.identity)
     for word in (origin or "").split():
@@ -87,31 +87,31 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     return ""
 
 
-def find_difference_in_size(shard: Shard, facts: Identity) -> str:
-    """As `find_difference`, from the size alone."""
-    if shard.filesize in (None, facts.size):
+def find_difference_in_size(shard: Shard, identity: Identity) -> str:
+    """`find_difference` by the size alone."""
+    if shard.filesize in (None, identity.size):
         return ""
-    return f"it has {facts.size} bytes, the index says {shard.filesize}"
+    return f"it has {identity.size} bytes, the index says {shard.filesize}"
 
 
 def find_difference_in_count(shard: Shard, table: MemberTable) -> str:
-    """As `find_difference`, from the number of samples alone."""
+    """`find_difference` by the number of samples alone."""
     if shard.nsamples in (None, table.nsamples):
         return ""
     return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
 
 
-def find_difference_in_table(saved: MemberTable, facts: Identity, scanned: MemberTable) -> str:
-    """Why a saved table does not hold for the bytes of a shard, regardless of modification times.
+def find_difference_in_table(saved: MemberTable, identity: Identity, scanned: MemberTable) -> str:
+    """The reason why a saved table does not hold for the bytes of a shard, regardless of modification times.
 
     Args:
         saved: the table.
-        facts: the shard's size, and its md5 if that is known.
+        identity: the shard's size, and its md5 if that is known.
         scanned: what its headers say.
     """
-    if saved.with_identity(facts).to_bytes() != scanned.with_identity(facts).to_bytes():
+    if saved.with_identity(identity).to_bytes() != scanned.with_identity(identity).to_bytes():
         return "it says something else than the shard's headers"
     known = saved.identity
-    if known.size != facts.size or (known.md5 and facts.md5 and known.md5 != facts.md5):
+    if known.size != identity.size or (known.md5 and identity.md5 and known.md5 != identity.md5):
         return "it was made for another version of the shard"
     return ""

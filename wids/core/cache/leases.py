@@ -45,13 +45,13 @@ class LeasingPool(Protocol):
     """A pool of open shards."""
 
     def has_leases(self, directory: str) -> bool:
-        """Whether a cached shard of ``directory`` is open."""
+        """True if a cached shard of ``directory`` is open."""
 
     def release_idle(self, directory: str) -> bool:
         """Close the cached shards of ``directory``, when a read that is under way ends; whether any existed."""
 
     def request_time(self, directory: str) -> int:
-        """When space was last requested in ``directory``, in nanoseconds; 0: never."""
+        """Time at which space was last requested in ``directory``, in nanoseconds; 0: never."""
 
 
 class Leases:
@@ -75,7 +75,7 @@ class Leases:
                 self._seen.setdefault(directory, when)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, daemon=True, name="wids-leases")
-                with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
+                with contextlib.suppress(RuntimeError):  # no thread can start: leases end when shards are closed
                     self._thread.start()
 
     def release(self, directory: str) -> bool:

@@ -1,4 +1,4 @@
-"""How long the cache waits for what, and how large its own files become.
+"""Times for which the cache waits, and lengths of its own files.
 
 Pure. One value for the folder: the default is in force, and tests put another one in its place.
 """
@@ -16,19 +16,20 @@ class CacheLimits(NamedTuple):
         report_seconds: after this time, it says what it waits for.
         stopped_seconds: a process that holds the lock of a directory this long without touching it is stopped: the
             work under the lock takes milliseconds, or as long as listing a large directory on a file server.
-        listed_again_seconds, max_log_bytes: a directory is listed again after this time, and if its log is longer.
+        listed_again_seconds: a directory is listed again after this time.
+        max_log_bytes: a directory is listed again if its log is longer.
         max_hint_bytes: the most bytes of a job's plan of its next uses.
-        watch_seconds: how often a cleaner looks whether its parent and its turn are still there.
+        watch_seconds: interval at which a cleaner looks whether its parent and its turn are still there.
         heard_seconds: idle jobs look for requests four times a second (see `wids.core.cache.leases`): a requester gives
             them twice as long.
         start_seconds: code that only lists a sampler's indices is done before the first download ahead begins.
-        tick_seconds: how often a prefetcher looks how far its reader is.
-        plan_seconds: how often a plan is renewed while its first shard is still in use.
-        again_seconds: when a prefetcher looks again for a shard that another process downloads.
-        failed_seconds: when a prefetch that failed because of the network is tried again: by then it had been
-            retried for minutes.
-        full_seconds, max_full_seconds: how long a shard for which there was no space is read by ranges before it is
-            tried again: the first time, and at most.
+        tick_seconds: interval at which a prefetcher looks how far its reader is.
+        plan_seconds: interval at which a plan is renewed while its first shard is still in use.
+        again_seconds: time after which a prefetcher looks again for a shard that another process downloads.
+        failed_seconds: time after which a prefetch that the network failed is tried again: by then it had been retried
+            for minutes.
+        full_seconds: a shard for which there was no space is read by ranges for this time before it is tried again.
+        max_full_seconds: the most of that time, after several tries.
     """
 
     wait_seconds: float = 300.0

@@ -1,4 +1,4 @@
-"""Whether a download may have space in a cache, and which shards are evicted for it.
+"""The decision whether a download may have space in a cache, and which shards are evicted for it.
 
 Pure: the cache is a snapshot with a separate clock, and evictions are carried out by a function that is given. The
 cache directory (`wids.core.cache.space`) and the nodes of `wids simulate` reserve by the same rules:
@@ -30,9 +30,9 @@ class ReservationLimits(NamedTuple):
     """The default is in force; tests put another one in its place.
 
     Attributes:
-        soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
-            the second, at most; meanwhile other processes release theirs. Nor for longer than a part of the time that
-            it takes to download one again.
+        soon_seconds: a reader that waits for space at first does not evict shards needed within this time.
+        grace_seconds: it spares them so long at most, while other processes release theirs. Nor for longer than a part
+            of the time that it takes to download one again.
         first_bytes_per_second: by which that is guessed until one was downloaded.
         now_seconds: a use within so many counts as now: hints are guesses, and are renewed all the time.
     """
@@ -52,9 +52,11 @@ class Snapshot(Protocol):
 
     Attributes:
         limit: bytes that it may have; None: no limit.
-        now: by the clock of ``uses``. second: how long a second is by that clock.
+        now: by the clock of ``uses``.
+        second: length of a second by that clock.
         disk: bytes of the file system; 0: it does not say.
-        free: those that it has left. floor: that it must have left afterwards.
+        free: those that it has left.
+        floor: those that it must have left afterwards.
         promised: of the free bytes, those that downloads under way will take.
         used: bytes in the cache, those of downloads under way included.
         uses: name -> when a job will use the shard next.
@@ -86,9 +88,11 @@ class Request(NamedTuple):
     """Space that is wanted.
 
     Attributes:
-        wanted: bytes more than its files have now. total: bytes that they will have.
+        wanted: bytes more than its files have now.
+        total: bytes that they will have.
         use: when it is used, by the snapshot's clock, for a download ahead; None: a reader waits for it.
-        waited: for how many seconds. grace: for so many it evicts nothing that is used soon, as long as it may help.
+        waited: number of seconds so far.
+        grace: for so many it evicts nothing that is used soon, as long as it may help.
         tried: candidates used later than this have been evicted, or cannot be.
         is_blocked: some of them cannot be because they are being read.
         is_final: ``total`` is all that it needs; otherwise it grows, nobody knows how far.
@@ -126,7 +130,7 @@ class MustWait(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """As `MustWait`, for a download that does not wait, or for which waiting is of no use."""
+    """`MustWait` for a download that does not wait, or for which waiting is of no use."""
 
     missing: int
     is_blocked: bool
@@ -194,7 +198,7 @@ def _thresholds(cache: Snapshot, request: Request) -> list[float]:
 
 
 def _take_bytes(entries: Iterator[Entry], wanted: int) -> tuple[list[Entry], bool]:
-    """As many of the first entries as have so many bytes together, and whether they have."""
+    """The first entries that have so many bytes together; and True if they have."""
     taken: list[Entry] = []
     for entry in entries:
         taken.append(entry)
@@ -205,19 +209,19 @@ def _take_bytes(entries: Iterator[Entry], wanted: int) -> tuple[list[Entry], boo
 
 
 def _is_beyond(cache: Snapshot, request: Request) -> bool:
-    """Whether a shard of unknown length is longer than the limit already."""
+    """True if a shard of unknown length is longer than the limit already."""
     return not request.is_final and cache.limit is not None and request.total > cache.limit
 
 
 def _fits_alone(cache: Snapshot, request: Request) -> bool:
-    """Whether a shard that exceeds its limit may be admitted once all others are evicted, so that they should be."""
+    """True if a shard that exceeds its limit may be admitted once all others are evicted, so that they should be."""
     if not request.is_final:
         return False
     return (cache.limit is None or request.total > cache.limit) and request.total <= cache.free + cache.used
 
 
 def _may_exceed(cache: Snapshot, request: Request) -> bool:
-    """Whether a shard is admitted although nothing more can be evicted; never beyond the end of the disk."""
+    """True if a shard is admitted although nothing more can be evicted; never beyond the end of the disk."""
     is_too_large = cache.limit is None or request.total > cache.limit
     return request.is_final and is_too_large and cache.free >= request.wanted + cache.promised
 

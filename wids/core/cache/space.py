@@ -117,7 +117,7 @@ class Space:
             yield held
 
     def is_used(self) -> bool:
-        """Whether a cache has ever used the directory."""
+        """True if a cache has ever used the directory."""
         return os.path.isdir(self.directory.own) or not os.path.isdir(self.directory.path)
 
     def reserve(
@@ -171,8 +171,8 @@ class Space:
                 self._raise_full(url, request, decision.missing)
             if not has_reported and waited > limits.LIMITS.report_seconds:
                 has_reported = True
-                facts = self._describe_shortage(url, request.total, decision.missing)
-                logger.warning("%s; waiting for up to %.0f s", facts, limits.LIMITS.wait_seconds)
+                shortage = self._describe_shortage(url, request.total, decision.missing)
+                logger.warning("%s; waiting for up to %.0f s", shortage, limits.LIMITS.wait_seconds)
             has_released = False
             go_on()
             time.sleep(pause)
@@ -210,16 +210,16 @@ class Space:
             text = "%s: the member table cannot be saved (%s): its checksum is compared each time that it is opened"
             logger.log(self._level_of(path), text, path, error)
 
-    def take_stock(self, found: Inventory) -> None:
+    def take_stock(self, inventory: Inventory) -> None:
         """With the lock held: the directory was listed, and has this in it."""
-        self._contents.fill(found)
+        self._contents.fill(inventory)
 
     def sweep(self) -> None:
         """Delete what processes that are gone have left behind."""
         with self.lock():
-            found = self.directory.inventory()
-            self.remove_abandoned(found.transients)
-            self.directory.remove_orphans(found)
+            inventory = self.directory.inventory()
+            self.remove_abandoned(inventory.transients)
+            self.directory.remove_orphans(inventory)
 
     def delete(self, entry: Entry, *, max_remembered: int = 0) -> bool:
         """Delete a shard, unless a process has it open; whether it is gone. Its table is remembered, if that may be.
@@ -287,10 +287,10 @@ class Space:
                     remembered.note(entry.name, 0)
         return remembered.bytes
 
-    def remove_abandoned(self, found: Transients) -> bool:
+    def remove_abandoned(self, transients: Transients) -> bool:
         """With the lock held: delete part files, plans and lock files without an owner; whether any took space."""
         has_cleared = False
-        for name in [*found.parts, *found.plans, *found.locks]:
+        for name in [*transients.parts, *transients.plans, *transients.locks]:
             path = self.directory.staging(name)
             try:
                 fd = locks.open_to_lock(path)
@@ -303,7 +303,7 @@ class Space:
                 is_abandoned = is_abandoned and os.fstat(fd).st_nlink > 0 and self._unlink(path)
             finally:
                 os.close(fd)
-            if is_abandoned and name not in found.locks:
+            if is_abandoned and name not in transients.locks:
                 has_cleared = True
                 emit(self.hooks, Swept(path=path, size_bytes=size))
         return has_cleared
@@ -325,12 +325,12 @@ class Space:
                 _extend(self.directory.path, sizes)
                 return Grant()
             with self.lock():
-                found = self.directory.transients()
+                transients = self.directory.transients()
                 self._has_swept = True
-                if self.remove_abandoned(found):
-                    found = self.directory.transients()
+                if self.remove_abandoned(transients):
+                    transients = self.directory.transients()
                 request = request._replace(grace=reservation.grace(request.total / self._bytes_per_second))
-                with contextlib.closing(_DirectorySnapshot(self, self._contents, found, request)) as snapshot:
+                with contextlib.closing(_DirectorySnapshot(self, self._contents, transients, request)) as snapshot:
                     decision = settle(snapshot, request, snapshot.evict)
                     while _is_within(decision) and not snapshot.forget_tables():
                         decision = settle(snapshot, request, snapshot.evict)
@@ -338,7 +338,7 @@ class Space:
                 self._is_disk_full = snapshot.is_disk_full
                 if not isinstance(decision, Grant) and (missing := snapshot.missing_bytes) > 0:
                     decision = decision._replace(missing=missing)
-                    downloads = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
+                    downloads = transients.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
                     # The rest is other files', kept, or other users': no end of a read or of a download frees it.
                     if isinstance(decision, MustWait) and missing > snapshot.deletable_bytes + downloads:
                         return Refuse(missing, is_blocked=False)
@@ -368,7 +368,7 @@ class Space:
         return level
 
     def _has_plenty(self, wanted: int) -> bool:
-        """Whether the disk has so much left above its floor, without a look at the directory."""
+        """True if the disk has so much left above its floor, without a look at the directory."""
         free, size = system.free_bytes(self.directory.path)
         return wanted <= free - system.floor_bytes(size)
 
@@ -381,7 +381,7 @@ class Space:
 
     def _raise_full(self, url: str, request: Request, missing: int) -> None:
         path, needed = self.directory.path, request.total
-        facts = self._describe_shortage(url, needed, missing)
+        shortage = self._describe_shortage(url, needed, missing)
         with using(path):
             is_sticky = os.stat(path).st_mode & stat.S_ISVTX
         advice = "Raise cache_size, or let fewer processes share the directory"
@@ -393,7 +393,7 @@ class Space:
             advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
         if not request.is_final:
             advice += "; neither the index nor the server says how long this shard is (wids index create finds out)"
-        raise CacheFull(f"{facts}. {advice}", url=url, path=path, expected=needed, found=max(needed - missing, 0))
+        raise CacheFull(f"{shortage}. {advice}", url=url, path=path, expected=needed, found=max(needed - missing, 0))
 
     def _describe_shortage(self, url: str, needed: int, missing: int) -> str:
         """Which bytes a shard lacks, those of the disk or of the limit, and the files that hold them."""
@@ -421,7 +421,7 @@ class _DirectorySnapshot:
 
     second = 1.0
 
-    def __init__(self, space: Space, contents: Contents, found: Transients, request: Request) -> None:
+    def __init__(self, space: Space, contents: Contents, transients: Transients, request: Request) -> None:
         self.limit, self.now, self._wanted = space.limit, time.time(), request.wanted
         # A shard that exceeds the limit by itself is admitted, also below the floor: see `wids.core.cache.reservation`.
         may_exceed = request.is_final and self.limit is not None and request.total > self.limit
@@ -429,26 +429,26 @@ class _DirectorySnapshot:
         self.free, self.disk = system.free_bytes(space.directory.path)
         self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
         self._hard_floor = 0 if request.is_final else self.floor
-        self.promised = found.promised_bytes
-        self._space, self._contents, self._found = space, contents, found
+        self.promised = transients.promised_bytes
+        self._space, self._contents, self._transients = space, contents, transients
         self._open: list[Generator[Entry, None, None]] = []
         self.denied_bytes = self.kept_bytes = 0
         if self.limit is not None or request.wanted > self.free - self.promised - self.floor:
             contents.refresh()
         stuck = contents.remembered.bytes_without(space.directory.forgettable())
         self.free += contents.remembered.bytes - stuck
-        self.used = contents.shards.bytes + found.used_bytes + stuck
+        self.used = contents.shards.bytes + transients.used_bytes + stuck
         self._stuck = stuck
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the disk lacks more bytes than the limit does."""
+        """True if the disk lacks more bytes than the limit does."""
         over = 0 if self._hard_limit is None else self.used + self._wanted - self._hard_limit
         return self._wanted - (self.free - self.promised - self.floor) > max(over, 0)
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes have to become free before a reader is admitted, perhaps over the limit; 0 or less: none."""
+        """Number of bytes to free before a reader is admitted, perhaps over the limit; 0 or less: none."""
         return missing_bytes(
             used=self.used,
             wanted=self._wanted,
@@ -465,11 +465,11 @@ class _DirectorySnapshot:
     @Lazy
     def uses(self) -> usage_hints.Uses:
         """The plans of all jobs."""
-        return usage_hints.read(self._space.directory.own, self._found.plans)
+        return usage_hints.read(self._space.directory.own, self._transients.plans)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is known to use a shard for the last time."""
+        """True if a job is known to use a shard for the last time."""
         return self.uses.busy_until > time.time()
 
     def entries(self) -> Iterator[Entry]:
@@ -537,7 +537,7 @@ class Excess:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether there is more than either limit."""
+        """True if there is more than either limit."""
         return self.bytes > 0 or self.files > 0
 
     def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], bool]) -> list[tuple[str, int]]:
@@ -591,25 +591,25 @@ def evict_from(
                 continue
             locked.enter_context(space.lock())
             used_spaces.append(space)
-            found = space.directory.inventory()
+            inventory = space.directory.inventory()
             if not is_dry:
-                has_swept = space.remove_abandoned(found.transients)
-                space.directory.remove_orphans(found)
-                if has_swept or found.orphans:  # no shard is evicted for bytes that were swept just now
-                    found = space.directory.inventory()
-            space.take_stock(found)
+                has_swept = space.remove_abandoned(inventory.transients)
+                space.directory.remove_orphans(inventory)
+                if has_swept or inventory.orphans:  # no shard is evicted for bytes that were swept just now
+                    inventory = space.directory.inventory()
+            space.take_stock(inventory)
             may_delete = space.directory.deletable()
             here = [
                 msgspec.structs.replace(entry, name=space.directory.shard(entry.name))
-                for entry in found.entries
+                for entry in inventory.entries
                 if may_delete(entry.name)
             ]
-            count += len(found.entries)
+            count += len(inventory.entries)
             entries += here
             home.update((entry.name, space) for entry in here)
-            table_bytes = sum(table.size_bytes for table in found.remembered)
-            remembered, used = remembered + table_bytes, used + found.used_bytes - table_bytes
-            planned = usage_hints.read(space.directory.own, found.transients.plans)
+            table_bytes = sum(table.size_bytes for table in inventory.remembered)
+            remembered, used = remembered + table_bytes, used + inventory.used_bytes - table_bytes
+            planned = usage_hints.read(space.directory.own, inventory.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         entries.sort(key=lambda entry: entry.used_ns)
         excess = Excess(bytes=used - limit, files=count - maximum)
@@ -629,7 +629,7 @@ def evict_from(
 
 
 def _is_within(decision: Grant | MustWait | Refuse) -> bool:
-    """Whether there is space, and no limit is exceeded."""
+    """True if there is space, and no limit is exceeded."""
     return isinstance(decision, Grant) and not decision.is_over_limit
 
 

@@ -32,8 +32,9 @@ class Said(msgspec.Struct):
     """The contents of a plan.
 
     Attributes:
-        uses, busy: see `PlanFile.write`.
-        figures: what the job's datasets have done so far, for people: a name for each -> figure -> number.
+        uses: see `PlanFile.write`.
+        busy: see there.
+        figures: work of the job's datasets so far, for people: a name for each -> figure -> number.
     """
 
     uses: dict[str, float]
@@ -113,46 +114,46 @@ class PlanFile:
 
 
 class Uses(dict[str, float]):
-    """When shards are used next: name -> seconds since 1970.
+    """Times at which shards are used next: name -> seconds since 1970.
 
     Attributes:
-        busy_until: when the last one is free that another process has in use now, as far as known; 0: none does.
+        busy_until: time at which the last one is free that another process has in use now, as far as known; 0: none.
     """
 
     busy_until: float = 0.0
 
 
 def read(directory: str, names: Iterable[str]) -> Uses:
-    """When the jobs of a directory use each shard next, the earliest of all plans; at once if it is in use now."""
+    """Times at which the jobs of a directory use each shard next, the earliest of all plans; now if it is in use."""
     return merge(read_each(directory, names))
 
 
 def read_each(directory: str, names: Iterable[str]) -> list[tuple[str, Said]]:
-    """(name, what it says) of each of these plans whose job lives."""
-    found = ((name, _read_one(os.path.join(directory, name))) for name in names)
-    return [(name, said) for name, said in found if said is not None]
+    """(file name, contents) of each plan whose job is still running."""
+    contents = ((name, _read_one(os.path.join(directory, name))) for name in names)
+    return [(name, said) for name, said in contents if said is not None]
 
 
 def merge(plans: Iterable[tuple[str, Said]]) -> Uses:
-    """As `read`, of plans that were read."""
-    found, now = Uses(), time.time()
+    """`read` of plans that were read."""
+    uses, now = Uses(), time.time()
     for name, said in plans:
         is_own = name in _own_names
         for shard, when in said.uses.items():
-            found[shard] = min(when, found.get(shard, when))
+            uses[shard] = min(when, uses.get(shard, when))
         for shard, until in said.busy.items():
             if until > now:
-                found[shard] = min(now, found.get(shard, now))
+                uses[shard] = min(now, uses.get(shard, now))
                 if not is_own:
-                    found.busy_until = max(found.busy_until, until)
-    return found
+                    uses.busy_until = max(uses.busy_until, until)
+    return uses
 
 
 def _read_one(path: str) -> Said | None:
     """The contents of one plan; None if its job has ended, or the file is not a plan."""
     for _ in range(2):
         try:
-            fd, facts = atomic.open_file(path)
+            fd, status = atomic.open_file(path)
         except OSError:
             break
         with open(fd, "rb") as file:
@@ -161,7 +162,7 @@ def _read_one(path: str) -> Said | None:
                     break
                 continue  # its job has replaced it since it was opened
             try:
-                return _PLANS.parse(file.read()) if facts.size <= limits.LIMITS.max_hint_bytes else None
+                return _PLANS.parse(file.read()) if status.size <= limits.LIMITS.max_hint_bytes else None
             except (JsonError, OSError):  # cut short, of another version
                 break
     return None
@@ -175,6 +176,6 @@ def _what_can_be_told(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_abandoned(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:
-    """Whether an open file that its writer would have locked has no live writer; it is locked then."""
+    """True if an open file that its writer would have locked has no live writer; it is locked then."""
     is_free = system.try_lock(fd, is_shared=False)
     return time.time() - os.fstat(fd).st_mtime > stale_seconds if is_free is None else is_free

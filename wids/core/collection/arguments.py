@@ -58,7 +58,7 @@ class CacheOptions(TypedDict):
 
 
 class ReadOptions(TypedDict):
-    """How the bytes of samples are had: parameters of `AutoProvider`."""
+    """Options of reading the bytes of samples: parameters of `AutoProvider`."""
 
     access: AccessMode
     early_reads: bool
@@ -66,7 +66,7 @@ class ReadOptions(TypedDict):
 
 
 class IndexOptions(TypedDict):
-    """How an index is read: parameters of `wids.core.collection.shard_collection.load_shards`."""
+    """Options of reading an index: parameters of `wids.core.collection.shard_collection.load_shards`."""
 
     base: str | os.PathLike[str] | None
     options: dict[str, Any] | None
@@ -75,14 +75,14 @@ class IndexOptions(TypedDict):
 
 
 class DecodeOptions(TypedDict):
-    """How members are decoded: parameters of `wids.core.codecs.decode.SampleDecoder`."""
+    """Options of decoding members: parameters of `wids.core.codecs.decode.SampleDecoder`."""
 
     allow_pickle: bool
     max_inflate_bytes: int
 
 
 def parse_cache(*, cache_dir: Any, localname: Any, cache_size: Any, keep: bool, cache_local: bool) -> CacheOptions:
-    """Where shards are kept, how many bytes of them, and which; see `wids.ShardListDataset`.
+    """The directory of shards, the bytes of them that stay, and which; see `wids.ShardListDataset`.
 
     Raises:
         TypeError, ValueError: one does not fit.
@@ -102,7 +102,7 @@ def parse_cache(*, cache_dir: Any, localname: Any, cache_size: Any, keep: bool, 
 def parse_reading(
     cache: CacheOptions, *, access: Any, early_reads: bool, use_mmap: bool, prefetch: Any, lru_size: Any
 ) -> tuple[ReadOptions, bool | int]:
-    """How bytes are had, and whether shards come ahead, or how many bytes at most; see `wids.ShardListDataset`.
+    """Options of reading bytes, and of downloading ahead: yes, no, or the most bytes; see `wids.ShardListDataset`.
 
     Raises:
         ValueError: one does not fit. InputError: it means nothing with this ``access``, nor does one of ``cache``.
@@ -131,7 +131,7 @@ def parse_samples(*, key_rule: Any, group: Any, fields: FieldsArgument) -> tuple
 
 
 def parse_decoding(*, allow_pickle: bool, max_inflate_bytes: Any) -> DecodeOptions:
-    """How members are decoded, by the transformations that decode; see `wids.ShardListDataset`.
+    """Options of the transformations that decode; see `wids.ShardListDataset`.
 
     Raises:
         ValueError: one does not fit.
@@ -191,25 +191,25 @@ def parse_errors(
 
 
 def parse_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """The hooks, each of which can be called; what one raises later is no error of reading.
+    """The hooks, each of which can be called; an error that one raises later is no error of reading.
 
     Raises:
         TypeError: one cannot, or they are not several.
     """
-    found = tuple(hooks) if isinstance(hooks, Iterable) else (None,)
-    if not all(map(callable, found)):
+    checked = tuple(hooks) if isinstance(hooks, Iterable) else (None,)
+    if not all(map(callable, checked)):
         raise TypeError(f"hooks is {hooks!r:.200}; it must be a list of functions, each of which takes an event")
-    return found
+    return checked
 
 
 def _check_flags(**flags: Any) -> None:
-    """See that parameters which are true or false are no texts: ``allow_pickle="no"`` would allow it."""
+    """Check that parameters which are true or false are no texts: ``allow_pickle="no"`` would allow it."""
     for name, value in flags.items():
         check_flag(name, value)
 
 
 def _choose_cache_dir(cache_dir: Any, *, is_needed: bool) -> str | None:
-    """Where remote shards are kept; None: where ``localname`` says."""
+    """The directory of remote shards; None: ``localname`` gives it."""
     if cache_dir is None:
         return cache_directory(default_cache_dir()) if is_needed else None
     if not isinstance(cache_dir, (str, os.PathLike)):
@@ -228,7 +228,7 @@ def _parse_cache_size(size: Any) -> int | None:
 
 
 def _is_size(size: Any) -> bool:
-    """Whether it is a number that bytes can have; True is none."""
+    """True for a number that bytes can have; not for True."""
     try:
         return not isinstance(size, (bytes, bool)) and bool(0 <= size < math.inf)
     except TypeError:
@@ -267,22 +267,22 @@ def warn_of_none(transform: Callable[[Any], Any], *, is_before: bool = False) ->
     )
 
 
-def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:
+def place_of(shards: Any, base: Any, options: Any, shard_list: ShardList) -> str | None:
     """The URL or path of the index that lists the shards as they are; None: none exists."""
-    if found.selection is not None and base is None and set(options or ()) <= {"view_of"}:
-        return found.header.get("view_of")
+    if shard_list.selection is not None and base is None and set(options or ()) <= {"view_of"}:
+        return shard_list.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
     place = os.fspath(shards)
     return None if lists_shards(place) else str(Place(place).absolute)
 
 
-def choose_name(name: str | None, shards: Any, found: ShardList) -> str:
-    """The name of a dataset: the given one, the index's, else a digest of the index's path or of the list of shards."""
+def choose_name(name: str | None, shards: Any, shard_list: ShardList) -> str:
+    """The name of a dataset: the argument, the index's, else a digest of the index's path or of the list of shards."""
     text = str(shards)
     if not isinstance(shards, (str, os.PathLike)):  # what an open file or a generator says of itself is its address
-        text = "\n".join(f"{url} {count}" for url, count in zip(found.urls, found.nsamples, strict=True))
-    return name or found.header.get("name") or digest_name(text)
+        text = "\n".join(f"{url} {count}" for url, count in zip(shard_list.urls, shard_list.nsamples, strict=True))
+    return name or shard_list.header.get("name") or digest_name(text)
 
 
 def digest_name(input_string: str) -> str:
@@ -291,17 +291,21 @@ def digest_name(input_string: str) -> str:
     return base64.urlsafe_b64encode(digest)[:16].decode()
 
 
-def announce(shards: Any, found: ShardList, *, base: str | None, name: str, cache_dir: str | None) -> None:
+def announce(shards: Any, shard_list: ShardList, *, base: str | None, name: str, cache_dir: str | None) -> None:
     """Say in the log what a dataset consists of; on stderr if ``$WIDS_VERBOSE`` asks for it."""
     if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
         _log_to_stderr()
     if logger.isEnabledFor(logging.INFO):
-        size = sum(size for size in found.filesizes if size > 0)
-        summary = [f"{len(found):,} shards", f"{sum(found.lengths):,} samples", *([format_size(size)] if size else [])]
+        size = sum(size for size in shard_list.filesizes if size > 0)
+        words = [
+            f"{len(shard_list):,} shards",
+            f"{sum(shard_list.lengths):,} samples",
+            *([format_size(size)] if size else []),
+        ]
         more = {"name": name, "base": base, "cache": cache_dir}
-        summary += [f"{what} {value}" for what, value in more.items() if value]
+        words += [f"{what} {value}" for what, value in more.items() if value]
         # In this order: half a password is not seen to be one.
-        logger.info("%s: %s", without_secrets(str(shards))[:50], ", ".join(summary))
+        logger.info("%s: %s", without_secrets(str(shards))[:50], ", ".join(words))
 
 
 def _log_to_stderr() -> None:
@@ -332,12 +336,12 @@ def _flags(collection: ShardCollection) -> str:
 
 
 def _other_grouping(provider: AutoProvider, table: MemberTable, nsamples: int) -> str:
-    """How members would have to be grouped to be so many samples, for a message; ``""`` if no way exists."""
+    """The grouping of members with which they would be so many samples, for a message; ``""`` if none exists."""
     own_rule, own_group = provider.files.rule, provider.files.group
     if callable(own_rule):  # it may give keys and extensions that are no parts of a name
         return ""
     for rule, group in find_groupings(table, nsamples):
         wanted = {"key_rule": (rule, own_rule), "group": (group, own_group)}
-        options = [f"{name}={value!r}" for name, (value, own) in wanted.items() if value != own]
+        options = [f"{name}={value!r}" for name, (value, used) in wanted.items() if value != used]
         return f"; with {', '.join(options)} it would be as many"
     return ""

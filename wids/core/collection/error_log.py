@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
     try:
         text = str(error)[:_MAX_READ]
     except Exception as failure:  # noqa: BLE001 - of a class that is not ours
-        text = f"its message cannot be had ({type(failure).__name__})"
+        text = f"its message cannot be read ({type(failure).__name__})"
     return without_secrets(f"{type(error).__name__}: {text}")[:_MAX_WORDS]
 
 
@@ -64,11 +64,11 @@ def check(path: str, what: str, *, overwrite: bool | None = None) -> str:
     """
     from wids.core.transport.upload import check_place, check_replaceable
 
-    found = check_place(path, what, f"bad{SUFFIX}")
-    if not found.endswith(SUFFIX):
-        raise OutputError(f"{path}: the name of {what} ends in {SUFFIX}, by which `exclude` knows it", path=found)
-    check_replaceable(found, "log of samples that failed", _is_log, overwrite=overwrite)
-    return found
+    absolute = check_place(path, what, f"bad{SUFFIX}")
+    if not absolute.endswith(SUFFIX):
+        raise OutputError(f"{path}: the name of {what} ends in {SUFFIX}, by which `exclude` knows it", path=absolute)
+    check_replaceable(absolute, "log of samples that failed", _is_log, overwrite=overwrite)
+    return absolute
 
 
 def _is_log(path: str) -> bool:
@@ -77,7 +77,7 @@ def _is_log(path: str) -> bool:
 
 
 def _has_sample(line: bytes) -> bool:
-    """Whether a line is that of a sample; one that a killed writer cut is not."""
+    """True if a line is that of a sample; one that a killed writer cut is not."""
     with contextlib.suppress(ValueError, msgspec.MsgspecError):  # before 0.19, the second is not the first
         msgspec.convert(json_text.parse(line), _Line)
         return True
@@ -93,7 +93,7 @@ def read_rows(path: str) -> dict[str, set[int]]:
     Raises:
         InputError: it cannot be read, or is no such log.
     """
-    found, damaged, nameless = dict[str, set[int]](), 0, 0
+    rows, damaged, nameless = dict[str, set[int]](), 0, 0
     error = JsonError("it has no line of one")
     try:
         with open(atomic.open_file(path)[0], "rb") as file:
@@ -107,8 +107,8 @@ def read_rows(path: str) -> dict[str, set[int]]:
                 if entry.shard is None or entry.row is None:
                     nameless += 1
                 else:
-                    found.setdefault(entry.shard, set()).add(entry.row)
-        if damaged and not found:
+                    rows.setdefault(entry.shard, set()).add(entry.row)
+        if damaged and not rows:
             raise error
     except (OSError, ValueError, msgspec.MsgspecError) as failure:
         raise InputError(f"{path}: cannot be read as a log of errors ({failure})", path=path) from failure
@@ -116,4 +116,4 @@ def read_rows(path: str) -> dict[str, set[int]]:
         logger.warning("%s: %d of its lines are cut or damaged, and are skipped", path, damaged)
     if nameless:
         logger.warning("%s: %d of its lines name no sample of a shard, and are left out", path, nameless)
-    return found
+    return rows

@@ -29,7 +29,7 @@ class Keys:
         self._collection, self._of = collection, of
 
     def __call__(self) -> Keys:
-        """As a method it gives itself, so ``dataset.keys()`` reads as with a dict."""
+        """Return itself, so that ``dataset.keys()`` reads as with a dict."""
         return self
 
     def __len__(self) -> int:
@@ -55,10 +55,10 @@ class Keys:
         Raises:
             KeyError: none exists.
         """
-        found = next(self._occurrences(key), None)
-        if found is None:
+        first = next(self._occurrences(key), None)
+        if first is None:
             raise KeyError(f"no sample has the key {key!r} in {self._of!r}")
-        return found
+        return first
 
     def find(self, key: str) -> list[int]:
         """Every sample with this key, in order."""

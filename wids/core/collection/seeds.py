@@ -34,7 +34,7 @@ class _Generators:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks.Inherited`."""
+        """Make a lock of this process; see `wids.core.files.forks.Inherited`."""
         self.lock = threading.RLock()
 
 
@@ -81,7 +81,7 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
 
 
 class _Seeded(Generic[T]):
-    """See `seeded`."""
+    """The function that `seeded` returns."""
 
     def __init__(self, transform: Callable[[Any], T]) -> None:
         functools.update_wrapper(self, transform)
@@ -149,7 +149,7 @@ def rng(sample: Any) -> np.random.Generator:
 
 def _seed_of(sample: Any) -> int:
     try:
-        found = sample["__seed__"]
+        value = sample["__seed__"]
     except (KeyError, TypeError, IndexError):
         what = "the sample" if isinstance(sample, dict) else f"the argument is {a_kind(sample)}, and"
         raise note_sample(
@@ -160,12 +160,12 @@ def _seed_of(sample: Any) -> int:
             sample,
         ) from None
     try:
-        seed = operator.index(found)
+        seed = operator.index(value)
     except TypeError:
         seed = -1
     if not 0 <= seed < 1 << 63:
         raise note_sample(
-            InputError(f"__seed__ is {shown(found)}; it must be an integer, 0 to 2**63 - 1, as the sampler gave it"),
+            InputError(f"__seed__ is {shown(value)}; it must be an integer, 0 to 2**63 - 1, as the sampler gave it"),
             sample,
         )
     return seed

@@ -111,11 +111,11 @@ class Tally:
                 row[_AT[signal]] = 1
 
     def is_prefetching(self) -> bool:
-        """Whether an iteration of a sampler has begun to download shards ahead, in whichever process."""
+        """True if an iteration of a sampler has begun to download shards ahead, in whichever process."""
         return self._has_signal("prefetching")
 
     def has_substituted(self) -> bool:
-        """Whether a sample took another one's place, in whichever process."""
+        """True if a sample took another one's place, in whichever process."""
         return self._has_signal("substituted")
 
     def _has_signal(self, name: str) -> bool:

@@ -64,7 +64,7 @@ def pick(index: int, attempt: int, lo: int, hi: int) -> int | None:
 
 
 def is_of_sample(error: Exception) -> bool:
-    """Whether an error is one sample's own, and not of a whole shard, of a server, the cache or the machine."""
+    """True if an error is one sample's own, and not of a whole shard, of a server, the cache or the machine."""
     cause: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if isinstance(cause, _NOT_OF_SAMPLES) or (isinstance(cause, OSError) and cause.errno in _LACKING):
@@ -96,7 +96,7 @@ class Substitutes:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks.Inherited`: each process counts for itself, however it was started."""
+        """Count from zero in a process of its own, however it was started; see `wids.core.files.forks.Inherited`."""
         self._count = self._failures = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,19 +119,18 @@ class Substitutes:
         """A sample after its transformations, or another one in its place.
 
         Args:
-            sample: sample ``index`` as it was read, or why it could not be.
-            index: which.
+            sample: sample ``index`` as it was read, or the error of reading it.
+            index: its index.
             collection: of the samples.
             read: reads the sample of an index.
             transform: applies the transformations.
-            marks: more of what the sample says of its place in the order (``__valid__``, ``__seed__``), which one in
-                its place says too.
+            marks: keys about its place in the order (``__valid__``, ``__seed__``), which one in its place has too.
 
         Raises:
             TooManyErrorsError: too many samples have failed, or all that could take this one's place.
             Exception: an error that is not a sample's own.
         """
-        place, found, attempt = -1, index, 0
+        place, failed, attempt = -1, index, 0
         while True:
             self._count += 1
             key = None if isinstance(sample, Exception) else sample.get("__key__")
@@ -141,10 +140,10 @@ class Substitutes:
                 if not is_of_sample(error):
                     raise
                 other = pick(index, attempt, *collection.span_of(index))
-                words = self._note(error, found, key, other, collection)
+                words = self._note(error, failed, key, other, collection)
                 if other is None:
                     raise self._failed(f"sample {index} failed, and {_tried(attempt)}: {words}") from error
-            place, found, attempt = index, other, attempt + 1
+            place, failed, attempt = index, other, attempt + 1
             try:
                 sample = read(other)
             except ShardReadError as error:

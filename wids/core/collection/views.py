@@ -67,52 +67,52 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
         what = list_items(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
         return np.flatnonzero(_with_keys(keys, set(what), where))
-    found, repeated = parse_indices(what, len(collection))
+    indices, repeated = parse_indices(what, len(collection))
     if repeated:
-        logger.warning("%s%d of %d indices come again, and count once", where, repeated, repeated + len(found))
-    return found
+        logger.warning("%s%d of %d indices come again, and count once", where, repeated, repeated + len(indices))
+    return indices
 
 
 def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
-    """Where the samples of a log of errors are; see `wids.core.collection.error_log`.
+    """Mask of the samples of a log of errors: (n,) booleans for n samples; see `wids.core.collection.error_log`.
 
     Raises:
         InputError: it cannot be read, or is no such log.
     """
-    found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
+    is_in_log, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
     strange, beyond = set(bad), 0
     for k, url in enumerate(collection.shards.urls if bad else ()):
         name = Place(url).absolute.unsigned
         if name in bad:
             strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]
-            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
+            is_in_log[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
             beyond += sum(row >= collection.shards.nsamples[k] for row in bad[name])
     if strange:
         words = "%s: %d of the %d shards in it are none of this dataset's, such as %s"
         logger.warning(words, path, len(strange), len(bad), min(strange))
     if beyond:
         logger.warning("%s: %d samples in it are beyond the end of their shard: is it of another one?", path, beyond)
-    return found
+    return is_in_log
 
 
 def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(keys), np.bool_)
+    has_key = np.zeros(len(keys), np.bool_)
     seen: set[str] = set()
     repeated: set[str] = set()
     for index, key in enumerate(keys):
         if key in wanted:
-            found[index] = True
+            has_key[index] = True
             (repeated if key in seen else seen).add(key)
     if repeated:
         words = "%s%d of %d keys are each of several samples, like %s: %d samples have one of the keys, and all count"
-        logger.warning(words, where, len(repeated), len(wanted), shown(min(repeated)), found.sum())
+        logger.warning(words, where, len(repeated), len(wanted), shown(min(repeated)), has_key.sum())
     if len(seen) < len(wanted):
         count, total, some = len(wanted) - len(seen), len(wanted), shown(min(wanted - seen))
         first = next(iter(keys), None)  # of which the form may be another one
         words = "" if seen or first is None else f"; the first sample's key is {shown(first)}"
         logger.warning("%s%d of %d keys are in no sample, like %s%s", where, count, total, some, words)
-    return found
+    return has_key
 
 
 def read_samples(path: str) -> Any:
@@ -134,12 +134,12 @@ def read_samples(path: str) -> Any:
 
 
 def _meant(text: str, error: Exception) -> str:
-    """What the text may have been meant as, if there is no such file; the end of a message."""
+    """The likely meaning of a text, if there is no such file; the end of a message."""
     if not isinstance(error, FileNotFoundError):
         return ""
-    if found := _SLICE.fullmatch(text):
+    if match := _SLICE.fullmatch(text):
         words = ", ".join(part or "None" for part in text.split(":"))
-        return f"; a range of samples is select({f'slice({words})' if found[1] else f'[{text}]'})"
+        return f"; a range of samples is select({f'slice({words})' if match[1] else f'[{text}]'})"
     return name_nearest(text) or "; keys are given in a list, SQL to where()"
 
 

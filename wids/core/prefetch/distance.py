@@ -1,4 +1,4 @@
-"""How far ahead of a reader shards are downloaded: figures, formulas, and the rate of a reader.
+"""The distance at which shards are downloaded ahead of a reader: figures, formulas, and the rate of a reader.
 
 `wids.core.prefetch.window` decides by them; so do simulations, which therefore cannot drift from the real cache. Pure.
 """
@@ -16,13 +16,17 @@ class DistanceLimits(NamedTuple):
 
     Attributes:
         memory_share: of the free memory, filled with files on network file systems ahead of their use.
-        min_shards, ahead_seconds: how far ahead is always good, and how far in time.
+        min_shards: shards ahead that are always good.
+        ahead_seconds: time ahead that is always good.
         ahead_bytes: the most bytes ahead on a node without a cache_size.
-        max_visits, block: visits to shards that are examined, and indices of one visit.
+        max_visits: visits to shards that are examined.
+        block: indices of one visit.
         unknown_bytes: a shard of unknown size counts as so many.
         first_rate: positions per second, until the reader's rate is known.
-        min_burst, max_burst: bounds of the estimate of how many samples a loader reads ahead.
-        burst_seconds, rate_seconds: for how long that is estimated; the least time between two looks at the rate.
+        min_burst: lower bound of the estimate of the samples that a loader reads ahead.
+        max_burst: its upper bound.
+        burst_seconds: time over which that is estimated.
+        rate_seconds: the least time between two looks at the rate.
     """
 
     memory_share: float = 0.25
@@ -48,7 +52,7 @@ _MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
 
 
 class RateEstimator:
-    """How fast a reader draws, and how far its loader reads ahead, from looks at its position.
+    """The speed at which a reader draws, and its loader's reading ahead, from looks at its position.
 
     Args:
         now: seconds of any clock that does not go back.
@@ -94,24 +98,24 @@ def min_reach(mixed: int) -> int:
 
 
 def max_ahead(
-    given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = LIMITS.min_shards
+    wanted: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = LIMITS.min_shards
 ) -> int:
     """The maximum number of bytes that one rank downloads ahead: those of one shard, at least, if the cache holds one.
 
     Args:
-        given: by the user; None: nothing.
+        wanted: by the user; None: nothing.
         limit: bytes of the cache; None: no limit.
         ranks: how many share the cache.
         typical: bytes of a shard, about.
         shards: that are to be within reach at least; see `min_reach`.
     """
-    if given is not None:
-        found = given
+    if wanted is not None:
+        ahead = wanted
     elif limit is not None:
-        found = max(limit // ranks, typical)
+        ahead = max(limit // ranks, typical)
     else:  # however large the shards are: the next window must be cached when this one ends
-        found = max(LIMITS.ahead_bytes // ranks, shards * typical)
-    return found if limit is None else min(found, limit)
+        ahead = max(LIMITS.ahead_bytes // ranks, shards * typical)
+    return ahead if limit is None else min(ahead, limit)
 
 
 def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float, int]:
@@ -126,17 +130,17 @@ def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, fl
     Returns:
         From where and to where, from 0 to 1, and how many of the visits that serves; (0, 0, 1): none of them.
     """
-    found = (0.0, 0.0, 1)
+    part = (0.0, 0.0, 1)
     low, high, total = 1.0, 0.0, 0.0
     for number, (begin, end, share) in enumerate(parts, 1):
         low, high, total = min(low, begin), max(high, end), total + share
         if total >= _MIN_NEEDED * (high - low):
-            found = (low, high, number)
-    return found
+            part = (low, high, number)
+    return part
 
 
 def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
-    """How many shards a node's cache needs, that each is downloaded once and the next one before it is needed.
+    """Number of shards in a node's cache with which each is downloaded once, and the next one before it is needed.
 
     Args:
         mixed: shards that one rank reads at a time.
@@ -147,7 +151,7 @@ def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
 
 
 def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.min_shards) -> int:
-    """How many bytes ahead are worth while: more the faster shards are used.
+    """Number of bytes ahead that are worth while: more the faster shards are used.
 
     Args:
         rate: samples a second.
@@ -159,7 +163,7 @@ def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.m
 
 
 def is_in_time(first: float, last: float, *, arrival: float) -> bool:
-    """Whether to download a shard whose samples are read by byte ranges until it is cached.
+    """True if a shard is downloaded whose samples are read by byte ranges until it is cached.
 
     Where the link has less to spare than is read, each shard would arrive when its samples have been read, and all be
     transferred twice. Those that are left out leave the link to later ones, which arrive in time.
@@ -173,5 +177,5 @@ def is_in_time(first: float, last: float, *, arrival: float) -> bool:
 
 
 def new_lag(lag: float, drawn: int) -> float:
-    """How many positions are drawn during a download, after one during which it were ``drawn``."""
+    """Number of positions drawn during a download, after one during which ``drawn`` were."""
     return drawn if not lag else (1 - _LAG_WEIGHT) * lag + _LAG_WEIGHT * drawn

@@ -34,31 +34,33 @@ ShardKey = tuple[int, int]
 
 
 class AheadLimits(NamedTuple):
-    """How far ahead the shards of one shard list may be downloaded.
+    """Limits of downloading the shards of one shard list ahead.
 
     Attributes:
-        given: bytes, by the user; None: as far as is good.
+        ahead_bytes: the user's limit; None: as far as is good.
         cache_size: bytes of their cache; None: no limit.
-        ranks: how many share that cache.
+        ranks: number of ranks that share that cache.
         directory: of that cache: lists with equal limits in one directory have them together; None: each by itself.
     """
 
-    given: int | None
+    ahead_bytes: int | None
     cache_size: int | None
     ranks: int = 1
     directory: str | None = None
 
     def max_bytes(self, typical: int, *, shards: int = distance.LIMITS.min_shards) -> int:
         """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
-        return distance.max_ahead(self.given, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards)
+        return distance.max_ahead(
+            self.ahead_bytes, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards
+        )
 
     def scope(self, typical: int, *, shards: int = distance.LIMITS.min_shards) -> int:
-        """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
+        """Number of bytes ahead that are looked at: also those whose place in the cache could be another's."""
         return max(self.max_bytes(typical, shards=shards), self.cache_size or 0)
 
 
 class Life(enum.Enum):
-    """Where a planned download is in its life; see the picture above."""
+    """The stage of a planned download's life; see the picture above."""
 
     PLANNED, RUNNING, DONE, FAILED, LATE = range(5)
 
@@ -70,12 +72,15 @@ class PlannedDownload:
     stay.
 
     Attributes:
-        life: see `Life`. retry_at: when one that failed may be tried again, by its owner's clock.
-        key: which shard of which list. upcoming: the visits that were not passed, in order.
-        visits: how many are in the window, passed ones included.
+        life: see `Life`.
+        retry_at: time at which one that failed may be tried again, by its owner's clock.
+        key: its shard and that one's list.
+        upcoming: the visits that were not passed, in order.
+        visits: number of visits in the window, passed ones included.
         passed: the stay of the visits that were passed last: its first position, and its last so far.
         weight: its bytes, a guess unless they are known (``is_sized``).
-        is_counted: its bytes are ahead of the reader. is_near: it is within reach.
+        is_counted: its bytes are ahead of the reader.
+        is_near: it is within reach.
         begun: the reader's position when it began.
     """
 
@@ -103,19 +108,19 @@ class PlannedDownload:
 
     @property
     def slots(self) -> int:
-        """How many connections its download keeps busy."""
+        """Number of connections that its download keeps busy."""
         raise NotImplementedError
 
     @property
     def reads_early(self) -> bool:
-        """Whether its samples are read by byte ranges until it is cached, as far as known now; costs nothing.
+        """True if its samples are read by byte ranges until it is cached, as far as known now; costs nothing.
 
         Where its cache is limited, it is then downloaded in time or not at all: see `distance.is_in_time`.
         """
         raise NotImplementedError
 
     def needs_download(self) -> bool:
-        """Whether it has to be downloaded, as far as its owner sees; asked when it comes within reach."""
+        """True if it has to be downloaded, as far as its owner sees; asked when it comes within reach."""
         raise NotImplementedError
 
     # --- its visits
@@ -146,7 +151,7 @@ class PlannedSource(Protocol[D_co]):
 
     @property
     def limits(self) -> AheadLimits:
-        """How far ahead; asked once."""
+        """Limits of downloading ahead; asked once."""
 
     def plan(self, shard: int) -> D_co:
         """A new download of the shard of a number."""
@@ -165,8 +170,8 @@ class _Reach:
 
     @property
     def is_open(self) -> bool:
-        """Whether shards that are being read do not count: they take no space that something ahead could use."""
-        return self.limits.given is None and self.limits.cache_size is None
+        """True if shards that are being read do not count: they take no space that something ahead could use."""
+        return self.limits.ahead_bytes is None and self.limits.cache_size is None
 
 
 class PrefetchWindow(Generic[D]):
@@ -198,8 +203,8 @@ class PrefetchWindow(Generic[D]):
         shared: dict[AheadLimits, _Reach] = {}
         # For each list; lists of one cache share this, and the limit.
         self._reaches = [
-            _Reach(own) if own.directory is None else shared.setdefault(own, _Reach(own))
-            for own in (source.limits for source in sources)
+            _Reach(limits) if limits.directory is None else shared.setdefault(limits, _Reach(limits))
+            for limits in (source.limits for source in sources)
         ]
         self._distinct = list({id(reach): reach for reach in self._reaches}.values())
         self._min_shards = distance.min_reach(mixed)
@@ -220,7 +225,7 @@ class PrefetchWindow(Generic[D]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether visits were passed that are not known to have been read."""
+        """True if visits were passed that are not known to have been read."""
         return bool(self._passed)
 
     def find(self, key: ShardKey) -> D | None:
@@ -254,8 +259,8 @@ class PrefetchWindow(Generic[D]):
         for reach in self._distinct:
             while reach.begins and reach.begins[0][0] <= position:
                 first, key = heapq.heappop(reach.begins)
-                if (found := self._find_next(key, first)) is not None:
-                    self._count(found, is_counted=False)
+                if (following := self._find_next(key, first)) is not None:
+                    self._count(following, is_counted=False)
         forgotten = self.forget(read_before)
         entered = self._look(blocks)
         for reach in self._distinct:
@@ -264,17 +269,17 @@ class PrefetchWindow(Generic[D]):
 
     def forget(self, read_before: float) -> list[Visit]:
         """Forget visits that were passed and end before this position; returns them."""
-        found = []
+        forgotten = []
         while self._passed and self._passed[0][0] < read_before:
             visit = heapq.heappop(self._passed)[1]
-            found.append(visit)
+            forgotten.append(visit)
             self._weight -= _weight(visit)
             download = self._downloads[_key(visit)]
             download.visits -= 1
             self._drop(download)
         while self.visits and self.visits[0][0].last < min(read_before, self._position):
             self.visits.popleft()
-        return found
+        return forgotten
 
     def forget_all(self) -> list[Visit]:
         """The reader has ended: the visits that were in the window, which has no more use."""
@@ -334,8 +339,8 @@ class PrefetchWindow(Generic[D]):
 
     def present(self) -> list[D]:
         """The shards within reach that need no download, as far as known; by their next use."""
-        found = [each for each in self._downloads.values() if each.is_near and each.life in (Life.DONE, Life.FAILED)]
-        return sorted(found, key=lambda each: (each.upcoming[0].first, each.key))
+        near = [each for each in self._downloads.values() if each.is_near and each.life in (Life.DONE, Life.FAILED)]
+        return sorted(near, key=lambda each: (each.upcoming[0].first, each.key))
 
     # --- inside
 
@@ -421,9 +426,9 @@ class PrefetchWindow(Generic[D]):
         return self._reaches[download.key[0]]
 
     def _extend(self, reach: _Reach) -> None:
-        """See which shards are within reach now."""
+        """Find the shards that are within reach now."""
         limit = reach.limits.max_bytes(self._typical, shards=self._min_shards)
-        if reach.limits.given is None:
+        if reach.limits.ahead_bytes is None:
             good = distance.good_ahead(
                 self._rate, typical=self._typical, each=self._samples_a_shard(), shards=self._min_shards
             )
@@ -436,24 +441,24 @@ class PrefetchWindow(Generic[D]):
             reach.near_bytes = 0
         while reach.beyond:
             first, key = reach.beyond[0]
-            found = self._find_next(key, first)
-            if found is not None and not found.is_near:
-                size = found.weight if found.is_counted else 0
+            following = self._find_next(key, first)
+            if following is not None and not following.is_near:
+                size = following.weight if following.is_counted else 0
                 if reach.near_bytes + size > limit:
                     break
-                found.is_near = True
+                following.is_near = True
                 reach.near_bytes += size
-                if found.life is Life.PLANNED:
+                if following.life is Life.PLANNED:
                     heapq.heappush(self._missing, (first, key))
             heapq.heappop(reach.beyond)
 
     def _find_next(self, key: ShardKey, first: int) -> D | None:
         """The download of a shard whose next visit is the one that begins there; None: that is outdated."""
-        found = self._downloads.get(key)
-        return found if found is not None and found.upcoming and found.upcoming[0].first == first else None
+        download = self._downloads.get(key)
+        return download if download is not None and download.upcoming and download.upcoming[0].first == first else None
 
     def _is_in_time(self, download: D) -> bool:
-        """Whether a download that begins now is worth it."""
+        """True if a download that begins now is worth it."""
         if self._reach_of(download).limits.cache_size is None or not download.reads_early:
             return True
         # Where the reader will be, about, when it has ended.

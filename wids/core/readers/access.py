@@ -1,6 +1,6 @@
-"""How a shard is read now: in place, from the cache, by byte ranges, or once it was downloaded, and by whom.
+"""The decision how a shard is read now: in place, from the cache, by byte ranges, or after its download, and by whom.
 
-Pure: the facts about the shard are an argument. The readers (`wids.core.readers.provider`) and `wids simulate` decide
+Pure: the shard's state is an argument. The readers (`wids.core.readers.provider`) and `wids simulate` decide
 by the same two functions.
 
 `choose`, by the first row that holds:
@@ -33,7 +33,7 @@ PLANNED_SECONDS, PATIENCE_SECONDS = 60.0, 30.0
 
 
 class Access(enum.Enum):
-    """How a shard is read."""
+    """A way to read a shard."""
 
     IN_PLACE = "in place"
     CACHED = "cached"
@@ -43,17 +43,19 @@ class Access(enum.Enum):
     DOWNLOAD = "once it was downloaded"
 
 
-class AccessFacts(Protocol):
-    """The present facts about a shard; attributes that are costly to determine may be properties.
+class AccessState(Protocol):
+    """The present state of a shard; attributes that are costly to determine may be properties.
 
     Attributes:
-        mode: ``access`` of its dataset. has_early_reads: of the dataset, for ``"fetch"``.
-        is_in_place: it is local, and not copied. is_cached: the cache has a file for it.
+        mode: ``access`` of its dataset.
+        has_early_reads: of the dataset, for ``"fetch"``.
+        is_in_place: it is local, and not copied.
+        is_cached: the cache has a file for it.
         is_downloading: some process downloads it.
         will_arrive: a download that is under way, or would begin now, would end: the process lives long enough.
         has_failed: it could not be downloaded, and its reader is to meet the error.
         has_ranges: nothing has shown that its server gives no ranges, or that its member table is wrong.
-        has_table: its member table is known, or may be had without its headers. ``"auto"`` reads those: True.
+        has_table: its member table is known, or may be read without its headers. ``"auto"`` reads those: True.
         retry_at: by the clock of ``now``; not by ranges before, for its server did not answer.
         is_spent: by ranges it has cost as much as its download.
         may_ask: the process has not spent its share of requests (`wids.core.transport.pace`).
@@ -85,11 +87,11 @@ class AccessFacts(Protocol):
     def may_ask(self) -> bool: ...  # noqa: D102
 
 
-def choose(shard: AccessFacts, now: float) -> Access:
-    """How a shard is read now; see the table above.
+def choose(shard: AccessState, now: float) -> Access:
+    """Decide how a shard is read now; see the table above.
 
     Args:
-        shard: the facts about it.
+        shard: its state.
         now: in seconds of a clock that does not go back.
     """
     if shard.is_in_place:
@@ -103,8 +105,8 @@ def choose(shard: AccessFacts, now: float) -> Access:
     return Access.WAIT if shard.is_downloading else Access.DOWNLOAD
 
 
-def reads_ranges(shard: AccessFacts, now: float) -> bool:
-    """Whether a shard that is not on this machine is read by ranges."""
+def reads_ranges(shard: AccessState, now: float) -> bool:
+    """True if a shard that is not on this machine is read by ranges."""
     if shard.mode == "range":
         return True
     if shard.mode == "auto":
@@ -112,18 +114,18 @@ def reads_ranges(shard: AccessFacts, now: float) -> bool:
     return _reads_early(shard, now) and (shard.may_ask or not shard.is_downloading)
 
 
-def _reads_early(shard: AccessFacts, now: float) -> bool:
-    """Whether samples of a shard may be read before it was downloaded."""
+def _reads_early(shard: AccessState, now: float) -> bool:
+    """True if samples of a shard may be read before it was downloaded."""
     return shard.has_early_reads and shard.will_arrive and not shard.has_failed and can_range(shard, now)
 
 
-def can_range(shard: AccessFacts, now: float) -> bool:
-    """Whether the members of a shard can be read where they are, for less than a download."""
+def can_range(shard: AccessState, now: float) -> bool:
+    """True if the members of a shard can be read where they are, for less than a download."""
     return shard.has_ranges and not shard.is_spent and now >= shard.retry_at and shard.has_table
 
 
 def costs_less(count: int, *, nsamples: int | None, size: int | None, request_bytes: int) -> bool:
-    """Whether some samples of a shard, each by a separate request, cost less than its download, as far as known.
+    """True if some samples of a shard, each by a separate request, cost less than its download, as far as known.
 
     Args:
         count: of these samples.
@@ -137,10 +139,12 @@ def costs_less(count: int, *, nsamples: int | None, size: int | None, request_by
 
 
 class EarlyRead(Protocol):
-    """The facts about a shard that is read by ranges until it is cached.
+    """The present state of a shard that is read by ranges until it is cached.
 
     Attributes:
-        since: when it was read so first. is_own: this process downloads it. is_downloading: some process does.
+        since: time at which it was first read so.
+        is_own: this process downloads it.
+        is_downloading: some process does.
         is_planned: the plan of a live job uses it within `PLANNED_SECONDS`.
         has_room: this process has begun fewer downloads so, at the moment, than it may have under way; asked for last.
     """
@@ -158,7 +162,7 @@ class EarlyRead(Protocol):
 
 
 def begins_download(shard: EarlyRead, now: float) -> bool:
-    """Whether who reads a shard by ranges begins to download it.
+    """True if the reader of a shard by ranges begins to download it.
 
     Args:
         shard: see the class.

@@ -29,11 +29,11 @@ class Rows(Protocol):
 
     @property
     def path(self) -> str:
-        """See above."""
+        """Path of the file; see above."""
 
     @property
     def table(self) -> MemberTable:
-        """See above."""
+        """The member table; see above."""
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
         """Sample ``row`` (0 <= row < samples) as a dict of extension -> ``io.BytesIO``, plus ``__key__``.
@@ -83,14 +83,14 @@ class Reader(Rows, Protocol):
 
     @property
     def url(self) -> str:
-        """See above."""
+        """URL of the shard; see above."""
 
     @property
     def is_leased(self) -> bool:
-        """See above."""
+        """True if its file stays in the cache; see above."""
 
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
-        """As `read` of each row; in ascending order, the file is read forwards."""
+        """`read` of each row; in ascending order, the file is read forwards."""
 
     def expect(self, rows: Sequence[int]) -> None:  # noqa: ARG002 - not all readers can
         """Prepare reads of these samples, if that takes no time; they come soon, in any order."""

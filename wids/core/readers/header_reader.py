@@ -37,9 +37,10 @@ class Window:
         read: ``read(offset, n)``, as `scan` wants it.
         size: of the shard, in bytes.
         is_cancelled: asked before each read.
-        summed_bytes: if not 0, read everything for checksums, so much at a time. checksums: which.
+        summed_bytes: if not 0, read everything for checksums, so much at a time.
+        checksums: their keys.
         first: the shard's first bytes, if they are here already.
-        fills_gaps: also read payload that is shorter than a request, while the checksum of all bytes can still be had.
+        fills_gaps: also read payload that is shorter than a request, while the checksum of all bytes is still possible.
     """
 
     def __init__(

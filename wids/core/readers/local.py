@@ -39,17 +39,18 @@ _tags = itertools.count()
 
 
 class BlockLimits(NamedTuple):
-    """How large blocks are, and which are worth reading; the default is in force, and tests put another in its place.
+    """The size of blocks, and which are worth reading; the default is in force, and tests put another in its place.
 
     Attributes:
         span_bytes: a sample whose members are within so many bytes is read at once; others member by member.
         shift: a block has two to this power bytes.
-        worth_reads, memory_reads: reading a block costs as much as about 60 samples. It is read once it had the first
-            number of reads; a block of small samples has hundreds more, and one that does not get there within the
-            second number was not worth it.
-        max_blocks, max_age: of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on
-            its way stays; one is given up once so many reads found no block, and none that block. With more in use than
-            fit, reads of the others are small: blocks that replace each other would cost more than they save.
+        worth_reads: a block is read once it had so many reads. It costs as much as about 60 samples; a block of small
+            samples has hundreds of reads more.
+        memory_reads: a block that did not get there within so many reads was not worth it.
+        max_blocks: of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on its way
+            stays. With more in use than fit, reads of the others are small: blocks that replace each other would cost
+            more than they save.
+        max_age: a block is given up once so many reads found no block, and none that block.
     """
 
     span_bytes: int = 16 << 10
@@ -130,7 +131,8 @@ class LocalReader(Reader):
     Args:
         file: the open shard; this owns it.
         table: its member table.
-        url, path: see `Reader`.
+        url: see `Reader`.
+        path: see there.
         blocks: bytes read ahead are kept there; None: this reader has its own.
         use_mmap: read through a memory map; see the module's rules for its price.
 
@@ -190,7 +192,7 @@ class LocalReader(Reader):
 
     @property
     def is_leased(self) -> bool:
-        """Whether its file stays in the cache as long as it is open."""
+        """True if its file stays in the cache as long as it is open."""
         return not self._file.is_inherited
 
     def fileno(self) -> int:
@@ -198,19 +200,19 @@ class LocalReader(Reader):
         return self._file.fd
 
     def pin(self) -> bool:
-        """See `Reader.pin`."""
+        """Keep the file open for a use; see `Reader.pin`."""
         return self._file.pin()
 
     def unpin(self) -> None:
-        """See `Reader.unpin`."""
+        """End a use; see `Reader.unpin`."""
         self._file.unpin()
 
     def close(self) -> None:
-        """See `Reader.close`. Bytes read ahead can still be read."""
+        """Close the file; bytes read ahead can still be read. See `Reader.close`."""
         self._file.close()
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
-        """See `Reader.read`."""
+        """Read a sample; see `Reader.read`."""
         kept, tag, starts, offsets, sizes, ids, names, ends, text, span, shift, mask = self._hot
         first, end = starts[row], starts[row + 1]
         lo = offsets[first]
@@ -231,7 +233,7 @@ class LocalReader(Reader):
         return sample
 
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
-        """See `Reader.read_rows`.
+        """Read several samples; see `Reader.read_rows`.
 
         The loop is `read` written out: at 200 bytes a sample, the calls and look-ups that it saves are a third of the
         time.
@@ -268,13 +270,13 @@ class LocalReader(Reader):
             sample["__key__"] = key if is_text else key.decode("utf-8", "surrogateescape")
             samples.append(sample)
         if apart:
-            found = self._read_all_apart([rows[place] for place in apart], None)
-            for place, sample in zip(apart, found, strict=True):
+            samples_apart = self._read_all_apart([rows[place] for place in apart], None)
+            for place, sample in zip(apart, samples_apart, strict=True):
                 samples[place] = sample
         return samples
 
     def expect(self, rows: Sequence[int]) -> None:
-        """See `Reader.expect`."""
+        """Announce rows that will be read; see `Reader.expect`."""
         offsets, sizes, starts, file = self.table.offsets, self.table.sizes, self.table.starts, self._file
         with suppress(ClosedFileError, OSError), file.using():
             for row in rows:
@@ -282,7 +284,7 @@ class LocalReader(Reader):
                 page_cache.begin_reading(file.fd, lo, offsets[last] + sizes[last] - lo)
 
     def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        """See `Reader.read_part`."""
+        """Read a part of a member; see `Reader.read_part`."""
         m = self.table.find_member(row, name)
         size = self.table.sizes[m]
         return self.pread(self.table.offsets[m] + min(lo, size), max(min(hi, size) - lo, 0))
@@ -299,7 +301,7 @@ class LocalReader(Reader):
             ChangedShardError: it was written to, and its members are not where they were.
             ClosedReaderError: this reader is closed. ShardError: it cannot be read.
         """
-        file, found = self._file, []
+        file, parts = self._file, []
         uses, offset, size = file.uses, 0, 0
         uses.append(None)  # as `file.using()`, which would take as long as the read
         try:
@@ -310,12 +312,12 @@ class LocalReader(Reader):
                 if mapped is not None:
                     if os.lseek(file.fd, 0, os.SEEK_END) < self.table.identity.size:
                         self._raise_short(offset, size)
-                    found.append(mapped[offset : offset + size])
+                    parts.append(mapped[offset : offset + size])
                     continue
                 data = system.pread(file.fd, size, offset)
                 if len(data) != size:
                     data += self._read_rest(offset + len(data), size - len(data))
-                found.append(data)
+                parts.append(data)
             # After the reads: a write before them shows. Without this, members that were moved within the
             # file would be read as one another.
             if mapped is None and os.fstat(file.fd).st_mtime_ns != self._mtime_ns:
@@ -328,10 +330,10 @@ class LocalReader(Reader):
             uses.pop()
             if file.is_closed:
                 file.end_if_unused()
-        return found
+        return parts
 
     def read_ahead(self, offset: int, size: int) -> bytes | None:
-        """As `pread`; None where some of it cannot be read, which is no error as long as just that is not requested."""
+        """`pread`; None where some of it cannot be read, which is no error as long as just that is not requested."""
         try:
             return self.pread(offset, size)
         except ClosedReaderError:
@@ -355,7 +357,7 @@ class LocalReader(Reader):
         return sample
 
     def _read_all_apart(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
-        """As `_read_apart`, of several samples; the file is looked at once after all of the reads."""
+        """`_read_apart` of several samples; the file is looked at once after all of the reads."""
         _, _, starts, offsets, sizes, ids, names, _, _, _, _, _ = self._hot
         spans = [range(starts[row], starts[row + 1]) for row in rows]
         wanted: Sequence[Sequence[int]] = (
@@ -440,27 +442,27 @@ class LocalReader(Reader):
         return b"".join(parts)
 
     def _raise_short(self, offset: int, size: int) -> NoReturn:
-        found, expected = os.fstat(self._file.fd).st_size, self.table.identity.size
-        error = ChangedShardError if found >= expected else TruncatedShardError
+        actual, expected = os.fstat(self._file.fd).st_size, self.table.identity.size
+        error = ChangedShardError if actual >= expected else TruncatedShardError
         raise error(
             f"{self.url}: reading {size} bytes at byte {offset} of {self.path} came up short: the file had {expected} "
-            f"bytes when it was opened and has {found} now. Write or fetch the shard again, and restart",
+            f"bytes when it was opened and has {actual} now. Write or fetch the shard again, and restart",
             shard=self.url,
             offset=offset,
             expected=expected,
-            found=found,
+            found=actual,
         )
 
 
 def _has_layout(fd: int, url: str, size: int, table: MemberTable) -> bool:
-    """Whether all members of a table are where it says, in an open archive of ``size`` bytes.
+    """True if all members of a table are where it says, in an open archive of ``size`` bytes.
 
     Raises:
         TarError: it is no readable archive.
     """
-    found = {(name, offset, size) for name, _, offset, size in member_tables.scan_members(fd, url, size)}
+    members = {(name, offset, size) for name, _, offset, size in member_tables.scan_members(fd, url, size)}
     return all(
-        (encode_name(table.key(row) + extension), offset, size) in found
+        (encode_name(table.key(row) + extension), offset, size) in members
         for row in range(table.nsamples)
         for extension, offset, size in table.members(row)
     )

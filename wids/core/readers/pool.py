@@ -51,7 +51,7 @@ def default_capacity() -> int:
 
 
 def _budget() -> int:
-    """How many shards may be open in all pools that share the process's descriptors."""
+    """Number of shards that may be open in all pools that share the process's descriptors."""
     limit = system.descriptor_limit()
     return sys.maxsize if limit < 0 else max(_SMALLEST, limit // 4)
 
@@ -95,11 +95,11 @@ class OpenShard(Rows):
 
     @property
     def is_leased(self) -> bool:
-        """Whether its file is in the cache, and stays there as long as it is open."""
+        """True if its file is in the cache, and stays there as long as it is open."""
         return self.reader.is_leased
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
-        """See `wids.core.readers.base.Reader.read`; it is never closed."""
+        """Read a sample; the shard is never closed meanwhile. See `wids.core.readers.base.Reader.read`."""
         while True:
             with self.pinned() as reader, contextlib.suppress(ClosedReaderError):  # which then closed itself
                 return reader.read(row, fields)
@@ -162,7 +162,8 @@ class OpenShards:
     Attributes:
         lru: URL -> `OpenShard`, least recently used first; ``lru.capacity`` may be changed.
         is_sharing: no capacity was given: its shards are within the budget of the process.
-        accesses: samples requested. misses: shards opened.
+        accesses: number of samples requested.
+        misses: number of shards opened.
     """
 
     find: Callable[[str], Shard]
@@ -211,27 +212,27 @@ class OpenShards:
 
     def open(self, shard: Shard) -> OpenShard:
         """A shard, from the pool or newly opened."""
-        found, reader = self._pin(shard)
+        opened, reader = self._pin(shard)
         reader.unpin()
-        return found
+        return opened
 
     def pin(self, shard: Shard) -> Reader:
         """The reader of a shard, from the pool or newly opened; it stays open until the caller unpins it."""
         return self._pin(shard)[1]
 
     def _pin(self, shard: Shard) -> tuple[OpenShard, Reader]:
-        found = self.lru[shard.url]
-        if found is not None and (reader := found.reader).pin():
-            return found, reader
+        open_shard = self.lru[shard.url]
+        if open_shard is not None and (reader := open_shard.reader).pin():
+            return open_shard, reader
         self.misses += 1
         reader = self._open(shard)
         reader.pin()
-        self.lru[shard.url] = found = OpenShard(self, shard, reader)
+        self.lru[shard.url] = open_shard = OpenShard(self, shard, reader)
         if reader.is_leased:
             leases.register(os.path.dirname(reader.path), self)
         if self.is_sharing:
             _keep_budget()
-        return found, reader
+        return open_shard, reader
 
     def _open(self, shard: Shard) -> Reader:
         finalizers.do_left()
@@ -255,7 +256,7 @@ class OpenShards:
         self.lru.clear()
 
     def has_leases(self, directory: str) -> bool:
-        """Whether a cached shard of ``directory``, or of one below it, is open."""
+        """True if a cached shard of ``directory``, or of one below it, is open."""
         start = os.path.join(directory, "")
         return any(shard.is_leased and shard.path.startswith(start) for _, shard in self.lru.snapshot())
 
@@ -265,17 +266,17 @@ class OpenShards:
         Returns:
             Whether any existed.
         """
-        found = [
+        urls = [
             url
             for url, shard in self.lru.snapshot()
             if shard.is_leased and directory in (None, os.path.dirname(shard.path))
         ]
-        for url in found:
+        for url in urls:
             del self.lru[url]
-        return bool(found)
+        return bool(urls)
 
     def request_time(self, directory: str) -> int:
-        """When space was last requested in ``directory``, in nanoseconds; 0: never."""
+        """Time at which space was last requested in ``directory``, in nanoseconds; 0: never."""
         return CacheDirectory(directory).release_request_time()
 
     def start_child(self) -> None:
@@ -311,14 +312,14 @@ def _close_half() -> bool:
 def _close_oldest(pools: Sequence[OpenShards], count: int) -> None:
     """Close the ``count`` shards that were used longest ago, in whichever of the pools they are."""
     for _ in range(count):
-        found = [(shard.used, n) for n, pool in enumerate(pools) if (shard := pool.lru.oldest()) is not None]
-        if not found:  # other threads closed them meanwhile
+        oldest = [(shard.used, n) for n, pool in enumerate(pools) if (shard := pool.lru.oldest()) is not None]
+        if not oldest:  # other threads closed them meanwhile
             return
-        pools[min(found)[1]].lru.forget(1)
+        pools[min(oldest)[1]].lru.forget(1)
 
 
 def _lacks_descriptors(error: BaseException | None) -> bool:
-    """Whether the process (or the machine) has no file descriptor left, says the error or what caused it."""
+    """True if the process (or the machine) has no file descriptor left, says the error or its cause."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True

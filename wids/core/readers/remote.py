@@ -63,7 +63,8 @@ class RangeReader(Reader):
     Attributes:
         url: the shard's resolved URL; also ``path``.
         table: its member table.
-        is_leased: False; there is no file. is_remote: True.
+        is_leased: False; there is no file.
+        is_remote: True.
     """
 
     is_remote = True
@@ -106,27 +107,27 @@ class RangeReader(Reader):
         self._is_proven = is_proven
 
     def pin(self) -> bool:
-        """See `Reader.pin`."""
+        """Keep the reader open for a use; see `Reader.pin`."""
         return self._closable.pin()
 
     def unpin(self) -> None:
-        """See `Reader.unpin`."""
+        """End a use; see `Reader.unpin`."""
         self._closable.unpin()
 
     def close(self) -> None:
-        """See `Reader.close`."""
+        """Close the connection; see `Reader.close`."""
         self._closable.close()
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
-        """See `Reader.read`."""
+        """Read a sample; see `Reader.read`."""
         return self.read_rows([row], fields)[0]
 
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
-        """See `Reader.read_rows`; all of it is read at the same time."""
+        """Read several samples, all of them at the same time; see `Reader.read_rows`."""
         return self._try(lambda: self._read_rows(rows, fields))
 
     def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        """See `Reader.read_part`. The member's header is read, too; without strong versions before and behind it."""
+        """Read a part of a member, and its header, twice without strong versions; see `Reader.read_part`."""
         return self._try(lambda: self._read_part(row, name, lo, hi))
 
     def _try(self, read: Callable[[], T]) -> T:
@@ -185,8 +186,8 @@ class RangeReader(Reader):
         if is_strong and not source.is_strong:  # not any more: these may be of several versions
             return self._read_rows(rows, fields)
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
-        found = zip(itertools.chain.from_iterable(holes), between, strict=True)
-        missed = [lo for (lo, _), data in found if self._has_member(lo, data)]
+        gaps = zip(itertools.chain.from_iterable(holes), between, strict=True)
+        missed = [lo for (lo, _), data in gaps if self._has_member(lo, data)]
         was_proven = self._is_proven
         self._check(pieces, names, last, extended, missed)
         if extended is not None and self._is_proven != was_proven:
@@ -204,9 +205,9 @@ class RangeReader(Reader):
         begin, size, source = self.table.offsets[m], self.table.sizes[m], self._source
         span, header = (begin + min(lo, size), begin + min(hi, size)), (begin - headers.BLOCK, begin)
         start, before = time.perf_counter(), (source.requests, source.read_bytes)
-        found, part = source.read_many([header, span])
-        self._check({m: found}, {m: (self.table.key(row), name)}, (), None, (), is_part=True)
-        if len(part) != span[1] - span[0] or (not source.is_strong and source.read_many([header]) != [found]):
+        header_bytes, part = source.read_many([header, span])
+        self._check({m: header_bytes}, {m: (self.table.key(row), name)}, (), None, (), is_part=True)
+        if len(part) != span[1] - span[0] or (not source.is_strong and source.read_many([header]) != [header_bytes]):
             raise self._moved((self.table.key(row), name))
         event = RangesRead(
             url=self.url,
@@ -256,7 +257,7 @@ class RangeReader(Reader):
         return holes
 
     def _has_member(self, begin: int, data: bytes) -> bool:
-        """Whether a gap contains, from ``begin`` on, a member of a sample."""
+        """True if a gap contains, from ``begin`` on, a member of a sample."""
         try:
             return any(self._find_parts(name) is not None for name, *_ in self._scan_part(begin, data))
         except TarError:  # they continue elsewhere
@@ -282,7 +283,7 @@ class RangeReader(Reader):
         *,
         is_part: bool = False,
     ) -> None:
-        """See that the headers of members say what the table says.
+        """Raise unless the headers of members agree with the table.
 
         Args:
             pieces: members with their headers.
@@ -304,8 +305,8 @@ class RangeReader(Reader):
             least = headers.BLOCK + (0 if is_part else size)
             if len(piece) < least or header[156] not in _REGULAR or not headers.is_sum_right(header):
                 raise self._moved(names[m])
-            found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
-            if headers.parse_size(header) != size or not (m in links or self._is_named(found, names[m])):
+            member_name = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
+            if headers.parse_size(header) != size or not (m in links or self._is_named(member_name, names[m])):
                 doubtful.append(m)
         if unproven and extended is not None:
             raise UnsupportedMemberError(
@@ -325,17 +326,17 @@ class RangeReader(Reader):
         self._is_proven = True
 
     def _is_followed(self, member: int, piece: bytes, key: str) -> bool:
-        """Whether the header behind a sample's last member is of one more member of that sample."""
+        """True if the header behind a sample's last member is of one more member of that sample."""
         header = piece[headers.BLOCK + _padded(self.table.sizes[member]) :]
         if len(header) < headers.BLOCK or header[156] not in _MEMBERS or not headers.is_sum_right(header):
             return False
         parts = self._find_parts(headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header))
         return parts is not None and parts[0] == encode_name(key)
 
-    def _is_named(self, found: bytes, name: tuple[str, str]) -> bool:
-        """Whether this is the name of the member with this key and extension."""
+    def _is_named(self, path: bytes, name: tuple[str, str]) -> bool:
+        """True if this is the name of the member with this key and extension."""
         key, extension = map(encode_name, name)
-        return found == key + extension or self._find_parts(found) == (key, extension)
+        return path == key + extension or self._find_parts(path) == (key, extension)
 
     def _find_parts(self, name: bytes) -> tuple[bytes, bytes] | None:
         """(key, extension) of a name; None: it is of no sample."""
@@ -347,7 +348,7 @@ class RangeReader(Reader):
     def _are_extended(
         self, members: list[int], names: dict[int, tuple[str, str]], extended: dict[int, bytes] | None
     ) -> bool:
-        """Whether the extended headers before these members say what the table says of them.
+        """True if the extended headers before these members agree with the table.
 
         If members of no sample precede them, they are not searched: then the version of the shard that
         the table is known to be of has to do.
@@ -369,11 +370,11 @@ class RangeReader(Reader):
         return dict(zip(members, ends[last].tolist(), strict=True))
 
     def _is_extended(self, member: int, begin: int, data: bytes, name: tuple[str, str]) -> bool:
-        """Whether headers that begin at ``begin`` in the shard end with one of this member."""
+        """True if headers that begin at ``begin`` in the shard end with one of this member."""
         try:
-            for found, _, offset, size in self._scan_part(begin, data):
+            for path, _, offset, size in self._scan_part(begin, data):
                 if begin + offset == self.table.offsets[member]:
-                    return size == self.table.sizes[member] and self._is_named(found, name)
+                    return size == self.table.sizes[member] and self._is_named(path, name)
         except TarError:  # the headers continue elsewhere: reading them all decides
             return False
         return False
@@ -391,12 +392,12 @@ class RangeReader(Reader):
 
 
 def _padded(size: int) -> int:
-    """How many bytes a member takes in the shard, without its header."""
+    """Number of bytes that a member takes in the shard, without its header."""
     return -(-size // headers.BLOCK) * headers.BLOCK
 
 
 def are_same(one: MemberTable, other: MemberTable) -> bool:
-    """Whether two tables put the same members at the same places."""
+    """True if two tables put the same members at the same places."""
     return (
         one.nsamples == other.nsamples
         and list(one.offsets) == list(other.offsets)

@@ -1,4 +1,4 @@
-"""How many samples remote shards hold that no index lists: from their member tables, else from their headers.
+"""The number of samples of remote shards that no index states: from their member tables, else from their headers.
 
     .wids/indexes/KEY.counts        counts of a list of shards; KEY: a digest of their URLs, sizes and versions
 
@@ -49,7 +49,7 @@ _ADVICE = "make an index of all of them (wids index create URLS -o train.json) a
 
 
 class CountLimits(NamedTuple):
-    """How often a long count reports its progress; the default is in force, tests put another one in its place.
+    """Intervals of a long count's reports; the default is in force, tests put another one in its place.
 
     Attributes:
         told_seconds: the time between two reports of its progress.
@@ -62,7 +62,7 @@ LIMITS = CountLimits()
 
 
 class ShardCount(NamedTuple):
-    """How many samples a shard holds, and its bytes; two fields of a sample, if `tables.find_merged` finds some."""
+    """The number of samples of a shard, and its bytes; two fields of a sample, if `tables.find_merged` finds some."""
 
     nsamples: int
     size: int
@@ -74,8 +74,9 @@ class RemoteCounts:
 
     Args:
         cache_dir: where counts are kept; None: nowhere.
-        session: what opens URLs.
-        rule, group: see `wids.core.tables.table.build_table`.
+        session: opens URLs.
+        rule: see `wids.core.tables.table.build_table`.
+        group: see there.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class RemoteCounts:
         self._published = PublishedTables(cache_dir=cache_dir, session=session)
 
     def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
-        """How many samples each shard holds, and its bytes.
+        """Number of samples of each shard, and its bytes.
 
         Raises:
             NoRangesError: one cannot be read by byte ranges. FetchError: it cannot be read.
@@ -129,12 +130,12 @@ class RemoteCounts:
         def make(_: str, fd: int) -> None:
             system.write_all(fd, msgspec.json.encode(count_now()), 0)
 
-        found = None if kept is None or key is None else kept.get(key, make, partial(_take, len(shards)))
-        if found is None:
-            found = made[0] if made else count_now()
+        counted = None if kept is None or key is None else kept.get(key, make, partial(_take, len(shards)))
+        if counted is None:
+            counted = made[0] if made else count_now()
         return [
             ShardCount(nsamples, source.size, merged.get(source.url))
-            for nsamples, source in zip(found, sources, strict=True)
+            for nsamples, source in zip(counted, sources, strict=True)
         ]
 
     def _key(self, sources: Sequence[ShardBytes]) -> str | None:
@@ -142,8 +143,8 @@ class RemoteCounts:
         marks = [mark_words(source.version) for source in sources]
         if None in marks:
             return None
-        facts = [(source.url, source.size, mark) for source, mark in zip(sources, marks, strict=True)]
-        return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
+        versions = [(source.url, source.size, mark) for source, mark in zip(sources, marks, strict=True)]
+        return hashlib.sha256(repr(versions).encode("utf-8", "surrogatepass")).hexdigest()
 
     def _look(self, shard: Shard, is_over: threading.Event) -> ShardBytes:
         source = ShardBytes(shard.url, session=self._session, size=shard.filesize, is_cancelled=is_over.is_set)
@@ -166,8 +167,8 @@ class RemoteCounts:
                 is_cancelled=is_over.is_set,
             )
             member_tables.announce(self._session.hooks, shard.url, table)
-        if (found := tables.find_merged(table)) is not None:
-            merged[source.url] = found
+        if (alike := tables.find_merged(table)) is not None:
+            merged[source.url] = alike
         return table.nsamples
 
 
@@ -183,21 +184,21 @@ def _of_all(
 
     How many are done is given to ``show`` with each, and to ``tell`` now and then.
     """
-    reported, found = time.monotonic(), list[U]()
+    reported, results = time.monotonic(), list[U]()
     with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             for future in futures:
-                found.append(future.result())
-                show(len(found))
-                if time.monotonic() - reported >= LIMITS.told_seconds and len(found) < len(items):
+                results.append(future.result())
+                show(len(results))
+                if time.monotonic() - reported >= LIMITS.told_seconds and len(results) < len(items):
                     reported = time.monotonic()
-                    tell(len(found))
+                    tell(len(results))
         except BaseException:
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return found
+    return results
 
 
 _COUNTS = JsonParser(list[int])
@@ -209,5 +210,5 @@ def _take(count: int, file: SharedFile) -> list[int] | None:
     Raises:
         JsonError: it is damaged.
     """
-    found = _COUNTS.parse(file.data)
-    return found if len(found) == count and all(0 <= each <= MAX_COUNT for each in found) else None
+    counts = _COUNTS.parse(file.data)
+    return counts if len(counts) == count and all(0 <= each <= MAX_COUNT for each in counts) else None
