@@ -53,7 +53,8 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             give batches of more equal lengths, and keep more shards open.
 
     Attributes:
-        sampler, batch_size: as given.
+        sampler: the argument.
+        batch_size: the argument.
         skipped: samples of the dataset that are left out.
 
     Raises:
@@ -89,9 +90,9 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         block: int | None = None,
     ) -> None:
         release(self)
-        given: Any = sampler
-        if not isinstance(given, ChunkedSampler) or type(given).__iter__ is not ChunkedSampler.__iter__:
-            raise TypeError(f"the sampler is {a_kind(given)}; give a ChunkedSampler or a DistributedChunkedSampler")
+        inner: Any = sampler
+        if not isinstance(inner, ChunkedSampler) or type(inner).__iter__ is not ChunkedSampler.__iter__:
+            raise TypeError(f"the sampler is {a_kind(inner)}; give a ChunkedSampler or a DistributedChunkedSampler")
         self.sampler, self.batch_size = sampler, batch_size
         block = None if block is None else parse_int("block", block, minimum=1)
         rule = make_rule(
@@ -146,24 +147,24 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             raise ValueError("batches and consumed are given; one of them says how far the training loop is")
         return self.__wids__().state(consumed if batches is None else batches)
 
-    def _values(self, name: str, given: Any) -> Any:
+    def _values(self, name: str, values: Any) -> Any:
         """One value for each sample: (n,)."""
-        if isinstance(given, str):
-            return read_column(self.sampler.dataset, given, of=name)
-        return _read_values(name, given)
+        if isinstance(values, str):
+            return read_column(self.sampler.dataset, values, of=name)
+        return _read_values(name, values)
 
 
-def _read_values(name: str, given: Any) -> Any:
-    if np.ma.is_masked(given):
-        at = int(np.flatnonzero(np.ma.getmaskarray(given).reshape(-1))[0])
+def _read_values(name: str, values: Any) -> Any:
+    if np.ma.is_masked(values):
+        at = int(np.flatnonzero(np.ma.getmaskarray(values).reshape(-1))[0])
         raise InputError(f"{name}: the value of sample {at} is masked; leave such samples out of the view")
     try:
-        found = np.asarray(given)
-        if found.dtype.kind in "US" and not isinstance(given, np.ndarray):  # where 1 and NaN would become words
-            found = np.array(given, dtype=object)
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and not isinstance(values, np.ndarray):  # where 1 and NaN would become words
+            array = np.array(values, dtype=object)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} are {shown(given)}, of which there is no array ({error}); give an array") from error
-    return found
+        raise InputError(f"{name} are {shown(values)}, of which there is no array ({error}); give an array") from error
+    return array
 
 
 class MixtureBatchSampler(Sampler[list[int]]):
@@ -207,7 +208,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)
 
     def __wids__(self) -> SampleProgress:
-        """Where the sampler underneath is."""
+        """The progress of the sampler underneath."""
         return self.sampler.__wids__()
 
     def __len__(self) -> int:
@@ -279,9 +280,9 @@ class _BatchIteration:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is."""
-        found: dict[str, Any] = self._indices.state_dict()
-        return found
+        """The state of the iteration."""
+        state: dict[str, Any] = self._indices.state_dict()
+        return state
 
     def load_state_dict(self, state: Any) -> None:
         """Begin where the state says; before the first batch is drawn."""

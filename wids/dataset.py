@@ -77,7 +77,7 @@ _UNMARKED: Mapping[str, Any] = MappingProxyType({})
 
 
 def _reduce_stream(stream: BytesIO) -> Any:
-    """What processes send for a stream; made of its bytes it shares them, where its own state is written into it."""
+    """The form in which processes send a stream; made of its bytes it shares them, where state is written into it."""
     if stream.tell() or stream.__dict__:
         return stream.__reduce_ex__(2)
     return BytesIO, (stream.getvalue(),)
@@ -112,7 +112,7 @@ class _SharedTally(Tally):
 
 
 class Location(NamedTuple):
-    """Where a sample is: number of its shard in the index, row in that shard."""
+    """The place of a sample: number of its shard in the index, row in that shard."""
 
     shard: int
     row: int
@@ -134,7 +134,10 @@ class ShardListDataset(Dataset[T_co]):
         total_length: their sum, an int.
         cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
         cache: the pool of open shards in this process.
-        base, dataset_name, cache_dir, fields: as given or found.
+        base: the argument, or the index's.
+        dataset_name: likewise.
+        cache_dir: the argument, or the default.
+        fields: the argument, parsed.
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
 
     Args:
@@ -317,34 +320,34 @@ class ShardListDataset(Dataset[T_co]):
         self._columns = None
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
-        self.base, found, session = load_shards(shards, **index, cache_dir=self.cache_dir)
+        self.base, shard_list, session = load_shards(shards, **index, cache_dir=self.cache_dir)
         provider = AutoProvider(
             **cache,
             **reading,
-            **found.choose_grouping(rule=key_rule, group=group),
+            **shard_list.choose_grouping(rule=key_rule, group=group),
             session=session.with_hooks(hooks),
             is_prefetching=self._tally.is_prefetching,
             checks_counts=on_count_mismatch == "error",
         )
         self.localname = provider.cache.placement.local_path if localname is None else localname
         self._collection = ShardCollection(
-            found,
+            shard_list,
             provider,
             capacity=lru_size,
             hooks=hooks,
             on_count_mismatch=on_count_mismatch,
             advice=arguments.advise,
-            hints_at_merged=key_rule is None and "key_rule" not in found.header,
+            hints_at_merged=key_rule is None and "key_rule" not in shard_list.header,
         )
         self._collection.expect_fields(self.fields)
-        self._steps = () if found.selection is None else tuple(found.header["made_by"])
-        found = self._collection.counted(found)
-        self._collection.adopt(found)
+        self._steps = () if shard_list.selection is None else tuple(shard_list.header["made_by"])
+        shard_list = self._collection.counted(shard_list)
+        self._collection.adopt(shard_list)
         self._take(self._collection)
         self._given_index = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
-        self._collection.place = arguments.place_of(shards, base, options, found)
-        self.dataset_name = arguments.choose_name(dataset_name, shards, found)
-        arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
+        self._collection.place = arguments.place_of(shards, base, options, shard_list)
+        self.dataset_name = arguments.choose_name(dataset_name, shards, shard_list)
+        arguments.announce(shards, shard_list, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
         self = super().__new__(cls)
@@ -397,22 +400,22 @@ class ShardListDataset(Dataset[T_co]):
         Raises:
             ColumnsError, SpecError: that cannot be; nothing has changed.
         """
-        collection, found = self._collection, self._collection.shards
+        collection, shard_list = self._collection, self._collection.shards
         self._own_columns().check_unused()  # which are those of the index that was given, also from here on
-        if found.selection is not None:
+        if shard_list.selection is not None:
             raise SpecError(
                 "a view keeps the shards of its dataset; change them there, and make the view again",
                 path="",
             )
-        is_named_anew = header.get(PACKS) != found.header.get(PACKS)
-        packs = own_packs(header, None, None) if is_named_anew else found.all_packs()
+        is_named_anew = header.get(PACKS) != shard_list.header.get(PACKS)
+        packs = own_packs(header, None, None) if is_named_anew else shard_list.all_packs()
         if shards is not collection.rows:
-            _, found, _ = load_shards(shards, session=collection.provider.session)
+            _, shard_list, _ = load_shards(shards, session=collection.provider.session)
             collection.close()  # a rewritten shard is counted again
-            found = collection.counted(found).with_packs(packs)
+            shard_list = collection.counted(shard_list).with_packs(packs)
         elif is_named_anew:
-            found = found.with_packs(packs)
-        collection.adopt(found.with_header(header))
+            shard_list = shard_list.with_packs(packs)
+        collection.adopt(shard_list.with_header(header))
         self._take(collection)
 
     @Computed
@@ -497,20 +500,20 @@ class ShardListDataset(Dataset[T_co]):
         return f"<ShardListDataset {self.dataset_name!r}: {counts}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""
+        """The picture in a notebook: a line of words, and a row of the first samples on this machine's disk."""
         from wids.core.codecs.html import show_dataset
 
         samples = self.preview(_PREVIEWS)
         shards = self._collection.shards
-        facts = [
+        words = [
             " in ".join(f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in ((len(self), "sample"), (len(shards), "shard")))
         ]
         size = sum(shards.filesizes) if min(shards.filesizes, default=-1) >= 0 else None
-        facts += [] if size is None or shards.selection is not None else [format_size(size)]
+        words += [] if size is None or shards.selection is not None else [format_size(size)]
         classes = shards.class_names
-        facts += [f"{len(classes):,} classes"] if classes else []
+        words += [f"{len(classes):,} classes"] if classes else []
         note = "" if samples or not len(self) else "No shard is on this machine's disk yet; dataset[0] fetches one."
-        return show_dataset(f"ShardListDataset {self.dataset_name}", facts, samples, note)
+        return show_dataset(f"ShardListDataset {self.dataset_name}", words, samples, note)
 
     def preview(self, count: int) -> list[dict[str, Any] | Exception]:
         """The first samples whose shards are on this machine's disk, for a picture of the dataset: nothing is fetched.
@@ -522,20 +525,20 @@ class ShardListDataset(Dataset[T_co]):
             Undecoded samples (``".jpg"`` -> ``io.BytesIO``), with the index's list of classes in ``"__classes__"``; the
             error of one that cannot be read.
         """
-        found: list[dict[str, Any] | Exception] = []
+        previews: list[dict[str, Any] | Exception] = []
         collection, classes = self._collection, self._collection.shards.class_names
         for k in itertools.islice(range(len(collection.shards)), _PREVIEW_SHARDS):
             first = collection.ends[k - 1] if k else 0
-            for index in range(first, min(collection.ends[k], first + count - len(found))):
+            for index in range(first, min(collection.ends[k], first + count - len(previews))):
                 try:
                     if not collection.provider.is_here(collection.shards[k]):
                         break
-                    found.append({**read_sample(collection, index, self.fields), "__classes__": classes})
+                    previews.append({**read_sample(collection, index, self.fields), "__classes__": classes})
                 except Exception as error:  # noqa: BLE001 - also of a key_rule or localname
-                    found.append(error)
-            if len(found) >= count:
+                    previews.append(error)
+            if len(previews) >= count:
                 break
-        return found
+        return previews
 
     # --- parts of it
 
@@ -612,7 +615,7 @@ class ShardListDataset(Dataset[T_co]):
         self._save(os.fspath(path), overwrite=overwrite)
 
     def _save(self, path: str, *, overwrite: bool = False, file: ReplacedFile | None = None) -> None:
-        """See `save`, and `wids.core.index.view_saving.write_view` of ``file``."""
+        """`save` with a ``file`` for `wids.core.index.view_saving.write_view`."""
         from wids.core.index.view_saving import save
 
         collection = self._collection
@@ -833,10 +836,10 @@ class ShardListDataset(Dataset[T_co]):
             self.check_cache_misses()
         if not is_plain:
             marks = [index.marks() if isinstance(index, MarkedIndex) else _UNMARKED for index in indices]
-            for sample, own in zip(samples, marks, strict=True):
-                sample.update(own)
+            for sample, mark in zip(samples, marks, strict=True):
+                sample.update(mark)
             if self._is_transforming:
-                return [self._transform(sample, own) for sample, own in zip(samples, marks, strict=True)]
+                return [self._transform(sample, mark) for sample, mark in zip(samples, marks, strict=True)]
         return [self._transform(sample) for sample in samples] if self._is_transforming else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
@@ -852,7 +855,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @property
     def transformations(self) -> list[Transform]:
-        """What samples go through, in turn. Assign a format name, a function, a list of these, or nothing."""
+        """The transformations of samples, in turn. Assign a format name, a function, a list of these, or nothing."""
         return self._transformations
 
     @transformations.setter
@@ -875,10 +878,10 @@ class ShardListDataset(Dataset[T_co]):
         named = self.fields.names if isinstance(self.fields, Alternatives) else None
         if repeated := {name for name, _ in columns.shown}.intersection(named or ()):
             raise InputError(f"fields: {shown(min(repeated))} is a field of the samples already; give one another name")
-        found = copy.copy(self)
-        found._columns, found._transformations = columns, list(self._transformations)  # noqa: SLF001 - of this class
-        found._note_work()  # noqa: SLF001
-        return found
+        changed = copy.copy(self)
+        changed._columns, changed._transformations = columns, list(self._transformations)  # noqa: SLF001 - of this class
+        changed._note_work()  # noqa: SLF001
+        return changed
 
     def _note_work(self) -> None:
         """Note whether anything is done to samples after they are read."""
@@ -890,7 +893,7 @@ class ShardListDataset(Dataset[T_co]):
     # --- the pool of open shards
 
     def stats(self) -> Stats:
-        """What the cache has done for this dataset, in this process and in the workers of its loaders."""
+        """The cache's work for this dataset, in this process and in the workers of its loaders."""
         return self._tally.total()
 
     def get_stats(self) -> tuple[int, int]:
@@ -914,8 +917,8 @@ class ShardListDataset(Dataset[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         # A worker's first download may meet a server that is just being restarted.
         counts = self._counts()
-        own = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
-        return {**own, "_answered": retrying.answered(), "_pins": schemes.pins()}
+        state = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
+        return {**state, "_answered": retrying.answered(), "_pins": schemes.pins()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
@@ -949,10 +952,10 @@ class ShardListDataset(Dataset[T_co]):
 
     def _named(self, name: str) -> Self:
         """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
-        found = copy.copy(self)
-        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
-        found._transformations = list(self._transformations)  # noqa: SLF001
-        return found
+        renamed = copy.copy(self)
+        renamed._collection = self._collection.named(name)  # noqa: SLF001 - of this class
+        renamed._transformations = list(self._transformations)  # noqa: SLF001
+        return renamed
 
     def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
         if not len(indices) and len(self._collection):
@@ -969,22 +972,22 @@ class ShardListDataset(Dataset[T_co]):
         self._take(self._collection.select(selection))
 
     def _undecoded(self) -> ShardListDataset[dict[str, Any]]:
-        """The same samples with all their fields, undecoded, of which nothing is downloaded: for `wids.serve`."""
-        found = ShardListDataset.__new__(ShardListDataset)
-        found.__dict__.update(self.__dict__)
-        own = self._collection
+        """A copy that returns raw bytes and never downloads a shard. Used by `wids.serve`."""
+        undecoded = ShardListDataset.__new__(ShardListDataset)
+        undecoded.__dict__.update(self.__dict__)
+        original = self._collection
         collection = ShardCollection(
-            own.shards,
-            own.provider.without_downloads(),
-            on_count_mismatch=own.on_count_mismatch,
+            original.shards,
+            original.provider.without_downloads(),
+            on_count_mismatch=original.on_count_mismatch,
             advice=arguments.advise,
         )
-        collection.name, collection.place = own.name, own.place
-        found.fields, found._substitutes, found._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
-        found._columns, found._transformations = self._own_columns().unshown(), []  # noqa: SLF001
-        found._take(collection)  # noqa: SLF001
-        found._note_work()  # noqa: SLF001
-        return found
+        collection.name, collection.place = original.name, original.place
+        undecoded.fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
+        undecoded._columns, undecoded._transformations = self._own_columns().unshown(), []  # noqa: SLF001
+        undecoded._take(collection)  # noqa: SLF001
+        undecoded._note_work()  # noqa: SLF001
+        return undecoded
 
     def _read_anew(self, asked: Any) -> T_co:
         """The sample of an index that does not lie in the stretch at hand, or whose shard was closed."""
@@ -1026,16 +1029,16 @@ class ShardListDataset(Dataset[T_co]):
     def _apply(self, sample: Any) -> T_co:
         if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
-        given = sample
+        as_read = sample
         try:
             for transform in self._transformations:
                 sample = transform(sample)
             if sample is None:
                 arguments.warn_of_none(transform)
         except StopIteration as error:
-            raise note_sample(RuntimeError(STOPPED), given) from error
+            raise note_sample(RuntimeError(STOPPED), as_read) from error
         except Exception as error:
-            note_sample(error, given)
+            note_sample(error, as_read)
             if sample is None:
                 arguments.warn_of_none(transform, is_before=True)
             raise

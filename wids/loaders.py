@@ -112,13 +112,13 @@ class CountedBatches(msgspec.Struct, frozen=True):
         return items // self.size if self.is_dropping else -(-items // self.size)
 
     def is_left(self, delivery: _LoaderRun) -> bool:
-        """Whether the next iteration would go on where the workers of a loop are that was left."""
+        """True if the next iteration would go on where the workers of a loop are that was left."""
         now, run = self.progress.cursor, delivery.run
         is_endless = run is not None and run.epochs.passes is None
         return is_endless and isinstance(now, Running) and now.run is run and not now.is_named
 
     def is_present(self, delivery: _LoaderRun) -> bool:
-        """Whether an iteration says where the loader is; else an epoch was chosen, or a state loaded, after it."""
+        """True if an iteration knows the loader's position; else an epoch was chosen, or a state loaded, after it."""
         return not delivery.is_closed or self.progress.run() is delivery.run
 
     def state(self, delivery: _LoaderRun, batches: int, *, is_over: bool) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class StrangeBatches(msgspec.Struct, frozen=True):
         return object()
 
     def is_left(self, delivery: _LoaderRun) -> bool:
-        """Whether the next iteration would go on where the workers of a loop are that was left."""
+        """True if the next iteration would go on where the workers of a loop are that was left."""
         try:
             len(self.sampler)
         except TypeError:  # it has no end
@@ -170,12 +170,15 @@ class StrangeBatches(msgspec.Struct, frozen=True):
 
 
 class _LoaderRun:
-    """What an iteration of a loader has delivered.
+    """The delivery of an iteration of a loader.
 
     Attributes:
-        run: of `CountedBatches.begun`. before: batches of the epoch before it.
+        run: of `CountedBatches.begun`.
+        before: batches of the epoch before it.
         source: refers to the iterator of the DataLoader.
-        delivered: batches. is_closed: the loop was left, or is over; is_over: it is over.
+        delivered: number of batches.
+        is_closed: the loop was left, or is over.
+        is_over: it is over.
     """
 
     run: Any
@@ -194,7 +197,7 @@ class _LoaderRun:
 
 
 class Counting:
-    """What `ResumableLoader` and the loader of `wids.lightning` have in common: they count batches.
+    """The common part of `ResumableLoader` and the loader of `wids.lightning`: they count batches.
 
     The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for trainers that count
     them.
@@ -206,7 +209,7 @@ class Counting:
     _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
 
     def _counted(self) -> CountedBatches | StrangeBatches | None:
-        """How batches are counted; None: they are not."""
+        """The counting of batches; None: they are not counted."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -310,7 +313,7 @@ class Counting:
         return self._delivery
 
     def _progress(self, delivery: _LoaderRun) -> tuple[int, bool]:
-        """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
+        """Number of batches of the epoch that the loop is done with; and True if it will read no more of it."""
         is_ahead = self._reads_ahead and bool(delivery.delivered) and not delivery.is_over
         return delivery.before + delivery.delivered - is_ahead, False
 
@@ -344,7 +347,8 @@ class ResumableLoader(Counting):
 
     Args:
         loader: see `resumable`.
-        reads_ahead, workers: see `resumable`.
+        reads_ahead: see `resumable`.
+        workers: see there.
 
     Raises:
         InputError, ValueError: see `resumable`.
@@ -523,7 +527,7 @@ class ResumableLoader(Counting):
 
 
 class _Skipped:
-    """What ``accelerate.skip_first_batches(loader, done)`` makes a `DataLoader` of: the loader's own batches.
+    """The `DataLoader` of ``accelerate.skip_first_batches(loader, done)``, made of the loader's own batches.
 
     It is that one's dataset, collate function and batch sampler. accelerate drops the first ``done`` batches, which are
     None here, and those after them pass through as the loader delivers them, one by one.
@@ -579,10 +583,10 @@ def _find_lightning(frame: Any) -> tuple[Any, bool] | None:
         return None
     is_drawn_by_step = False
     while frame is not None:
-        name, own = frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
+        name, owner = frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
         if name.endswith(".loops.training_epoch_loop"):
-            return own, is_drawn_by_step
-        is_drawn_by_step |= name.endswith(".fetchers") and type(own).__name__ == "_DataLoaderIterDataFetcher"
+            return owner, is_drawn_by_step
+        is_drawn_by_step |= name.endswith(".fetchers") and type(owner).__name__ == "_DataLoaderIterDataFetcher"
         frame = frame.f_back
     return None, is_drawn_by_step
 
@@ -625,26 +629,26 @@ def _find_skipping() -> Any:
 
 
 def _is_ahead(source: Callable[[], Any], is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
-    """Whether the iterator of a loader with workers has drawn batches of a run that its loop has not received."""
+    """True if the iterator of a loader with workers has drawn batches of a run that its loop has not received."""
     batches = source()
     return not is_over if batches is None else bool(batches._send_idx > batches._rcvd_idx)
 
 
-def _check_same(own: Any, read: Any) -> None:
-    """See that a DataLoader's dataset is as long as its sampler's, where both are datasets of shards.
+def _check_same(known: Any, read: Any) -> None:
+    """Raise unless a DataLoader's dataset is as long as its sampler's, where both are datasets of shards.
 
     Raises:
         InputError: it is not.
     """
-    if read is not own and hasattr(own, "shards") and hasattr(read, "shards") and len(own) != len(read):
+    if read is not known and hasattr(known, "shards") and hasattr(read, "shards") and len(known) != len(read):
         raise InputError(
             f"the DataLoader reads a dataset of {len(read):,} samples, and its sampler was made for one of "
-            f"{len(own):,}; give both the same dataset"
+            f"{len(known):,}; give both the same dataset"
         )
 
 
 def count_by(loader: Any) -> CountedBatches | StrangeBatches:
-    """How the batches of a loader are counted.
+    """The counting of the batches of a loader.
 
     Raises:
         InputError: they cannot be; see `resumable`.

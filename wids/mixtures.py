@@ -65,13 +65,13 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
         raise TypeError(f"sources is {a_kind(sources)}; give datasets in a dict or a list: wids.mix([web, books])")
     pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
     datasets: dict[str, Any] = {}
-    given: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for name, source in pairs:
         if not isinstance(name, str):
             raise TypeError(f"a source's name is {name!r}; it must be a string")
         is_pair = isinstance(source, tuple) and len(source) == 2
-        datasets[name], given[name] = source if is_pair else (source, None)
-    return Mixture(datasets, given)
+        datasets[name], weights[name] = source if is_pair else (source, None)
+    return Mixture(datasets, weights)
 
 
 class Mixture(ConcatDataset[Any]):
@@ -146,18 +146,18 @@ class Mixture(ConcatDataset[Any]):
         asked: dict[int, tuple[list[int], list[Any]]] = {}
         count = 0
         for count, index in enumerate(indices, 1):
-            source, own = self._locate(index)
+            source, index_there = self._locate(index)
             places, wanted = asked.setdefault(source, ([], []))
             places.append(count - 1)
-            wanted.append(own)
-        found: list[Any] = [None] * count
+            wanted.append(index_there)
+        samples_in_order: list[Any] = [None] * count
         for source, (places, wanted) in asked.items():
             dataset: Any = self.datasets[source]
             read = getattr(dataset, "__getitems__", None)
-            samples = [dataset[own] for own in wanted] if read is None else read(wanted)
+            samples = [dataset[index_there] for index_there in wanted] if read is None else read(wanted)
             for place, sample in zip(places, samples, strict=True):
-                found[place] = self._transform(sample, source)
-        return found
+                samples_in_order[place] = self._transform(sample, source)
+        return samples_in_order
 
     def add_transform(self, transform: Callable[[Any], Any]) -> Self:
         """Append a function that all samples go through, after their source's transformations; returns the mixture.
@@ -188,9 +188,9 @@ class Mixture(ConcatDataset[Any]):
             raise InputError(
                 f"the mixture has one source, {self.names[0]!r}, and an index of one is no mixture; save that"
             )
-        found: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        named: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         parts = []
-        for name, dataset in found:
+        for name, dataset in named:
             listed = self._listed(name, dataset)
             parts.append((name, self.weights[name], *listed))
         save_mixture(parts, os.fspath(path), overwrite=overwrite)
@@ -212,8 +212,8 @@ class Mixture(ConcatDataset[Any]):
 
     def stats(self) -> dict[str, Stats]:
         """The `wids.ShardListDataset.stats` of each source that has them."""
-        found: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
-        return {name: dataset.stats() for name, dataset in found if callable(getattr(dataset, "stats", None))}
+        named: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        return {name: dataset.stats() for name, dataset in named if callable(getattr(dataset, "stats", None))}
 
     def close(self) -> None:
         """Close the open shards of all sources; they open again when needed."""
@@ -228,7 +228,7 @@ class Mixture(ConcatDataset[Any]):
         return f"<Mixture of {len(self)} samples: {shares}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the shares, and the first samples of each source that are on this machine's disk."""
+        """The picture in a notebook: the shares, and the first samples of each source on this machine's disk."""
         from wids.core.codecs.html import show_dataset
 
         samples: list[Any] = []
@@ -251,14 +251,14 @@ class Mixture(ConcatDataset[Any]):
         if isinstance(sample, dict) and "__dataset__" not in sample:
             sample = copy.copy(sample)  # which the source may keep
             sample["__dataset__"] = self.names[source]
-        given = sample
+        untransformed = sample
         try:
             for transform in self._transformations:
                 sample = transform(sample)
         except Exception as error:
-            note_sample(error, given)
+            note_sample(error, untransformed)
             raise
-        if sample is None and given is not None:
+        if sample is None and untransformed is not None:
             warn_of_none(transform)
         return sample
 
