@@ -42,13 +42,13 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says
             the order, the ranks, the tail and the epochs; leave its iteration to this sampler.
         lengths: of the samples, above 0: a number for each sample of the dataset, or the name of a column.
-        max_tokens: what a batch may cost at most, in units of ``lengths``; None: any.
+        max_tokens: the most that a batch may cost, in units of ``lengths``; None: any.
         cost: ``"padded"``: a batch costs its longest sample times its count; ``"sum"``: the sum of its lengths.
         buckets: words or numbers, one for each sample of the dataset, or the name of a column; a batch is of one
             bucket.
         batch_size: the most samples in a batch; or a dict of them, by bucket.
         too_long: a sample that is longer than ``max_tokens`` is an ``"error"``, or is left out (``"skip"``), of which
-            a warning says how many there are.
+            a warning has their number.
         block: samples of a lane that are cut into batches together; None: some 64 batches, within the chunk size. More
             give batches of more equal lengths, and keep more shards open.
 
@@ -181,7 +181,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     Attributes:
         sampler: the `wids.DistributedChunkedSampler` underneath.
-        batch_size: as given.
+        batch_size: the argument.
 
     Raises:
         ValueError: a bad option; the dataset is no mixture.

@@ -132,7 +132,7 @@ class ShardListDataset(Dataset[T_co]):
     Attributes:
         lengths: samples in each shard, a sequence of ints.
         total_length: their sum, an int.
-        cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
+        cum_lengths: end of each shard's samples, counted over the dataset; int64 array, one for each shard.
         cache: the pool of open shards in this process.
         base: the argument, or the index's.
         dataset_name: likewise.
@@ -157,7 +157,7 @@ class ShardListDataset(Dataset[T_co]):
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
             free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds
             for each directory of its paths. Not with ``access="range"``, by which nothing goes into the cache.
-        cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
+        cache_dir: directory of remote shards; default ``$WIDS_CACHE``, else a per-user directory under the system's
             temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, for
             the directory of a pack of member tables, or for the rows of a remote view.
         lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
@@ -168,7 +168,7 @@ class ShardListDataset(Dataset[T_co]):
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"``, ``"raw"`` (bytes), a function, or a list of these, applied
             in turn; none (``[]``, ``()``, ``None``) leaves each member an ``io.BytesIO``.
         keep: this dataset's shards are not evicted from the cache by any job or cleaner.
-        base: what relative URLs, patterns and directories are relative to; overrides the index's own ``base`` and its
+        base: base of relative URLs, patterns and directories; overrides the index's own ``base`` and its
             place.
         options: top-level keys that override those of the JSON index.
         fields: read only members with these extensions (``(".jpg", ".cls")``), in any case: ``.jpg`` reads ``.JPG``,
@@ -583,7 +583,7 @@ class ShardListDataset(Dataset[T_co]):
 
         Args:
             shares: of the samples, one for each part; scaled to add up to 1.
-            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
+            by: ``"key"``: a hash of each sample's key decides its part: samples stay in their part when shards are
                 added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
                 name; ``"index"``: nothing is read, and parts change when shards are added.
             seed: another one gives other parts. A part that is split again is split by other numbers.
@@ -598,7 +598,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @suggest_names
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write this dataset as an index: which samples of which shards, and no data.
+        """Write this dataset as an index: its shards and samples, and no data.
 
         ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
         the rows are beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
@@ -649,7 +649,7 @@ class ShardListDataset(Dataset[T_co]):
         it is null (``label <> 3`` where there is no label) are left out, and counted in a warning.
 
         Args:
-            predicate: what would stand after WHERE.
+            predicate: SQL, as after WHERE.
 
         Raises:
             QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
@@ -752,7 +752,7 @@ class ShardListDataset(Dataset[T_co]):
                 shape (n, d) is a column of vectors.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
                 (integers) is their ``__index__``; in a view, it counts the view's samples, as in `query`.
-            columns: which of its columns; default: all but ``key`` and ``index``.
+            columns: names of its columns; default: all but ``key`` and ``index``.
             missing: for samples without a row in the table: ``"null"``, with one warning that counts them, or
                 ``"error"``. A join by key leaves out rows of the table without a sample; a warning (for a view, a
                 line at INFO) counts them.

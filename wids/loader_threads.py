@@ -238,7 +238,7 @@ def _pin(batch: Any) -> Any:
 
 
 def _end(seconds: float = _END_SECONDS) -> None:
-    """At the end of the process: end what the threads do, and wait for them; also after another Ctrl-C."""
+    """At the end of the process: end the work of the threads, and wait for them; also after another Ctrl-C."""
     until, running = time.monotonic() + seconds, list(_running.items())
     for _, work in running:
         work.end()

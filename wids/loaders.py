@@ -91,7 +91,7 @@ class CountedBatches(msgspec.Struct, frozen=True):
 
     Attributes:
         sampler: of samples, or of batches; it has the state.
-        progress: where it is.
+        progress: of the sampler.
         size: items of its iteration in a batch: samples, or 1 batch.
         is_dropping: a last smaller batch is left out.
         is_plain: the batches are torch's, of any size, so a state also says how many there were.
@@ -269,7 +269,7 @@ class Counting:
         self._follow(counted)
 
     def _follow(self, counted: CountedBatches | StrangeBatches) -> None:
-        """Let what else counts epochs know that a state was loaded."""
+        """Tell all that counts epochs that a state was loaded."""
 
     def _deliver(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of a loader's iteration, counted."""

@@ -170,7 +170,7 @@ class Mixture(ConcatDataset[Any]):
 
     @suggest_names
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write this mixture as an index of sub-datasets with weights: which shards, and no data.
+        """Write this mixture as an index of sub-datasets with weights: its shards, and no data.
 
         ``ShardListDataset(path)`` opens it, and samplers read it as this mixture: in the same order, and with the same
         states. Transformations are the program's, and not saved.

@@ -30,13 +30,13 @@ class ShardRecord:
     Attributes:
         table: its member table, by the rule of the dataset; None: not known, or dropped from memory.
         is_proven: the table comes from the shard's own headers.
-        wrong_table: what the table was made for that its headers contradict; None: there was none.
+        wrong_table: identity of a table that its headers contradict; None: there was none.
         lacks_table: its published table is damaged, or does not come.
         lacks_ranges: its server gives no byte ranges, or tells no versions apart.
         retry_at: not by ranges before, by the monotonic clock.
         is_spent: by ranges it has cost as much as its download.
         was_read: one read by ranges was let in.
-        source: the bytes that were requested last, by which it is known what they cost; None: no reader asked yet.
+        source: the bytes that were requested last, with their costs; None: no reader asked yet.
         miscounted: bytes in the cache that hold another number of samples than the index says.
         since: when it was read by ranges first while its download was to come; inf: it was not.
         look_at: before, it is not looked at whether a process downloads it.

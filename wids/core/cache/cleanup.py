@@ -277,7 +277,7 @@ def create_cleanup_background_process(
         pattern: a cache directory, or a glob pattern.
         maxsize: see `keep_most_recent_files`.
         maxfiles: the same for files.
-        every: how many seconds after it has ended it runs again.
+        every: seconds from its end to its next run.
 
     Example:
         >>> process = wids.create_cleanup_background_process("cache", maxsize=200_000_000_000, every=30)
@@ -348,7 +348,7 @@ def clean_repeatedly(
         maxfiles: as there.
         every: seconds from the start of one round to the next; a turn is requested every two at least.
         wait: waits until so much by the monotonic clock; False: this was the last round.
-        report: called after each round with what it did, the error that ended it, or None if it was not its turn.
+        report: called after each round with its result, the error that ended it, or None if it was not its turn.
     """
     pattern = cache_directory(pattern)
     turn = _Turn(pattern)

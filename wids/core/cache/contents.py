@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LoggedChange(NamedTuple):
-    """A line of the log: what there is of a shard now.
+    """A line of the log: the present state of a shard.
 
     Attributes:
         name: the shard's.

@@ -21,7 +21,7 @@ def mark_of(shard: Shard, origin: str | None, known: Identity | None = None, *, 
     """The ``etag`` in the table of a cached shard: the shard's source, its CRC-32, the server's version.
 
     Args:
-        shard: what the index says of its bytes, which they were compared with.
+        shard: the shard in the index, with which its bytes were compared.
         origin: see `find_difference`.
         known: earlier findings about the same bytes.
         version: see `version_mark`.
@@ -31,7 +31,7 @@ def mark_of(shard: Shard, origin: str | None, known: Identity | None = None, *, 
 
 
 def version_mark(version: Any) -> str:
-    """A short word for what a store says of a version (an entity tag, a generation); "" where it says nothing."""
+    """A short word for a store's version (an entity tag, a generation); "" where it has none."""
     return "" if version is None else hashlib.sha256(str(version).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -59,10 +59,10 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     """The reason why a cached file is not known to be ``shard``.
 
     Args:
-        shard: what the index says.
+        shard: the shard in the index.
         identity: size and modification time of the file now.
         table: the verified member table: saved beside it, or just built from it.
-        origin: words that the table must have for what it came from, where its place does not say it; see
+        origin: words that the table must have for its origin, where its place does not show it; see
             `wids.core.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file,
             with `VERSION` for the version that a run reads.
         miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
@@ -107,7 +107,7 @@ def find_difference_in_table(saved: MemberTable, identity: Identity, scanned: Me
     Args:
         saved: the table.
         identity: the shard's size, and its md5 if that is known.
-        scanned: what its headers say.
+        scanned: the table of its headers.
     """
     if saved.with_identity(identity).to_bytes() != scanned.with_identity(identity).to_bytes():
         return "it says something else than the shard's headers"

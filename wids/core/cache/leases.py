@@ -79,11 +79,11 @@ class Leases:
                     self._thread.start()
 
     def release(self, directory: str) -> bool:
-        """Have all pools close what they lease in ``directory`` and are not reading; whether anything was."""
+        """Have all pools close leased shards in ``directory`` that they are not reading; True if there were any."""
         return sum(pool.release_idle(directory) for pool in self._pools_of(directory)) > 0
 
     def _watch(self) -> None:
-        """Pass on what other processes ask for, as long as anything is leased."""
+        """Pass on requests of other processes, as long as anything is leased."""
         # Who has just begun to lease, or has released all that it leased, may be asked (again) in a moment.
         busy_until = time.monotonic() + _SERIES_SECONDS
         while self._drop_unused():

@@ -13,7 +13,7 @@ class CacheLimits(NamedTuple):
 
     Attributes:
         wait_seconds: a download waits this long for space, then the cache is full.
-        report_seconds: after this time, it says what it waits for.
+        report_seconds: after this time, it reports the cause of its wait.
         stopped_seconds: a process that holds the lock of a directory this long without touching it is stopped: the
             work under the lock takes milliseconds, or as long as listing a large directory on a file server.
         listed_again_seconds: a directory is listed again after this time.

@@ -1,4 +1,4 @@
-"""Space in a cache directory: which downloads may have more, and which shards are evicted for it.
+"""Space in a cache directory: the downloads that may have more, and the shards that are evicted for it.
 
 Rules: the limit holds while shards arrive, for a part file has its full size before the first byte is written. All
 processes that ask take turns (one lock for each directory); `wids.core.cache.reservation` decides, and they evict. A
@@ -181,7 +181,7 @@ class Space:
             emit(self.hooks, WaitedForRoom(url=url, path=self.directory.path, seconds=time.monotonic() - start))
 
     def note_download(self, size_bytes: int, seconds: float) -> None:
-        """A shard was downloaded here: how long it takes to download one again."""
+        """Note a download here: its time is that of another download."""
         if size_bytes and seconds > 0:
             self._bytes_per_second = size_bytes / seconds
 
@@ -215,7 +215,7 @@ class Space:
         self._contents.fill(inventory)
 
     def sweep(self) -> None:
-        """Delete what processes that are gone have left behind."""
+        """Delete files that ended processes have left behind."""
         with self.lock():
             inventory = self.directory.inventory()
             self.remove_abandoned(inventory.transients)
@@ -520,11 +520,11 @@ class _DirectorySnapshot:
 
 
 class Excess:
-    """By how much some directories exceed a limit of bytes or of files; negative: as much is free below it.
+    """The excess of some directories over a limit of bytes or of files; negative: as much is free below it.
 
     Attributes:
         refused: the names of entries that were to go and did not.
-        denied: how many this user may not delete.
+        denied: number of files that this user may not delete.
     """
 
     bytes: int
@@ -570,7 +570,7 @@ def evict_from(
         spaces: of the directories.
         limit: bytes to keep.
         maximum: shards to keep.
-        is_dry: only say what would go.
+        is_dry: only report the files that would go.
         report: called with the shards and bytes over the limits that are left.
 
     Returns:

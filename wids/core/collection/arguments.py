@@ -292,7 +292,7 @@ def digest_name(input_string: str) -> str:
 
 
 def announce(shards: Any, shard_list: ShardList, *, base: str | None, name: str, cache_dir: str | None) -> None:
-    """Say in the log what a dataset consists of; on stderr if ``$WIDS_VERBOSE`` asks for it."""
+    """Log the contents of a dataset; on stderr if ``$WIDS_VERBOSE`` asks for it."""
     if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
         _log_to_stderr()
     if logger.isEnabledFor(logging.INFO):

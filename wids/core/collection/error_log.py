@@ -1,11 +1,11 @@
-"""Files of samples that failed: what ``error_log=`` and ``wids verify --report`` write, and `exclude` reads.
+"""Files of samples that failed: ``error_log=`` and ``wids verify --report`` write them, and `exclude` reads them.
 
 A line of JSON for each failure, ASCII; ``index`` (in the dataset or view that was read) only where a dataset wrote it::
 
     {"index": 17, "shard": "/data/train-003.tar", "row": 5, "key": "0017", "field": ".jpg", "error": "DecodeError: ..."}
 
 A sample is known by its shard's name and its row, the same in a dataset and its views: local shards by their absolute
-path, others by their URL without what gives access to it. The same sample may be there many times.
+path, others by their URL without its credentials. The same sample may be there many times.
 """
 
 from __future__ import annotations

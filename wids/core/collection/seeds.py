@@ -1,4 +1,4 @@
-"""Augmentation that repeats exactly: what a sample's randomness begins with, and who draws from it.
+"""Augmentation that repeats exactly: the seed of a sample's randomness, and who draws from it.
 
 A sampler with ``sample_seeds=True`` gives every sample ``__seed__``. `seeded` lets what draws from the generators of
 Python, numpy and torch begin with it, `rng` is a generator for code of one's own. Without torch.

@@ -37,10 +37,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         prefetches: iterations of samplers whose shards were downloaded ahead.
         hits: remote shards that were in the cache when they were opened.
         retries: attempts at downloads that failed and were followed by another one.
-        rejections: cached shards that were not used, but downloaded again: damaged, changed, not what the index says.
+        rejections: cached shards that were not used, but downloaded again: damaged, changed, other than in the index.
         evictions: shards deleted to make space.
         evicted_bytes: their bytes.
-        waits: how often a process waited for another one's download, or for space in the cache.
+        waits: number of waits of a process for another one's download, or for space in the cache.
         range_requests: byte ranges read for samples of shards that are not in the cache.
         range_bytes: their bytes.
         table_requests: requests for member tables of such shards.

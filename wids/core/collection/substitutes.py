@@ -50,7 +50,7 @@ def pick(index: int, attempt: int, lo: int, hi: int) -> int | None:
     """The sample of ``lo .. hi`` that takes the place of ``index``; None: none is left to try.
 
     Args:
-        index: which one's.
+        index: of the sample.
         attempt: from 0 on; each gives another sample.
         lo: the first index of its shard.
         hi: one past the last.
@@ -150,7 +150,7 @@ class Substitutes:
                 sample = error
 
     def _note(self, error: Exception, index: int, key: Any, other: int | None, collection: ShardCollection) -> str:
-        """Count and tell a failure: what it was, in words.
+        """Count and log a failure; return its words.
 
         Raises:
             TooManyErrorsError: it is one too many.

@@ -1,4 +1,4 @@
-"""Parts of a dataset: which samples they have. Without torch."""
+"""Parts of a dataset: their samples. Without torch."""
 
 from __future__ import annotations
 
@@ -149,12 +149,12 @@ def split(
     """The indices of each part of a split.
 
     Args:
-        collection: what to split.
+        collection: the samples to split.
         keys: of its samples; read only if they decide.
         shares: of the parts; they are scaled to add up to 1.
-        by: what decides where a sample goes: its key, its shard's name, or its index alone.
+        by: decides the part of a sample: its key, its shard's name, or its index alone.
         seed: an integer; another one gives another split.
-        made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
+        made_by: the steps that made the collection. A part of a split is split by other numbers than the whole was.
     """
     total, parts = len(collection), parse_shares(shares)
     if not isinstance(seed, Integral):

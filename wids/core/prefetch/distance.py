@@ -105,7 +105,7 @@ def max_ahead(
     Args:
         wanted: by the user; None: nothing.
         limit: bytes of the cache; None: no limit.
-        ranks: how many share the cache.
+        ranks: number of those that share the cache.
         typical: bytes of a shard, about.
         shards: that are to be within reach at least; see `min_reach`.
     """
@@ -128,7 +128,7 @@ def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, fl
         parts: of the next visits, in order; see `wids.core.order.layout.Visit`.
 
     Returns:
-        From where and to where, from 0 to 1, and how many of the visits that serves; (0, 0, 1): none of them.
+        Beginning and end, from 0 to 1, and the number of visits that it serves; (0, 0, 1): none of them.
     """
     part = (0.0, 0.0, 1)
     low, high, total = 1.0, 0.0, 0.0
@@ -145,7 +145,7 @@ def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
     Args:
         mixed: shards that one rank reads at a time.
         ranks: of the node.
-        total: how many shards there are; with space for one more, which their member tables take.
+        total: number of shards; with space for one more, which their member tables take.
     """
     return min((mixed + 1) * ranks, total + 1)
 

@@ -66,7 +66,7 @@ class Life(enum.Enum):
 
 
 class PlannedDownload:
-    """A shard that the reader comes to, and what became of its download; owners derive their own kind from it.
+    """A shard that the reader comes to, and the state of its download; owners derive their own kind from it.
 
     A large shard has a visit in each of many blocks of the order. Those that follow each other within a block are one
     stay.
@@ -318,7 +318,7 @@ class PrefetchWindow(Generic[D]):
         """A running download has ended, and its shard needs none for now.
 
         Args:
-            download: which.
+            download: the download.
             is_complete: it brought the shard.
             retry_at: it failed, and is not to be tried again before; see `plan_again`. None: it did not.
         """

@@ -39,7 +39,7 @@ class Rows(Protocol):
         """Sample ``row`` (0 <= row < samples) as a dict of extension -> ``io.BytesIO``, plus ``__key__``.
 
         Args:
-            row: which.
+            row: of the sample.
             fields: extensions of the members to read, in any case; no other byte is touched. None: all of them.
 
         Raises:

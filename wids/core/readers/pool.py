@@ -62,7 +62,7 @@ class OpenShard(Rows):
     It may be kept: where the pool has closed it, it is opened again when it is read.
 
     Attributes:
-        shard: which.
+        shard: the shard.
         reader: its reader, which may be closed.
         used: when it was used last, a count.
     """
@@ -154,7 +154,7 @@ class OpenShards:
 
     Args:
         provider: opens them.
-        capacity: how many are open at most; None: 512, and a quarter of the process's descriptors together with all
+        capacity: the most that are open; None: 512, and a quarter of the process's descriptors together with all
             other pools that are given None.
         find: the shard that has a URL; may be assigned.
         hooks: called with `Closed` events.
@@ -296,7 +296,7 @@ def _live() -> list[OpenShards]:
 
 
 def _keep_budget() -> None:
-    """Close what pools without a capacity of their own have open beyond the budget of the process."""
+    """Close shards of pools without a capacity that are open beyond the budget of the process."""
     pools = [pool for pool in _live() if pool.is_sharing]
     _close_oldest(pools, sum(map(len, pools)) - _budget())
 

@@ -73,7 +73,7 @@ class RemoteCounts:
     """Counts the samples of remote shards.
 
     Args:
-        cache_dir: where counts are kept; None: nowhere.
+        cache_dir: directory for counts; None: none.
         session: opens URLs.
         rule: see `wids.core.tables.table.build_table`.
         group: see there.
@@ -94,7 +94,7 @@ class RemoteCounts:
 
         Raises:
             NoRangesError: one cannot be read by byte ranges. FetchError: it cannot be read.
-            ChangedShardError, ShardError: it is not what the index says, or no readable tar.
+            ChangedShardError, ShardError: it differs from the index, or is no readable tar.
         """
         is_over = threading.Event()
         sources = _of_all(partial(self._look, is_over=is_over), shards, is_over)
@@ -182,7 +182,7 @@ def _of_all(
 ) -> list[U]:
     """The result of a function for each item, several at a time; the first error cancels the others.
 
-    How many are done is given to ``show`` with each, and to ``tell`` now and then.
+    ``show`` is called with the number of those done after each, and ``tell`` now and then.
     """
     reported, results = time.monotonic(), list[U]()
     with ThreadPoolExecutor(min(_AT_A_TIME, len(items)), thread_name_prefix="wids-count") as pool:
