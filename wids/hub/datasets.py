@@ -125,7 +125,7 @@ def load_named(name: str, *, session: Session, cache_dir: str) -> ShardList:
     key = hashlib.sha256(repr((source.locate(Place(named.root), session), commit, *named[1:])).encode())
     found = SharedFiles(cache_dir, ".split").get(key.hexdigest(), make, lambda file: _SPLITS.parse(file.data))
     found = found or (made[0] if made else _count(name, session))
-    for note in found.notes if not made else ():  # the test data that another process was told of are in this one, too
+    for note in found.notes if not made else ():  # another process has logged the test data that are in this one, too
         logger.warning("%s", note)
     builder = ShardListBuilder()
     for path, nsamples, size in found.shards:

@@ -350,7 +350,7 @@ class _SplitSource(NamedTuple):
     unmatched: Mapping[str, list[str]] = {}
 
     def why_empty(self, split: str) -> str:
-        """Why a split has no shards."""
+        """The reason why a split has no shards."""
         return "has no .tar files in this repository" if self.empty is None else self.empty(split)
 
 

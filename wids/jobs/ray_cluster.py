@@ -253,7 +253,7 @@ def connect(address: str | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _without_prints(ray: Any) -> Iterator[None]:
-    """In this block, Ray's messages about dead workers go to the log, and not to stdout, which has results."""
+    """Send Ray's messages about dead workers to the log in this block, and not to stdout, which has results."""
     worker = ray._private.worker  # noqa: SLF001 - Ray has no option for this
     before = worker.print_to_stdstream
 

@@ -83,7 +83,7 @@ class ShardRecord:
         self.forget_download()
 
     def forget_download(self) -> None:
-        """It is in the cache, or another process's."""
+        """Note that it is in the cache, or another process's."""
         self.thread: threading.Thread | None = None
         self.since, self.look_at, self.refusals, self.has_failed = math.inf, -math.inf, 0, False
 

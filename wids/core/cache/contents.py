@@ -1,4 +1,4 @@
-"""Which shards a cache directory holds, and which tables it remembers, from a log: a download need not list it all.
+"""The shards in a cache directory, and the tables that it remembers, from a log: a download need not list it all.
 
 Rules: the truth is the directory. Every process that publishes or deletes a shard, or forgets a remembered table,
 appends a line to the log, with the directory's modification time afterwards. While the last line's time is the

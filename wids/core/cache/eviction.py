@@ -1,4 +1,4 @@
-"""Which shards are evicted when a cache needs space, and in which order.
+"""The shards that are evicted when a cache needs space, and their order.
 
 Shards that no live job is going to read are evicted first, least recently used first; then those whose next use is
 farthest ahead. Kept shards stay. Whether a shard is being read right now is not known here: the caller continues with

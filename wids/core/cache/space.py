@@ -396,7 +396,7 @@ class Space:
         raise CacheFull(f"{shortage}. {advice}", url=url, path=path, expected=needed, found=max(needed - missing, 0))
 
     def _describe_shortage(self, url: str, needed: int, missing: int) -> str:
-        """Which bytes a shard lacks, those of the disk or of the limit, and the files that hold them."""
+        """The bytes that a shard lacks, of the disk or of the limit, and the files that hold them."""
         path = self.directory.path
         with using(path):
             used = self._contents.used_bytes + self.directory.transients().used_bytes

@@ -48,7 +48,7 @@ MAX_ERRORS = 0.001
 
 
 class CacheOptions(TypedDict):
-    """Which shards are kept where on this machine: parameters of `AutoProvider`."""
+    """Options of the cache on this machine: parameters of `AutoProvider`."""
 
     cache_dir: str | None
     localname: Callable[[str], str] | None
@@ -121,7 +121,7 @@ def parse_reading(
 
 
 def parse_samples(*, key_rule: Any, group: Any, fields: FieldsArgument) -> tuple[str, ...] | None:
-    """Which members are read, and that these are ways to make samples of them; see `wids.ShardListDataset`.
+    """Options of the members that are read, and of making samples of them; see `wids.ShardListDataset`.
 
     Raises:
         TypeError, ValueError, InputError: one does not fit.

@@ -89,7 +89,7 @@ def free_memory() -> int:
 
 
 def _control_groups() -> Iterator[tuple[str, str, str]]:
-    """Those of this process, and those around them: directory, file with a limit, and what programs take of it."""
+    """The control groups of this process and around it: directory, file with a limit, file with its use."""
     with contextlib.suppress(OSError, ValueError), open(_CGROUPS, encoding="utf-8", errors="replace") as groups:
         for line in groups:
             _, controllers, path = line.rstrip("\n").split(":", 2)

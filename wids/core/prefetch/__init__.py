@@ -1,1 +1,1 @@
-"""Which shards come next, and when."""
+"""The shards that come next, and their times."""

@@ -1,4 +1,4 @@
-"""Which upcoming shards one reader should have downloaded by now.
+"""The upcoming shards that one reader should have downloaded by now.
 
 Pure: the reader's position and rate are arguments, and its owner says how each download ended. The prefetcher
 (`wids.core.prefetch.prefetcher`) and `wids simulate` run the same object, each with downloads of its own kind.

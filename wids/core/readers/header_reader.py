@@ -1,4 +1,4 @@
-"""Which bytes of a shard to read for its headers: skip long payloads, read through short ones.
+"""The bytes of a shard that are read for its headers: long payloads are skipped, short ones are read through.
 
 Each byte is read at most once, and offsets never go back. A `Window` knows the cost of a read, not where the bytes
 come from.

@@ -237,7 +237,7 @@ class MemberTable:
         return ids
 
     def chosen(self, span: range, fields: Collection[str]) -> list[int]:
-        """Those of a sample's members, ``span``, with these extensions; of `Alternatives`, the first that it has."""
+        """The members of a sample, ``span``, with these extensions; of `Alternatives`, the first that it has."""
         ids = self.extension_ids
         asked, kinds = self._asked
         if fields is not asked:

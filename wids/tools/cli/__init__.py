@@ -52,10 +52,10 @@ COMMANDS = {
     ),
     "cat": ("look.show", "Write the bytes of one field to stdout, as they are in the shard."),
     "locate": ("look.show", "Find samples by key: the index, the shard and the row of each sample that has the key."),
-    "at": ("look.schedule", "Which samples made up a batch: of which rank, at which step of which epoch."),
+    "at": ("look.schedule", "Show which samples made up a batch: of which rank, at which step of which epoch."),
     "when": (
         "look.schedule",
-        "When samples are read: by which rank, at which step of an epoch, at which place in the batch.",
+        "Show when samples are read: by which rank, at which step of an epoch, at which place in the batch.",
     ),
     "serve": (
         "serve",

@@ -40,7 +40,7 @@ def start(
 
     Raises:
         DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of marks, cannot be read.
-        InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port cannot be had.
+        InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port is taken or forbidden.
     """
     from wids.tools.serve.running import PageServer, check_packages, start_alone
 

@@ -122,7 +122,7 @@ def parse_integer(text: str, name: str, *, least: int | None = None, most: int |
 
 @dataclass(eq=False)
 class Schedule:
-    """Who reads what and when by some settings; its user holds the lock, for lanes are read by one at a time.
+    """The readings of an epoch by some settings; its user holds the lock, for lanes are read by one at a time.
 
     Attributes:
         settings: as given. table: who reads what. rule: of batches of like length; None: they are not.

@@ -67,7 +67,7 @@ _OTHERS = (("bytes", "int64"), ("key", "string"), ("shard", "int32"), ("row", "i
 
 
 def first_fields(served: Served) -> list[str]:
-    """The fields of the first shard that has samples, in lower case; none where its table cannot be had."""
+    """The fields of the first shard that has samples, in lower case; none where its table cannot be read."""
     first = next((k for k, count in enumerate(served.collection.lengths) if count), None)
     if first is None:
         return []

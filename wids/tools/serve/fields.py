@@ -132,7 +132,7 @@ class _Fields:
 
 
 def refuse(error: NoPreviewError | WidsError) -> Response:
-    """Why something cannot be shown, in words."""
+    """The reason why something cannot be shown, in words."""
     if isinstance(error, NoPreviewError):
         return answer({"error": str(error)}, error.status)
     if isinstance(error, UnsafeFormatError):
@@ -142,7 +142,7 @@ def refuse(error: NoPreviewError | WidsError) -> Response:
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """The range (lo, hi) of a Range header, hi excluded; lo >= hi: it cannot be had. None: all, as without one.
+    """The range (lo, hi) of a Range header, hi excluded; lo >= hi: outside of the field. None: all, as without one.
 
     Several ranges at once, and anything that is not a range of bytes, are answered with all, which is allowed.
     """

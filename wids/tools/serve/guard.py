@@ -112,7 +112,7 @@ class Guard:
         return None
 
     def _why_foreign(self, headers: Headers, host: str, path: str) -> str:
-        """Why a request is refused that another site's page may have caused; "": it is not."""
+        """The reason to refuse a request that another site's page may have caused; "": none."""
         if path.startswith(_PARTS):
             is_ours = _is_for_ours(headers, host, runs_sql=path.startswith(_ANSWERS))
             return "" if is_ours else "only these pages themselves ask for parts of them; programs send X-Wids: 1"

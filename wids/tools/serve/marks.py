@@ -74,7 +74,7 @@ class Marks:
         return index in self._marked
 
     def indices(self) -> Integers:
-        """Those that are: int64, ascending."""
+        """The marked samples: int64, ascending."""
         with self._lock:
             return self._sorted(self._marked)
 

@@ -86,7 +86,7 @@ def open_member(dataset: ShardListDataset[Any], index: int, field: str) -> Itera
 
     Raises:
         SelectionError: no such sample or field exists.
-        WidsError: the shard cannot be had or read.
+        WidsError: the shard cannot be read.
     """
     if not 0 <= index < len(dataset):
         raise SelectionError(f"there is no sample {shown(index)}; the dataset has {len(dataset):,}")

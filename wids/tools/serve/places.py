@@ -68,7 +68,7 @@ def find_key(served: Served, key: str) -> Iterator[dict[str, Any]]:
 
 
 def read_tables(served: Served) -> Iterator[tuple[int, MemberTable | WidsError | None]]:
-    """The numbers of the shards that have samples, each with its member table, or why it cannot be had.
+    """The numbers of the shards that have samples, each with its member table, or the error of reading it.
 
     Now and then, at least once in half a second or between two tables, a number with None: so far it is.
     """

@@ -1,6 +1,6 @@
 """Samples as rows of values, for pages that show many: ``/api/rows``. No member is read, only member tables.
 
-Rules: a table is requested once and kept; one that cannot be had is an error of its rows, and one that takes long is
+Rules: a table is requested once and kept; one that cannot be read is an error of its rows, and one that takes long is
 waited for without holding the others up. The indices that a predicate gives are kept for a few predicates.
 """
 
@@ -46,7 +46,7 @@ class RowLimits(NamedTuple):
 
     Attributes:
         wait_seconds: rows whose table is not here by then are pending, and asked for again.
-        error_seconds: so long a table that could not be had is not requested again.
+        error_seconds: so long a table that could not be read is not requested again.
     """
 
     wait_seconds: float = 2.0
@@ -162,7 +162,7 @@ class ServedRows:
         """The member table of shard ``k``.
 
         Raises:
-            WidsError: it cannot be had.
+            WidsError: it cannot be read.
         """
         found: MemberTable = self._table_soon(k).result()
         return found
@@ -171,7 +171,7 @@ class ServedRows:
         """The same for those who go through all shards: it is not kept.
 
         Raises:
-            WidsError: it cannot be had.
+            WidsError: it cannot be read.
         """
         with self._lock:
             table = self._tables.peek(k)
@@ -215,8 +215,8 @@ class ServedRows:
         ``index``, ``shard`` (number), ``row`` (in it), ``dataset`` (name of the sub-dataset, or ``""``), ``is_marked``,
         and ``key``, ``fields`` (extension -> bytes), ``main`` (``field`` and ``kind``, as
         `wids.tools.serve.previews.main_field` has them, and ``number``, its place among the fields; None: it has none),
-        ``columns`` (name -> value). Instead of these four ``error`` where the table cannot be had, ``is_pending`` where
-        it is not here yet.
+        ``columns`` (name -> value). Instead of these four ``error`` where the table cannot be read, ``is_pending``
+        where it is not here yet.
 
         Args:
             indices: in range.
@@ -276,7 +276,7 @@ def _values_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, An
 
 
 def words_of(error: BaseException) -> str:
-    """Why a sample cannot be shown, without secrets."""
+    """The reason why a sample cannot be shown, without secrets."""
     return shorten(without_secrets(str(error)) or type(error).__name__, most=500)
 
 

@@ -181,7 +181,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     """A socket that waits for browsers.
 
     Raises:
-        InputError: no such host exists. OutputError: the port cannot be had.
+        InputError: no such host exists. OutputError: the port is taken or forbidden.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]

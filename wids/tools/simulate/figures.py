@@ -167,7 +167,7 @@ def _samples_of(courses: Sequence[Course], epoch: Epoch, number: int) -> Indices
 
 
 def find_splits(job: TrainingJob, epochs: Sequence[Epoch]) -> Splits:
-    """Which shards several ranks read."""
+    """The shards that several ranks read."""
     total = len(job.lengths)
     pairs = [np.unique(visits.shard) + rank * total for epoch in epochs for rank, visits in enumerate(epoch.visits)]
     ranks, shards = np.divmod(np.unique(np.concatenate(pairs)), total)

@@ -220,7 +220,7 @@ class TrainingJob:
 
     @property
     def settings(self) -> SamplerSettings:
-        """Those of the sampler of the first rank."""
+        """The settings of the sampler of the first rank."""
         return SamplerSettings(
             num_replicas=self.world,
             chunksize=self.chunksize,

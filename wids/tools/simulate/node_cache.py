@@ -225,7 +225,7 @@ class NodeCache:
                 self._note_idle(shard)
 
     def _close_entries(self) -> None:
-        """Those that were taken are put back."""
+        """Put back those that were taken."""
         if self._entries is not None:
             self._entries.close()
 

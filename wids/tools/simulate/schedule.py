@@ -1,4 +1,4 @@
-"""Which samples a rank reads at a step of an epoch, and which rank reads a sample at which step.
+"""The samples that a rank reads at a step of an epoch, and the rank and step at which a sample is read.
 
 The order is computed by `wids.core.order.epoch` and `wids.core.order.mixture` alone. A batch and a sample are found by
 seeking: no more than the windows that mix their chunks is read. Steps are those of a DataLoader with a ``batch_size``.
@@ -47,7 +47,7 @@ def make_timetable(
     span: tuple[int, int] | None = None,
     weights: Any = None,
 ) -> Timetable | BatchTimetable:
-    """Who reads what and when, in an epoch of a job.
+    """The readings of an epoch of a job: samples, ranks and steps.
 
     Args:
         counts: the shards of the index.
@@ -90,7 +90,7 @@ class Reading(NamedTuple):
 
 
 class Timetable:
-    """Who reads what and when, in one epoch.
+    """The readings of one epoch: samples, ranks and steps.
 
     Args:
         epochs: of the samples, of any rank; that of a mixture has nominal epochs.
@@ -217,7 +217,7 @@ def _find_repeated(plan: Plan, epoch: int, wanted: Indices, end: int) -> Iterato
 
 
 class BatchTimetable:
-    """Who reads which batch of like length when, in one epoch.
+    """The readings of one epoch in batches of like length: batches, ranks and steps.
 
     Args:
         epochs: of the batches.

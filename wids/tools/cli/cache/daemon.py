@@ -112,7 +112,7 @@ class Metrics:
 
 
 class Supervisor:
-    """Who started this process and wants to know how it is.
+    """The process that started this one and wants to know its state.
 
     Attributes:
         alive_seconds: how often it wants a sign of life (``WatchdogSec`` of the unit); infinity: never.

@@ -1,7 +1,7 @@
 """The contents and the state of a cache directory, for people and programs.
 
 Rules: looking changes nothing, and makes no file where there is nothing of ours. Who has a shard open is found out as
-an evictor would: by a lock without waiting, under the directory's own lock. Where that cannot be had (a directory of
+an evictor would: by a lock without waiting, under the directory's own lock. Where that cannot be taken (a directory of
 another user, a read-only one), the rest is listed, and states are unknown.
 """
 

@@ -221,7 +221,7 @@ class Listed:
 
         Raises:
             CountMismatchError: it does not hold as many samples as the index says.
-            WidsError: the shard cannot be had or read, or may not be fetched.
+            WidsError: the shard cannot be read, or may not be fetched.
         """
         if self._last is None or self._last[0] != k:
             table = self._published(k)

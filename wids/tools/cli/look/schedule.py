@@ -57,7 +57,7 @@ class ScheduleOptions(OrderOptions):
     ] = 0
 
     def timetable(self, listed: Listed, batches: BatchOptions) -> Timetable | BatchTimetable:
-        """Who reads what and when.
+        """The readings of an epoch.
 
         Raises:
             typer.BadParameter: ``num_samples`` is no number or range, or of a mixture; there is no such nominal epoch;
@@ -118,7 +118,7 @@ def show_batch(
     flags: ReadFlags,
     is_json: Json = False,
 ) -> None:
-    """Which samples made up a batch: of which rank, at which step of which epoch.
+    """Show which samples made up a batch: of which rank, at which step of which epoch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
     With --max-tokens or --buckets: over a BucketBatchSampler.
@@ -180,7 +180,7 @@ def show_readings(
     flags: ReadFlags,
     is_json: Json = False,
 ) -> None:
-    """Show the readings of samples: by which rank, at which step of an epoch, at which place in the batch.
+    """Show when samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
     With --max-tokens or --buckets: over a BucketBatchSampler.

@@ -4,7 +4,7 @@ import { make } from "/static/common.js";
 const MOST = 64;
 const STEP = 1.25;
 
-/** An element with a picture in it; `width` and `height` are those of its pixels, `onerror(error)` is told of a failure. */
+/** An element with a picture in it; `width` and `height` are those of its pixels, `onerror(error)` is called for a failure. */
 export function zoomable(source, { width, height, name, onerror }) {
   const image = make("img", { src: source, alt: name, draggable: "false", width, height, decoding: "async" });
   const view = make("div", { class: "view", tabindex: "0", role: "group", "aria-label": `${name}, + and − zoom` }, image);
