@@ -500,7 +500,7 @@ def test_lists_are_found_once():
     joined = ConcatDataset([unwanted, Subset(one, [3, 0]), two, one])
     asked = []
     shards = Shards(joined, lambda leaf: asked.append(leaf) or (len(asked) if leaf.is_wanted else None))
-    assert (shards.datasets, shards.found, asked) == ([one, two], [2, 3], [unwanted, one, two])
+    assert (shards.datasets, shards.results, asked) == ([one, two], [2, 3], [unwanted, one, two])
     [visits] = shards.visits([np.arange(len(joined))])
     assert places(visits) == [(4, 4, 0, 1), (5, 5, 0, 0), (6, 8, 1, 0), (9, 10, 0, 0), (11, 12, 0, 1)]
 

@@ -59,7 +59,7 @@ _SHOWN_BUCKETS = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchRule:
-    """What a batch may hold.
+    """The bounds of a batch.
 
     Attributes:
         lengths: of each sample, above 0: (n,); None: all are 1.
@@ -69,8 +69,9 @@ class BatchRule:
         names: of the buckets, by their numbers.
         sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
         skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
-        skipped: how many of all samples are left out. mean: of all lengths.
-        identity: what all of this is, as plain values for a state.
+        skipped: number of all samples that are left out.
+        mean: of all lengths.
+        identity: all of this, as plain values for a state.
     """
 
     lengths: Numbers | None
@@ -87,18 +88,18 @@ class BatchRule:
     @property
     def per_batch(self) -> float:
         """About how many samples a batch has."""
-        found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
-        return min(found, sum(self.sizes) / len(self.sizes)) if self.sizes else found
+        samples = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
+        return min(samples, sum(self.sizes) / len(self.sizes)) if self.sizes else samples
 
     def lengths_of(self, samples: Indices) -> NDArray[np.float64]:
         """The lengths of samples: (n,) or (rows, lanes), the same shape. All computing with lengths begins here."""
         if self.lengths is None:
             return np.ones(samples.shape)
-        found: NDArray[np.float64] = self.lengths[samples].astype(np.float64)
-        return found
+        lengths: NDArray[np.float64] = self.lengths[samples].astype(np.float64)
+        return lengths
 
     def cost_of(self, longest: Numbers, sums: Numbers, counts: Indices) -> Numbers:
-        """What batches cost: (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
+        """Costs of n batches (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
         return longest * counts if self.is_padded else sums
 
     @property
@@ -197,11 +198,11 @@ def parse_sizes(text: str, *, most: int = 10**12) -> int | dict[str, int]:
 
 
 def name_sizes(sizes: int | dict[str, int] | None, buckets: Numbers | None) -> int | dict[Any, int] | None:
-    """What `parse_sizes` has read, with the values of buckets for their names."""
+    """The result of `parse_sizes`, with the values of buckets for their names."""
     if not isinstance(sizes, dict) or buckets is None:
         return sizes
-    found = {str(name): name for name in set(buckets.tolist())}
-    return {found.get(name, name): size for name, size in sizes.items()}
+    by_name = {str(name): name for name in set(buckets.tolist())}
+    return {by_name.get(name, name): size for name, size in sizes.items()}
 
 
 def _check_count(name: str, values: Any, samples: int) -> None:
@@ -211,34 +212,34 @@ def _check_count(name: str, values: Any, samples: int) -> None:
 
 def _parse_number(name: str, value: Any) -> float:
     try:
-        found = float(value)
-        if isinstance(value, Integral) and found > value:  # an integer that is no float
-            found = math.nextafter(found, 0)
+        number = float(value)
+        if isinstance(value, Integral) and number > value:  # an integer that is no float
+            number = math.nextafter(number, 0)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not 0 < found <= _MOST_TOKENS:
+        number = math.nan
+    if not 0 < number <= _MOST_TOKENS:
         raise InputError(f"{name} is {shown(value)}; it must be a number above 0, and at most {_MOST_TOKENS:g}")
-    return found
+    return number
 
 
-def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
+def _parse_sizes(sizes: Any, names: Sequence[Any] | None) -> list[int] | None:
     """The batch size of each bucket."""
-    if given is None:
+    if sizes is None:
         return None
-    if not isinstance(given, Mapping):
-        return [parse_int("batch_size", given, minimum=1)] * len(names or [None])
+    if not isinstance(sizes, Mapping):
+        return [parse_int("batch_size", sizes, minimum=1)] * len(names or [None])
     if names is None:
         raise InputError("batch_size is a dict, and there are no buckets; give buckets=array or column, or one number")
-    missing = [name for name in names if name not in given]
+    missing = [name for name in names if name not in sizes]
     if missing:
-        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(given))}")
-    return [parse_int(f"batch_size[{name!r}]", given[name], minimum=1) for name in names]
+        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(sizes))}")
+    return [parse_int(f"batch_size[{name!r}]", sizes[name], minimum=1) for name in names]
 
 
-def _plain_sizes(given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return {str(name): parse_int(f"batch_size[{name!r}]", size, minimum=1) for name, size in given.items()}
-    return None if given is None else parse_int("batch_size", given, minimum=1)
+def _plain_sizes(sizes: Any) -> Any:
+    if isinstance(sizes, Mapping):
+        return {str(name): parse_int(f"batch_size[{name!r}]", size, minimum=1) for name, size in sizes.items()}
+    return None if sizes is None else parse_int("batch_size", sizes, minimum=1)
 
 
 def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
@@ -250,12 +251,12 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
     """
     total, most, above, is_exact = 0.0, 0.0, 0, lengths.dtype.kind == "f"
     for first in range(0, len(lengths), _PIECE):
-        given = lengths[first : first + _PIECE]
-        if not is_exact and given.max() > _MOST_INTEGER:
-            at = first + int(given.argmax())
+        some = lengths[first : first + _PIECE]
+        if not is_exact and some.max() > _MOST_INTEGER:
+            at = first + int(some.argmax())
             raise InputError(f"the length of sample {at} is {lengths[at]}; an integer length is at most 2**53")
         with np.errstate(over="ignore"):  # of a wider type; it is infinite then
-            piece = given.astype(np.float64)
+            piece = some.astype(np.float64)
         low, high = piece.min(), piece.max()
         if not (low > 0 and high < math.inf):  # also where one is no number
             at = first + int(np.flatnonzero(~((piece > 0) & (piece < math.inf)))[0])
@@ -275,41 +276,43 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
                     hint="too_long",
                 )
             above += int(np.count_nonzero(piece > max_cost))
-        total, most = total + float(given.sum(dtype=np.float64)), max(most, float(high))
+        total, most = total + float(some.sum(dtype=np.float64)), max(most, float(high))
     n = len(lengths)
     return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}, above
 
 
 def fit_together(lengths: Sequence[float], budget: float, *, batches: int = 1) -> bool:
-    """Whether the sum of lengths is at most so many times a budget: exactly, in any order."""
+    """True if the sum of lengths is at most so many times a budget: exactly, in any order."""
     return math.fsum(chain(lengths, repeat(-budget, batches))) <= 0  # rounded once, at the end, which keeps its sign
 
 
 def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
-    """How many batches the sum of lengths takes at least; ``total`` is the sum, rounded."""
-    found = total / budget
-    nearest = max(round(found), 1)
-    if abs(found - nearest) > nearest * _ROUNDED:
-        return math.ceil(found)
+    """The fewest batches that the sum of lengths takes; ``total`` is the sum, rounded."""
+    share = total / budget
+    nearest = max(round(share), 1)
+    if abs(share - nearest) > nearest * _ROUNDED:
+        return math.ceil(share)
     return nearest + (not fit_together(lengths, budget, batches=nearest))
 
 
 def most_of(length: float, budget: float) -> float:
-    """How many samples of a length a padded batch holds at most: a whole number, and exact below 2**50."""
+    """The most samples of a length that a padded batch holds: a whole number, and exact below 2**50."""
     return budget // length  # which Python computes from the exact remainder
 
 
 def _budget_for(length: float, count: int) -> float:
     """The least budget, but for rounding, that so many samples of a length fit into."""
-    found = length * count
-    return found if most_of(length, found) >= count else math.nextafter(found, math.inf)
+    product = length * count
+    return product if most_of(length, product) >= count else math.nextafter(product, math.inf)
 
 
 class Batch(NamedTuple):
     """A batch: (m,) each.
 
     Attributes:
-        samples: which. fills: which of them fill up the tail. seeds: of the samples; None: they have none.
+        samples: their indices.
+        fills: those of them that fill up the tail.
+        seeds: of the samples; None: they have none.
         positions: of the samples in the epoch, all lanes together.
     """
 
@@ -323,15 +326,21 @@ class Block:
     """A block of rows, cut.
 
     Args:
-        samples: (rows, lanes). seeds: theirs, the same; None: they have none.
-        rule: what a batch may hold.
-        real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
-        seed, epoch, position: the order of the steps is a function of them; the position is the block's.
+        samples: (rows, lanes).
+        seeds: theirs, the same; None: they have none.
+        rule: the bounds of a batch.
+        real: number of the samples, row by row, that are read for the first time; the others fill up the tail.
+        seed: the order of the steps is a function of it, the epoch and the position.
+        epoch: likewise.
+        position: of the block; likewise.
         is_shuffled: False: the costliest step comes first.
         is_dropping: batches that the lanes do not divide are left out; False: some come again.
 
     Attributes:
-        position: as given. size: samples in it. lanes: L. steps: batches of each lane.
+        position: of the block.
+        size: number of samples in it.
+        lanes: L.
+        steps: batches of each lane.
     """
 
     position: int
@@ -387,19 +396,21 @@ class Block:
         return Batch(self._samples[rows, lane], (at >= self._real) | is_again, seeds, at + self.position)
 
     def checksum(self) -> int:
-        """Of the lengths and buckets, CRC-32."""
-        found, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule
-        return found if rule.buckets is None else crc32(rule.buckets[self._samples].astype("<i8").tobytes(), found)
+        """CRC-32 of the lengths and buckets."""
+        checksum, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule
+        if rule.buckets is None:
+            return checksum
+        return crc32(rule.buckets[self._samples].astype("<i8").tobytes(), checksum)
 
     def _lane(self, number: int) -> _LaneRows:
         """The rows of a lane; they are kept where few are, because each takes some 100 bytes."""
-        found = self._lanes.get(number)
-        if found is None:
+        rows = self._lanes.get(number)
+        if rows is None:
             rule, samples = self._rule, self._samples[:, number]
-            found = _LaneRows(rule, rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples])
+            rows = _LaneRows(rule, rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples])
             if self.size <= _MOST_KEPT:
-                self._lanes[number] = found
-        return found
+                self._lanes[number] = rows
+        return rows
 
     def _look(self) -> tuple[int, int]:
         """(batches that each lane takes at least, rows that each lane has at least)."""
@@ -412,17 +423,17 @@ class Block:
     def _deal(self, *, is_dropping: bool) -> list[tuple[int, Indices, bool]]:
         """(lane, rows, whether they come again) of all batches, step by step, as many for each lane."""
         steps = zip_longest(*(self._lane(lane).cut(self.steps) for lane in range(self.lanes)))
-        found = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
+        dealt = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
         if is_dropping:
-            return found[: len(found) - len(found) % self.lanes]
-        return found + [(*found[-1][:2], True)] * (-len(found) % self.lanes)
+            return dealt[: len(dealt) - len(dealt) % self.lanes]
+        return dealt + [(*dealt[-1][:2], True)] * (-len(dealt) % self.lanes)
 
 
 def _look_at_padded(rule: BatchRule, samples: Indices) -> tuple[int, int]:
-    """As `Block._look`, of padded batches without buckets: all lanes at a time, some thousand rows of them.
+    """`Block._look` of padded batches without buckets: all lanes at a time, some thousand rows of them.
 
     Args:
-        rule: what a batch may hold.
+        rule: the bounds of a batch.
         samples: (rows, lanes).
     """
     (n, lanes), fewest, rows = samples.shape, 0, samples.shape[0]
@@ -479,22 +490,22 @@ class _LaneRows:
         return sum(map(len, self._parts))
 
     def fits(self, count: int) -> bool:
-        """Whether the rows can be cut into so many batches (of costs that are sums)."""
+        """True if the rows can be cut into so many batches (of costs that are sums)."""
         return count >= len(self) or all(
             part.fits(number) for part, number in zip(self._parts, self._share(count), strict=True)
         )
 
     def cut(self, count: int) -> list[Indices]:
         """So many batches, or as many as there are rows: each batch's rows, ascending; the costliest batch first."""
-        found = []
+        batches = []
         for part, number in zip(self._parts, self._share(count), strict=True):
-            found += part.cut(number)
-        found.sort(key=lambda batch: (-batch[0], batch[1]))
-        rows = [np.sort(batch[2]) for batch in found]
+            batches += part.cut(number)
+        batches.sort(key=lambda batch: (-batch[0], batch[1]))
+        rows = [np.sort(batch[2]) for batch in batches]
         return rows if self._rows is None else [self._rows[some] for some in rows]
 
     def _share(self, count: int) -> list[int]:
-        """How many of the batches are each part's: its fewest, and of the others those that make costs equal."""
+        """Number of the batches of each part: its fewest, and of the others those that make costs equal."""
         numbers = [part.fewest for part in self._parts]
         left = min(count, len(self)) - sum(numbers)
         if len(self._parts) == 1:
@@ -531,7 +542,7 @@ class _BucketRows:
         return len(self._rows)
 
     def fits(self, count: int) -> bool:
-        """Whether the rows can be dealt to so many batches; to as many as there are rows, they can."""
+        """True if the rows can be dealt to so many batches; to as many as there are rows, they can."""
         _, batches, most = self._deal(count)
         if abs(most - self._budget) > self._budget * _ROUNDED:
             return most < self._budget
@@ -547,11 +558,11 @@ class _BucketRows:
         runs = self._runs(high)
         # Of the least lengths there are, none lies in the middle.
         while high - low > high * _PRECISION and low < (middle := (low + high) / 2) < high:
-            found = self._runs(middle)
-            if len(found) > count:
+            tried = self._runs(middle)
+            if len(tried) > count:
                 low = middle
             else:
-                high, runs = middle, found
+                high, runs = middle, tried
         edges = [0, *runs]
         queue = [(-(hi - lo) * self._lengths[lo], lo, hi) for lo, hi in pairwise(edges)]
         done = [each for each in queue if each[2] - each[1] == 1]
@@ -569,7 +580,7 @@ class _BucketRows:
         return [(-cost, self._bucket, self._rows[lo:hi]) for cost, lo, hi in [*queue, *done]]
 
     def _runs(self, budget: float) -> list[int]:
-        """Where batches end that each take as many rows as a budget allows."""
+        """Ends of batches that each take as many rows as a budget allows."""
         lengths, n, most, at, ends = self._lengths, len(self._lengths), self._most, 0, []
         while at < n:
             at = min(at + max(int(min(most_of(lengths[at], budget), most)), 1), n)
@@ -599,16 +610,16 @@ def number_buckets(values: Any) -> tuple[Indices, list[Any]]:
     Raises:
         InputError: a value is missing (None, NaN, NaT), or they cannot be sorted.
     """
-    found = np.asarray(values)
+    array = np.asarray(values)
     try:
-        missing = np.flatnonzero(found != found)  # NaN and NaT are not equal to themselves  # noqa: PLR0124
-        if found.dtype == object:
-            nones = [k for k, value in enumerate(found.tolist()) if value is None]
+        missing = np.flatnonzero(array != array)  # NaN and NaT are not equal to themselves  # noqa: PLR0124
+        if array.dtype == object:
+            nones = [k for k, value in enumerate(array.tolist()) if value is None]
             missing = np.union1d(missing, nones)
-            found = found.astype(str) if all(isinstance(value, str) for value in found.tolist()) else found
+            array = array.astype(str) if all(isinstance(value, str) for value in array.tolist()) else array
         if len(missing):
             raise InputError(f"the bucket of sample {int(missing[0])} is missing; leave such samples out of the view")
-        names, numbers = np.unique(found, return_inverse=True)
+        names, numbers = np.unique(array, return_inverse=True)
     except TypeError as error:
         raise InputError(f"buckets are {shown(values)}, which cannot be compared ({error})") from error
     return numbers.reshape(-1).astype(np.int32), names.tolist()

@@ -45,13 +45,13 @@ _BLOCK, _BLOCK_OF_A_LANE = 4096, 32
 
 
 def end_position(n: int, *, start: int, world: int, tail: Tail) -> int:
-    """Where an epoch of ``n`` that ``world`` ranks read from position ``start`` on ends; all have had equally many."""
+    """End of an epoch of ``n`` that ``world`` ranks read from position ``start`` on; all have had equally many."""
     left = max(n - start, 0)
     return start + (left // world if tail == "drop" else -(-left // world)) * world
 
 
 def nominal_start(epoch: int, *, size: int, origin: int, world: int) -> int:
-    """Where nominal epoch number ``epoch`` begins in a stream that ``world`` ranks read from ``origin`` on.
+    """Beginning of nominal epoch number ``epoch`` in a stream that ``world`` ranks read from ``origin`` on.
 
     It is the first position at ``epoch * size`` or after it at which all ranks have had equally many, so that nominal
     epochs neither overlap nor leave a gap, for any ``size`` and ``world``.
@@ -63,10 +63,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that the order of every epoch depends on.
 
     Attributes:
-        lo, hi: the range of samples.
+        lo: beginning of the range of samples.
+        hi: its end.
         chunks: instead of the range, chunks in an order of the caller's: (nchunks, 2), half-open; needs one lane.
-        boundaries: where shards end, sorted; None: not known.
-        chunksize, window: see `wids.core.order.lane`.
+        boundaries: ends of shards, sorted; None: not known.
+        chunksize: see `wids.core.order.lane`.
+        window: see there.
         lanes: L, at least 1.
         is_shuffled: False leaves each lane in the order of the range.
         reshuffle: ``"epoch"``: chunks are dealt to other lanes in each epoch, if they are shuffled; ``"fixed"``: a lane
@@ -94,11 +96,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_dealt(self) -> bool:
-        """Whether a lane has other chunks in each epoch; otherwise it keeps its part of the range."""
+        """True if a lane has other chunks in each epoch; otherwise it keeps its part of the range."""
         return self.reshuffle == "epoch" and self.is_shuffled and self.chunks is None
 
     def chunk_rows(self) -> int:
-        """How many samples a chunk has, about; at least 1."""
+        """Number of samples of a chunk, about; at least 1."""
         n, shards = len(self), 1
         if self.boundaries is not None:
             first, last = np.searchsorted(self.boundaries, (self.lo, self.hi), side="left")
@@ -122,7 +124,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the order depends on, besides the lanes, as plain values for a state."""
+        """All that the order depends on, besides the lanes, as plain values for a state."""
         return {
             "shards": _digest(self.boundaries),
             "ranges": _digest(self.chunks),
@@ -248,29 +250,29 @@ class EpochOrder:
         cycle, stride = lanes // common, step // common  # every cycle-th lies in one lane, stride rows apart
         if cycle == 1:
             return self.lane((first + self.shift) % lanes).rows(first // lanes, count, stride)
-        found = np.empty(count, np.int64)
+        samples = np.empty(count, np.int64)
         for k in range(min(cycle, count)):
             t = first + k * step
             lane = self.lane((t + self.shift) % lanes)
-            found[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
-        return found
+            samples[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
+        return samples
 
     def take(self, positions: Indices) -> Indices:
         """G at ascending positions below n: (count,) -> (count,)."""
         return self.samples(self.places_at(positions))
 
     def places_at(self, positions: Indices) -> Indices:
-        """As `take`, places of the range; see `samples`."""
+        """`take` in places of the range; see `samples`."""
         rows, lanes = np.divmod(positions, self.plan.lanes)
         lanes = (lanes + self.shift) % self.plan.lanes
         if not len(lanes) or (lanes == lanes[0]).all():
             return self.lane(int(lanes[0])).take(rows) if len(lanes) else rows
         by_lane = np.argsort(lanes, kind="stable")
         edges = np.append(0, np.flatnonzero(np.diff(lanes[by_lane])) + 1)
-        found = np.empty(len(positions), np.int64)
+        places = np.empty(len(positions), np.int64)
         for where in np.split(by_lane, edges[1:]):
-            found[where] = self.lane(int(lanes[where[0]])).take(rows[where])
-        return found
+            places[where] = self.lane(int(lanes[where[0]])).take(rows[where])
+        return places
 
     def lane(self, number: int) -> Lane:
         """A lane in this epoch."""
@@ -312,15 +314,15 @@ class _WeightedOrder(EpochOrder):
         self._draw = draw
 
     def samples(self, places: Indices) -> Indices:
-        """See `EpochOrder.samples`."""
+        """The samples at places; see `EpochOrder.samples`."""
         return self._draw.samples(places)
 
     def copies(self, places: Indices, samples: Indices) -> Indices:
-        """See `EpochOrder.copies`."""
+        """The copy of a sample at each place; see `EpochOrder.copies`."""
         return self._draw.copies(places, samples)
 
     def places_of(self, samples: Indices) -> Indices:
-        """See `EpochOrder.places_of`."""
+        """The places of samples; see `EpochOrder.places_of`."""
         return self._draw.places_of(samples)
 
 

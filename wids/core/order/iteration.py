@@ -34,7 +34,7 @@ class Prefetching(Protocol):
 
 
 class _Start:
-    """Where an iteration begins: at the place of a state that was loaded for it alone, if any; its run, once begun."""
+    """The beginning of an iteration: the place of a state that was loaded for it alone, if any; its run, once begun."""
 
     loaded: Loaded | None = None
     run: Run[Any] | None = None
@@ -61,11 +61,11 @@ class Iteration(Generic[T]):
 
     @property
     def run(self) -> Run[Any] | None:
-        """How far it is; None: it has not begun."""
+        """The progress of the iteration; None: it has not begun."""
         return self._start.run
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is, or would begin; see the sampler's."""
+        """The state of the iteration, or of its beginning; see the sampler's."""
         progress, run, loaded = self._progress, self._start.run, self._start.loaded
         if run is not None:
             return progress.state_at(run.epochs, run.place_after(run.drawn))

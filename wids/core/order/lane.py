@@ -100,7 +100,7 @@ def expand(chunks: Indices) -> Indices:
 
 
 def matches(block: Indices, wanted: Indices) -> list[int]:
-    """Where in a block one of the wanted samples is, which ascend, each once: (n,), (nwanted,) -> at most n."""
+    """Places of the wanted samples, which ascend, each once, in a block: (n,), (nwanted,) -> at most n."""
     if len(wanted) == 1:
         return np.flatnonzero(block == wanted[0]).tolist()
     at = np.searchsorted(wanted, block)
@@ -150,7 +150,7 @@ class Lane:
 
     def take(self, rows: Indices) -> Indices:
         """The samples in ascending rows: (n,) -> (n,)."""
-        found = np.empty(len(rows), np.int64)
+        taken = np.empty(len(rows), np.int64)
         done = 0
         while done < len(rows):
             first = int(rows[done])
@@ -158,9 +158,9 @@ class Lane:
             if not lo <= first < hi:
                 _, lo, hi, samples = self._slot = self._mix(*self._find(first))
             end = int(np.searchsorted(rows, hi, side="left"))
-            found[done:end] = samples[rows[done:end] - lo]
+            taken[done:end] = samples[rows[done:end] - lo]
             done = end
-        return found
+        return taken
 
     def find(self, wanted: Indices) -> Iterator[tuple[int, int]]:
         """(row, sample) of those of the wanted samples that it holds; the slots that mix their chunks are read.
@@ -172,8 +172,8 @@ class Lane:
         starts = self.chunks[by_start, 0]
         at = np.searchsorted(starts, wanted, side="right") - 1
         chunks = by_start[at[at >= 0]]
-        own = wanted[at >= 0]
-        chunks = np.unique(chunks[own < self.chunks[chunks, 1]])
+        inside = wanted[at >= 0]
+        chunks = np.unique(chunks[inside < self.chunks[chunks, 1]])
         slots = {
             slot
             for chunk in chunks.tolist()
@@ -219,7 +219,7 @@ class Lane:
         return before + int(self._count_before(chunks, k).sum())
 
     def _count_before(self, chunks: Indices, k: int | Indices) -> Indices:
-        """How many samples of chunks lie in slots before slot ``k``, none of which is behind those of the chunks."""
+        """Number of samples of chunks in slots before slot ``k``, none of which is behind those of the chunks."""
         first = np.maximum(chunks - self._window + 1, 0)  # the first slot that holds the chunk
         nslots = np.minimum(chunks, self._nslots - 1) - first + 1
         if self._rounding is None:

@@ -50,7 +50,8 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
         listed: finds its shards, the place of the index that lists them (or None), and whether its samples have their
             fields and no others; None: it has no shards.
-        fingerprint, contents: find what the functions of these names give; None: see there.
+        fingerprint: computes the result of the function of this name; None: see there.
+        contents: likewise.
     """
 
     shard_ends: Indices | None = None
@@ -67,8 +68,10 @@ class SourceSpan(NamedTuple):
     """A source as a dataset says it (`SamplerInterface`): indices ``first .. last`` of the dataset.
 
     Attributes:
-        name: of the source. weight: its own, at first.
-        fingerprint: which samples these are; None: not known. contents: see `contents`.
+        name: of the source.
+        weight: its own, at first.
+        fingerprint: of its samples; None: not known.
+        contents: see `contents`.
     """
 
     name: str
@@ -80,7 +83,7 @@ class SourceSpan(NamedTuple):
 
 
 def interface_of(dataset: Any) -> SamplerInterface | None:
-    """See `SamplerInterface`; None: a stranger's, such as a wrapper that hands on the attributes of another one."""
+    """The `SamplerInterface` of a dataset; None: a stranger's, such as a wrapper with another one's attributes."""
     make: Callable[[Any], SamplerInterface] | None = getattr(type(dataset), "__wids__", None)
     return None if make is None else make(dataset)
 
@@ -110,20 +113,21 @@ class Regrouping:
         self._parts = parts  # from which position on, and what to read there: (count,)
 
     def take(self, positions: Indices) -> Indices:
-        """What to read at the positions: (n,) -> (n,)."""
-        found = positions.copy()
+        """The samples to read at n positions: (n,) -> (n,)."""
+        samples = positions.copy()
         for first, order in self._parts:
             inside = (positions >= first) & (positions < first + len(order))
-            found[inside] = order[positions[inside] - first]
-        return found
+            samples[inside] = order[positions[inside] - first]
+        return samples
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the indices of a dataset lie. Places are counted over the samples of all shards underneath, in order.
+    """The places of the indices of a dataset, counted over the samples of all shards underneath, in order.
 
     Attributes:
-        ends: the places where shards end, sorted. size: how many places there are.
+        ends: the places where shards end, sorted.
+        size: number of places.
         pieces: cover all indices, in order. An index that is a place costs no memory.
         lists: the shard lists, each with the number of its first end; None: samples of which no shards are known.
     """
@@ -138,16 +142,16 @@ class Layout:
 
     def places_of(self, indices: Indices) -> Indices:
         """The place of each index: (n,) -> (n,)."""
-        found = np.empty(len(indices), np.int64)
+        places = np.empty(len(indices), np.int64)
         for piece in self.pieces:
             inside = (indices >= piece.first) & (indices < piece.first + piece.count)
             at = indices[inside] - piece.first
-            found[inside] = at + piece.place if piece.places is None else piece.places[at]
-        return found
+            places[inside] = at + piece.place if piece.places is None else piece.places[at]
+        return places
 
     def shards_of(self, lo: int, hi: int) -> Indices:
         """The numbers of the shards that hold some of the indices ``lo .. hi``, ascending, each once."""
-        found = [np.zeros(0, np.int64)]
+        numbers = [np.zeros(0, np.int64)]
         for piece in self.pieces:
             first, last = max(lo - piece.first, 0), min(hi - piece.first, piece.count)
             if first >= last:
@@ -155,10 +159,10 @@ class Layout:
             if piece.places is None:
                 ends = piece.place + first, piece.place + last - 1
                 begin, end = np.searchsorted(self.ends, ends, side="right").tolist()
-                found.append(np.arange(begin, end + 1))
+                numbers.append(np.arange(begin, end + 1))
             else:
-                found.append(np.searchsorted(self.ends, piece.places[first:last], side="right"))
-        return np.flatnonzero(np.bincount(np.concatenate(found), minlength=1))
+                numbers.append(np.searchsorted(self.ends, piece.places[first:last], side="right"))
+        return np.flatnonzero(np.bincount(np.concatenate(numbers), minlength=1))
 
     def arrange(self, lo: int, hi: int, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
         """(boundaries, regrouping) for the indices ``lo .. hi``.
@@ -235,12 +239,12 @@ def _ends_by_class(dataset: Any) -> Indices | None:
 
 
 def _layouts(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> list[Layout]:
-    """Of each dataset in a stack, one; of any other dataset one or none."""
+    """The layouts of a dataset: one of each dataset in a stack; of any other dataset one or none."""
     if (joined := parts_of(dataset)) is not None:  # before its lengths, which may be those of its parts
-        found = [_layouts(part, ends_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
+        layouts = [_layouts(part, ends_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
         unknown = [_consecutive(np.array([len(part)]), None) for part in joined]
-        rows = zip_longest(*found)
-        joins = (_join([own or unknown[k] for k, own in enumerate(row)]) for row in rows)
+        rows = zip_longest(*layouts)
+        joins = (_join([known or unknown[k] for k, known in enumerate(row)]) for row in rows)
         return [each for each in joins if each is not None]
     if (stacked := stack_of(dataset)) is not None:
         return [each for part in stacked for each in _layouts(part, ends_of)]
@@ -261,7 +265,7 @@ def _align(layouts: list[Layout]) -> Layout | None:
 
 
 def _consecutive(ends: Indices, dataset: Any) -> Layout:
-    """Of a dataset whose indices are places."""
+    """The layout of a dataset whose indices are places."""
     size = int(ends[-1]) if len(ends) else 0
     return Layout(ends, size, (Piece(0, size),), ((0, dataset),))
 
@@ -270,7 +274,8 @@ class Visit(NamedTuple):
     """A stretch of a sequence of indices in which a shard is read.
 
     Attributes:
-        first, last: positions in the sequence, both included.
+        first: first position in the sequence.
+        last: last position, included.
         dataset: which of `Shards.datasets` the shard belongs to.
         shard: its number there.
         part: where in the shard its samples lie, in shares of the shard's samples: from where, to where, and how many.
@@ -299,13 +304,14 @@ class Shards(Generic[T]):
         find: what a shard list is looked at for; None: it is not looked at.
 
     Attributes:
-        datasets: those shard lists, each once. found: the result for each.
-        stacked: of how many shards a sample is made at most.
+        datasets: those shard lists, each once.
+        results: the result for each.
+        stacked: the most shards that a sample is made of.
     """
 
     def __init__(self, dataset: Any, find: Callable[[Any], T | None]) -> None:
         self.datasets: list[Any] = []
-        self.found: list[T] = []
+        self.results: list[T] = []
         self._length = len(dataset)
         self._strands = [
             _Strand(
@@ -320,27 +326,27 @@ class Shards(Generic[T]):
         for number, known in enumerate(self.datasets):
             if known is dataset:
                 return number
-        found = find(dataset)
-        if found is None:
+        result = find(dataset)
+        if result is None:
             return None
         self.datasets.append(dataset)
-        self.found.append(found)
+        self.results.append(result)
         return len(self.datasets) - 1
 
     def count_shards(self, first: int, last: int) -> dict[int, int]:
-        """How many shards of each of `datasets`, by its number, hold some of the indices ``first .. last``."""
-        found: dict[int, int] = {}
+        """Number of shards of each of `datasets`, by its number, that hold some of the indices ``first .. last``."""
+        counted: dict[int, int] = {}
         for layout, first_shards, numbers in self._strands:
             shards = layout.shards_of(first, last)
             counts = np.diff(np.searchsorted(shards, [*first_shards, len(layout.ends)])).tolist()
             for number, count in zip(numbers, counts, strict=True):
                 if number is not None and count:
-                    found[number] = found.get(number, 0) + count
-        return found
+                    counted[number] = counted.get(number, 0) + count
+        return counted
 
     @property
     def stacked(self) -> int:
-        """See `Shards`."""
+        """The most shards that a sample is made of."""
         return max(len(self._strands), 1)
 
     def visits(self, blocks: Iterable[Indices]) -> Iterator[list[Visit]]:
@@ -365,9 +371,9 @@ class Shards(Generic[T]):
         begins = np.append(0, np.flatnonzero(np.diff(shards[order])) + 1)
         ends = np.append(begins[1:], len(order))
         firsts, lasts = order[begins], order[ends - 1]
-        found = shards[firsts]
-        parts = _parts_of(layout.ends, found, places[order], begins, ends)
-        for shard, first, last, part in zip(found.tolist(), firsts.tolist(), lasts.tolist(), parts, strict=True):
+        visited = shards[firsts]
+        parts = _parts_of(layout.ends, visited, places[order], begins, ends)
+        for shard, first, last, part in zip(visited.tolist(), firsts.tolist(), lasts.tolist(), parts, strict=True):
             k = bisect_right(first_shards, shard) - 1
             number = numbers[k]
             if number is not None:
@@ -421,7 +427,7 @@ def _fingerprint(dataset: Any) -> str | None:
 
 
 def _own_fingerprint(dataset: Any) -> Any:
-    """What a dataset itself says; of one of ours, a program may have put something else into the attribute."""
+    """The fingerprint of a dataset by itself; of one of ours, not the attribute, which a program may have assigned."""
     interface = interface_of(dataset)
     return getattr(dataset, "fingerprint", None) if interface is None else interface.fingerprint()
 
@@ -436,20 +442,20 @@ def contents(dataset: Any) -> dict[str, str]:
 
 def _contents(dataset: Any) -> dict[str, str]:
     interface = interface_of(dataset)
-    own = getattr(dataset, "contents", None) if interface is None else interface.contents()
-    if isinstance(own, dict) and isinstance(_own_fingerprint(dataset), str):
-        return own
+    stated = getattr(dataset, "contents", None) if interface is None else interface.contents()
+    if isinstance(stated, dict) and isinstance(_own_fingerprint(dataset), str):
+        return stated
     if (joined := parts_of(dataset) or stack_of(dataset)) is not None:
-        found = [_contents(part) for part in joined]
-        kinds = set.intersection(*map(set, found)) if found else set()
-        return {kind: digest(*(each[kind].encode() for each in found)) for kind in sorted(kinds)}
+        contents_of_parts = [_contents(part) for part in joined]
+        kinds = set.intersection(*map(set, contents_of_parts)) if contents_of_parts else set()
+        return {kind: digest(*(each[kind].encode() for each in contents_of_parts)) for kind in sorted(kinds)}
     if (part := part_of(dataset)) is not None:
         return _contents(part[0])
     return {}
 
 
 def takes_marks(dataset: Any) -> bool:
-    """Whether a `wids.core.order.mask.MarkedIndex` reaches the samples of a dataset."""
+    """True if a `wids.core.order.mask.MarkedIndex` reaches the samples of a dataset."""
     try:
         joined = parts_of(dataset) or stack_of(dataset)
         if joined is not None:
@@ -482,7 +488,7 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
 
 
 def parts_of(dataset: Any) -> list[Any] | None:
-    """What a join is made of."""
+    """The parts of a join."""
     parts = getattr(dataset, "datasets", None)
     if not isinstance(parts, (list, tuple)) or not all(hasattr(part, "__len__") for part in parts):
         return None
@@ -490,7 +496,7 @@ def parts_of(dataset: Any) -> list[Any] | None:
 
 
 def stack_of(dataset: Any) -> list[Any] | None:
-    """What a stack is made of: datasets of its length, of each of which an index reads a sample."""
+    """The parts of a stack: datasets of its length, of each of which an index reads a sample."""
     parts = getattr(dataset, "datasets", None)
     parts = list(parts.values()) if isinstance(parts, dict) else parts
     if not isinstance(parts, (list, tuple)) or not parts or not all(hasattr(part, "__len__") for part in parts):
@@ -499,7 +505,7 @@ def stack_of(dataset: Any) -> list[Any] | None:
 
 
 def part_of(dataset: Any) -> tuple[Any, Any] | None:
-    """What a subset is of, and which of it; ``indices`` that are a range stay one."""
+    """The dataset of a subset, and its indices; ``indices`` that are a range stay one."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if not hasattr(inner, "__len__") or indices is None:
         return None
@@ -558,7 +564,7 @@ def _join(parts: list[Layout]) -> Layout | None:
     ends, pieces, lists, size, n, nends = [], [], [], 0, 0, 0
     for part in parts:
         ends.append(part.ends + size)
-        lists += [(nends + first, found) for first, found in part.lists]
+        lists += [(nends + first, dataset) for first, dataset in part.lists]
         for piece in part.pieces:
             places = None if piece.places is None else piece.places + size
             pieces.append(Piece(n + piece.first, piece.count, piece.place + size, places))

@@ -18,7 +18,8 @@ class SamplerSettings:
 
     Attributes:
         length: indices of each rank in an epoch, if it was assigned; see `wids.core.order.rank_epochs.RankEpochs`.
-        takes_lanes: a loaded state sets the lanes; otherwise they must be equal. takes_epoch_size: the same.
+        takes_lanes: a loaded state sets the lanes; otherwise they must be equal.
+        takes_epoch_size: likewise for the epoch size.
 
     Raises:
         ValueError: a value that is not an integer, or too small, or none of those there are; settings that exclude each
@@ -61,7 +62,7 @@ class SamplerSettings:
 
     @property
     def mixing(self) -> dict[str, Any]:
-        """What a `Plan` takes of them, for any samples."""
+        """The settings that a `Plan` takes, for any samples."""
         return {
             "window": self.window,
             "is_shuffled": bool(self.shuffle),

@@ -68,10 +68,10 @@ class Turns:
         self._blocks: dict[int, tuple[Indices, Indices]] = {}
 
     def counts(self, row: int) -> Indices:
-        """How many of the rows before ``row`` each source has: (nsources,)."""
+        """Number of the rows before ``row`` of each of n sources: (n,)."""
         number, at = divmod(row, self._nrows)
-        found = self._rule.counts_at(number * self._nrows)
-        return found + np.bincount(self._block(number)[0][:at], minlength=len(found)) if at else found
+        counted = self._rule.counts_at(number * self._nrows)
+        return counted + np.bincount(self._block(number)[0][:at], minlength=len(counted)) if at else counted
 
     def take(self, rows: Indices) -> tuple[Indices, Indices]:
         """(source, how many turns it had before) of each row: (n,), ascending -> (n,), (n,)."""
@@ -91,20 +91,20 @@ class Turns:
         # All counts are within 2 of the share.
         first, last = (max(k, 0) * _WHOLE // self.shares[source] // self._nrows for k in (turn - 2, turn + 3))
         numbers = range(first, last + 1)
-        found = bisect_right(numbers, turn, key=lambda number: self._rule.counts_at(number * self._nrows)[source])
-        number = numbers[found - 1]
+        behind = bisect_right(numbers, turn, key=lambda number: self._rule.counts_at(number * self._nrows)[source])
+        number = numbers[behind - 1]
         of, before = self._block(number)
         return number * self._nrows + int(np.flatnonzero((of == source) & (before == turn))[0])
 
     def _block(self, number: int) -> tuple[Indices, Indices]:
         """(source, turns that it had before) of each row of a block: (nrows,), (nrows,)."""
-        found = self._blocks.pop(number, None)
-        if found is None:
+        block = self._blocks.pop(number, None)
+        if block is None:
             if len(self._blocks) >= _BLOCKS_KEPT:
                 del self._blocks[next(iter(self._blocks))]
-            found = self._rule.make(number * self._nrows)
-        self._blocks[number] = found
-        return found
+            block = self._rule.make(number * self._nrows)
+        self._blocks[number] = block
+        return block
 
 
 class _Windows:
@@ -131,16 +131,16 @@ class _Windows:
         the rows behind would hold too few. (Sums over two nested families of sets can be rounded so, all at once.)
         """
         behind = {s: -(-past[s] // self.shares[s]) for s in range(len(past)) if past[s]}
-        total, found, waiting = 0, list[int](), list[tuple[int, int]]()
+        total, chosen, waiting = 0, list[int](), list[tuple[int, int]]()
         for s in sorted(behind, key=lambda s: (-behind[s], s)):
             heapq.heappush(waiting, (-((past[s] - self._whole) // self.shares[s]), s))
             total += past[s]
-            if len(found) < total // self._whole:
-                found.append(heapq.heappop(waiting)[1])
-        return found
+            if len(chosen) < total // self._whole:
+                chosen.append(heapq.heappop(waiting)[1])
+        return chosen
 
     def make(self, first: int) -> tuple[Indices, Indices]:
-        """See `Turns._block`; the block begins with row ``first``."""
+        """The block that begins with row ``first``; see `Turns._block`."""
         nrows, begin = self.nrows, self.counts_at(first)
         nturns = self.counts_at(first + nrows) - begin
         sources, turns = np.repeat(np.arange(len(nturns)), nturns), _count_up(nturns)
@@ -177,19 +177,19 @@ class _Split:
         self._parts = [(np.array(part, np.int64), Turns([shares[s] for s in part])) for part in (large, small)]
 
     def _rows_of(self, row: int) -> tuple[int, int]:
-        """How many rows before ``row`` the others have, and how many the small sources."""
+        """Number of rows before ``row`` of the others, and of the small sources."""
         small = (row * self._share + self._whole // 2) // self._whole
         return row - small, small
 
     def counts_at(self, row: int) -> Indices:
         """`Turns.counts`."""
-        found = np.zeros(self._nsources, np.int64)
+        counted = np.zeros(self._nsources, np.int64)
         for (part, turns), rows in zip(self._parts, self._rows_of(row), strict=True):
-            found[part] = turns.counts(rows)
-        return found
+            counted[part] = turns.counts(rows)
+        return counted
 
     def make(self, first: int) -> tuple[Indices, Indices]:
-        """See `Turns._block`; the block begins with row ``first``."""
+        """The block that begins with row ``first``; see `Turns._block`."""
         past = (first * self._share + self._whole // 2) % self._whole
         is_small = np.diff((past + self._share * np.arange(self.nrows + 1)) // self._whole) > 0
         sources, before = np.empty(self.nrows, np.int64), np.empty(self.nrows, np.int64)
@@ -201,5 +201,5 @@ class _Split:
 
 def _count_up(counts: Indices) -> Indices:
     """0 .. count - 1 for each count, one after another."""
-    found: Indices = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return found
+    numbers: Indices = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return numbers

@@ -84,7 +84,7 @@ def parse_ranges(ranges: Any) -> Indices:
 
 
 def shard_ends(lengths: Any) -> Indices | None:
-    """Where each shard's samples end, one int64 for each shard; None if the argument is not a list of sample counts."""
+    """End of each shard's samples, one int64 for each shard; None if the argument is not a list of sample counts."""
     import numpy as np  # which a decoder of texts does not need
 
     try:

@@ -80,7 +80,7 @@ class Copies:
 
 
 def _exact_ends(weights: NDArray[np.float64]) -> Indices:
-    """Where each sample's stretch ends, in units so small that their sum is near 2**61: (n,), not rounded on the way.
+    """End of each sample's stretch, in units so small that their sum is near 2**61: (n,), not rounded on the way.
 
     Samples of equal weights have stretches of equal lengths, wherever they are.
     """
@@ -112,8 +112,8 @@ class Draw:
         starts = _first_places(np.where(rows > 0, self._ends[rows - 1], 0.0), self._offset)
         counts = _first_places(self._ends[rows], self._offset) - starts
         behind = np.cumsum(counts)
-        found: Indices = np.arange(counts.sum()) + np.repeat(starts - (behind - counts), counts)
-        return found
+        places: Indices = np.arange(counts.sum()) + np.repeat(starts - (behind - counts), counts)
+        return places
 
     def copies(self, places: Indices, samples: Indices) -> Indices:
         """Which copy of its sample each place is, from 0 on: (n,), (n,) -> (n,)."""
@@ -134,17 +134,17 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
         ValueError: not one number for each; one that is not finite, or below 0; none above 0.
     """
     try:
-        found: NDArray[np.float64] = np.asarray(weights, np.float64)
+        parsed: NDArray[np.float64] = np.asarray(weights, np.float64)
     except (TypeError, ValueError, RuntimeError):  # torch's, of tensors with a gradient
         raise ValueError(f"weights is {shown(weights)}; it must be a number for each sample") from None
-    if found.shape != (count,):
-        raise ValueError(f"weights has shape {found.shape}; it must be ({count},), one for each sample")
-    bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    if parsed.shape != (count,):
+        raise ValueError(f"weights has shape {parsed.shape}; it must be ({count},), one for each sample")
+    bad = np.flatnonzero(~(np.isfinite(parsed) & (parsed >= 0)))
     if len(bad):
-        raise ValueError(f"weights[{bad[0]}] is {found[bad[0]]} ({len(bad)} such); weights are finite and not below 0")
-    if not found.any():
+        raise ValueError(f"weights[{bad[0]}] is {parsed[bad[0]]} ({len(bad)} such); weights are finite and not below 0")
+    if not parsed.any():
         raise ValueError("no weight is above 0; one sample at least has to come")
-    return found
+    return parsed
 
 
 @suggest_names
@@ -178,7 +178,7 @@ def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
         numbers = Counter(values)
         counts = np.array([numbers[value] for value in values], np.float64)
     else:
-        _, inverse, found = np.unique(classes, return_inverse=True, return_counts=True)
-        counts = found[inverse].astype(np.float64)
+        _, inverse, occurrences = np.unique(classes, return_inverse=True, return_counts=True)
+        counts = occurrences[inverse].astype(np.float64)
     weights: NDArray[np.float64] = counts ** -float(power)
     return weights / weights.mean() if len(weights) else weights

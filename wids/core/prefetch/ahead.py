@@ -265,15 +265,15 @@ def prefetch(
         shards = Shards(dataset, _source_of)
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
-    if not shards.found:
+    if not shards.results:
         _warn_of_hidden(dataset)
         return None
     mixed = [(first, last, count * shards.stacked) for first, last, count in mixed]
     _warn_of_limits(shards, mixed)
-    for source in shards.found:
+    for source in shards.results:
         source.announce()  # before the first index is handed out: workers look at that when they read it
     visits = (shards.visits_of(indices, first=first) for first, indices in upcoming)
-    return Prefetcher(shards.found, visits, position=position, mixed=sum(count for _, _, count in mixed))
+    return Prefetcher(shards.results, visits, position=position, mixed=sum(count for _, _, count in mixed))
 
 
 def _warn_of_hidden(dataset: Any) -> None:
@@ -380,7 +380,7 @@ class Ahead:
 
 def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
     """Warn of caches that are too small for the shards read through them, those of one directory together."""
-    sources, by_directory = shards.found, dict[object, list[int]]()
+    sources, by_directory = shards.results, dict[object, list[int]]()
     for number, source in enumerate(sources):
         by_directory.setdefault(source.directory or id(source.store), []).append(number)
     for numbers in by_directory.values():
