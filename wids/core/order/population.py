@@ -136,7 +136,7 @@ class RangePopulation(Population):
         self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
-        """See `Population.plan`."""
+        """The order of the samples; see `Population.plan`."""
         lo, hi, is_sorted, boundaries, regrouping = self.lo, self.hi, bool(settings.shuffle), None, None
         if self._layout is not None:
             boundaries, regrouping = self._layout.arrange(lo, hi, is_sorted=is_sorted)
@@ -162,7 +162,7 @@ class ChunkPopulation(Population):
         self._chunks = chunks
 
     def plan(self, settings: SamplerSettings) -> tuple[Plan, None]:
-        """See `Population.plan`."""
+        """The order of the samples; see `Population.plan`."""
         return Plan(chunks=self._chunks, **{**settings.mixing, "chunksize": 1, "lanes": 1, "reshuffle": "fixed"}), None
 
 
@@ -175,7 +175,9 @@ class MixturePopulation(Population):
         batch: see `MixturePlan`.
 
     Attributes:
-        batch: as given. sizes: name of a source -> its samples. weights: of the sources, as the mixture has them.
+        batch: the argument.
+        sizes: name of a source -> number of its samples.
+        weights: of the sources, as the mixture has them.
         segments: the weights from each position on.
     """
 
@@ -192,7 +194,7 @@ class MixturePopulation(Population):
         self.segments = (WeightSegment(0, self.weights),)
 
     def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
-        """See `Population.plan`."""
+        """The order of the samples; see `Population.plan`."""
         mixing, sources = settings.mixing, []
         for part in self._parts:
             boundaries, regrouping = None, None
@@ -209,7 +211,7 @@ class MixturePopulation(Population):
         return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
 
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:
-        """See `Population.set_size`: as many as passes over all sources have, or a little more: whole batches."""
+        """Size as many samples as passes over all sources have, or a little more: whole batches. See `Population.set_size`."""
         if settings.epochs is None:
             return settings
         size, each = settings.epoch_size or self.end * settings.epochs, self.batch or 1
@@ -217,7 +219,7 @@ class MixturePopulation(Population):
         return replace(settings, epoch_size=-(-size // each) * each, epochs=1, takes_epoch_size=takes)
 
     def set_length(self, settings: SamplerSettings, length: int | None) -> SamplerSettings:
-        """See `Population.set_length`; the next epoch continues there.
+        """Set the length of epochs; the next epoch continues there. See `Population.set_length`.
 
         Raises:
             ValueError: that is not a whole number of batches of one source.
@@ -295,7 +297,7 @@ def _describe(dataset: Any) -> str:
 
 
 def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
-    """How many samples in turn all ranks read of one source, each ``source_batch``; None: that is 1, and no batches.
+    """Number of samples in turn that all ranks read of one source, each ``source_batch``; None: that is 1, and no batches.
 
     Raises:
         ValueError: the lanes do not divide it.
