@@ -60,7 +60,7 @@ class StatefulSampler(Sampler[T_co]):
     _epoch_rng: tuple[int, random.Random] | None = None  # see `SamplerAttributes.rng`
 
     def __wids__(self) -> Progress[Any]:
-        """Where the sampler is in its epochs, for loaders and other samplers.
+        """The sampler's progress in its epochs, for loaders and other samplers.
 
         Raises:
             RuntimeError: the constructor was never called.
@@ -161,7 +161,7 @@ class StatefulSampler(Sampler[T_co]):
 
 @holding
 class SamplerAttributes(StatefulSampler[int]):
-    """What a sampler has of wids 0.1, which programs read and assign, and subclasses build on.
+    """Attributes of samplers of wids 0.1, which programs read and assign, and subclasses build on.
 
     New programs give settings to the constructor. An assignment holds from the next iteration on.
 
@@ -177,7 +177,7 @@ class SamplerAttributes(StatefulSampler[int]):
     _progress: SampleProgress
 
     def __wids__(self) -> SampleProgress:
-        """See `StatefulSampler.__wids__`."""
+        """The sampler's progress; see `StatefulSampler.__wids__`."""
         super().__wids__()
         return self._progress
 
@@ -234,9 +234,15 @@ class EpochSampler(SamplerAttributes):
         shufflefirst: as given.
 
     Attributes:
-        dataset, chunksize, window, tail, reshuffle, sample_seeds: as given.
+        dataset: the argument.
+        chunksize: likewise.
+        window: likewise.
+        tail: likewise.
+        reshuffle: likewise.
+        sample_seeds: likewise.
         lanes: the number of lanes of the global order.
-        num_replicas, rank: 1 and 0 of a sampler without ranks, which assigning them does not change.
+        num_replicas: 1 of a sampler without ranks, which assigning it does not change.
+        rank: 0 of such a sampler, likewise.
     """
 
     shufflefirst: Any
@@ -262,7 +268,7 @@ class EpochSampler(SamplerAttributes):
 
     @property
     def dataset(self) -> Any:
-        """As given; may be assigned."""
+        """The argument; may be assigned."""
         return self._progress.dataset
 
     @dataset.setter
@@ -288,7 +294,7 @@ class EpochSampler(SamplerAttributes):
 
     @Computed
     def num_valid(self) -> int:
-        """How many of the ``len`` indices are not repeated; the repeated ones are the last.
+        """Number of the ``len`` indices that are not repeated; the repeated ones are the last.
 
         For exact evaluation on datasets that ``tail="mask"`` does not support: count only the first ``num_valid``.
         """
@@ -347,8 +353,13 @@ class ChunkedSampler(EpochSampler):
         seed: the order is a function of the seed and the epoch.
         shuffle: False yields the range in order.
         shufflefirst: accepted for compatibility with wids 0.1; every epoch shuffles its chunks, the first one too.
-        tail, lanes, reshuffle, epochs, epoch_size, weights, sample_seeds: as of `DistributedChunkedSampler` with one
-            rank; a state does not change ``lanes``.
+        tail: see `DistributedChunkedSampler` with one rank.
+        lanes: likewise; a state does not change them.
+        reshuffle: likewise.
+        epochs: likewise.
+        epoch_size: likewise.
+        weights: likewise.
+        sample_seeds: likewise.
 
     Attributes:
         ranges: the chunks as (lo, hi), half-open; may be assigned.
@@ -511,14 +522,14 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         parts = _parts_of(dataset)
         if mesh is not None:
             num_replicas, rank = _parse_mesh(mesh, num_replicas, rank)
-        world, own = _parse_rank(num_replicas, rank)
+        world, own_rank = _parse_rank(num_replicas, rank)
         settings = SamplerSettings(
             seed=seed,
             shuffle=shuffle,
             chunksize=chunksize,
             window=window,
             num_replicas=world,
-            rank=own,
+            rank=own_rank,
             tail=_parse_tail(tail, drop_last),
             sample_seeds=sample_seeds,
             reshuffle=reshuffle,
@@ -531,7 +542,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         population = choose_population(dataset, parts, settings, num_samples=num_samples, weights=weights)
         progress = SampleProgress(dataset, population, population.set_size(settings))
         if num_replicas is None:
-            progress.check = partial(_check_group, world, own if rank is None else None)
+            progress.check = partial(_check_group, world, own_rank if rank is None else None)
         EpochSampler.__init__(self, progress, shufflefirst=shufflefirst)
         self.drop_last = settings.tail == "drop"
         read = progress.epochs()
@@ -588,10 +599,10 @@ class ShardListSampler(EpochSampler):
     ) -> None:
         if lengths is None and mixed_parts(dataset) is not None:
             raise ValueError("the dataset is a mixture, whose shards have no common order; use ChunkedSampler")
-        given = getattr(dataset, "lengths", None) if lengths is None else lengths
-        ends = shard_ends(given)
+        counts = getattr(dataset, "lengths", None) if lengths is None else lengths
+        ends = shard_ends(counts)
         if ends is None:
-            raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
+            raise ValueError(f"lengths is {counts!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
         if len(chunks) and (most := int(np.diff(chunks).max())) > MAX_TOGETHER:
             raise InputError(
@@ -663,7 +674,7 @@ def _loading_node() -> Any:
 
 
 def _may_be_ahead(is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
-    """Whether workers of a DataLoader may have drawn batches of a run, ``is_over`` or not, that its loop has not had.
+    """True if workers of a DataLoader may have drawn batches of a run, ``is_over`` or not, that its loop has not had.
 
     They are children of this process, which are also those of other loaders.
     """
@@ -671,7 +682,7 @@ def _may_be_ahead(is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
 
 
 def _has_workers() -> bool:
-    """Whether this process has a child that ends with it, as workers of a DataLoader do."""
+    """True if this process has a child that ends with it, as workers of a DataLoader do."""
     return any(child.daemon for child in multiprocessing.active_children())
 
 

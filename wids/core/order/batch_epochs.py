@@ -1,4 +1,4 @@
-"""Which batches a rank reads in an epoch, and how many: blocks of rows, dealt to the ranks batch by batch.
+"""The batches that a rank reads in an epoch: blocks of rows, dealt to the ranks batch by batch.
 
     rows of an epoch      0 ............ stop        as many in each lane; `tail` fills up, or leaves out, the last row
     blocks of rows        |-----|-----|-----|        cut into equal parts of about `rows` rows
@@ -43,8 +43,10 @@ class BatchChunk(NamedTuple):
     """A rank's batches of one block.
 
     Attributes:
-        batches: in turn. samples: theirs, in a row.
-        size: batches of all lanes in the block. end: the position where it ends.
+        batches: in turn.
+        samples: theirs, in a row.
+        size: batches of all lanes in the block.
+        end: the position of its end.
     """
 
     batches: list[Batch]
@@ -55,14 +57,15 @@ class BatchChunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchEpochs:
-    """What the batches of one rank depend on.
+    """The order of the batches of one rank, epoch by epoch.
 
     Attributes:
         lane_epochs: of the samples, as of a job with a rank for each lane.
-        rule: what a batch may hold.
+        rule: the bounds of a batch.
         rows: of a block, about.
         seed: of the order of steps.
-        world, rank: how many ranks read the batches, and which of them this is.
+        world: number of ranks that read the batches.
+        rank: the number of this one.
     """
 
     lane_epochs: RankEpochs
@@ -78,7 +81,7 @@ class BatchEpochs:
 
         Args:
             epochs: of the samples.
-            rule: what a batch may hold.
+            rule: the bounds of a batch.
             seed: of the order of steps.
             block: rows of a block; None: enough to choose from, within a chunk.
         """
@@ -98,7 +101,7 @@ class BatchEpochs:
 
     @property
     def tail(self) -> str:
-        """What becomes of an epoch that lanes or ranks do not divide."""
+        """The treatment of an epoch that lanes or ranks do not divide."""
         return self.lane_epochs.tail
 
     @property
@@ -107,24 +110,24 @@ class BatchEpochs:
         return self.lane_epochs.passes
 
     def first_place(self, epoch: int) -> EpochPosition:
-        """Where an epoch begins."""
+        """The beginning of an epoch."""
         return self.lane_epochs.first_place(epoch)
 
     def go_on(self, place: EpochPosition) -> EpochPosition:
-        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+        """The beginning of the next iteration after one that was left at a place, if epochs have no end."""
         return self.lane_epochs.go_on(place)
 
     def is_over(self, place: EpochPosition) -> bool:
-        """Whether nothing is left of a place's epoch for the ranks."""
+        """True if nothing is left of a place's epoch for the ranks."""
         return not self._count_left(place, most=self.world)
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
-        """Whether something of a place's epoch lies before it, and something is left."""
+        """True if something of a place's epoch lies before it, and something is left."""
         first = self.first_place(place.epoch)
         return (place.position, place.offset) > (first.position, 0) and not self.is_over(place)
 
     def _count_left(self, place: EpochPosition, *, most: int | None = None) -> int:
-        """How many batches each rank is due from a place on; no more are counted than ``most`` of all ranks."""
+        """Number of batches that each rank is due from a place on; of all ranks, no more than ``most`` are counted."""
         left = -place.offset
         for block in self.cut(place):
             left += len(block)
@@ -152,7 +155,7 @@ class BatchEpochs:
         return next((stop for _, stop in self._edges(place)), place.position) if place.offset else place.position
 
     def checksum(self, place: EpochPosition) -> int | None:
-        """Of the lengths and buckets in a place's block; None: the place is at a block's beginning.
+        """Checksum of the lengths and buckets in a place's block; None: the place is at a block's beginning.
 
         Raises:
             StateError: the block has no more batches than all ranks have had of it.
@@ -178,12 +181,12 @@ class BatchEpochs:
             end, chunks = block.position + block.size, []
             for k, rank in enumerate(ranks):
                 numbers = range(ats[k], len(block), self.world)
-                found = [*held[k], *map(block.batch, numbers)]
+                dealt = [*held[k], *map(block.batch, numbers)]
                 ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
                 # Of a round that other ranks may not complete, the batch is held back: it may be left out.
                 is_whole = self.tail != "drop" or ats[k] <= rank
-                held[k], found = ([], found) if is_whole else (found[-1:], found[:-1])
-                chunks.append(self._chunk(found, size=len(block), end=end))
+                held[k], dealt = ([], dealt) if is_whole else (dealt[-1:], dealt[:-1])
+                chunks.append(self._chunk(dealt, size=len(block), end=end))
             last = block if len(block) else last
             yield chunks
         if last is None or self.tail == "drop":
@@ -222,13 +225,13 @@ class BatchEpochs:
             while size < last - first:
                 parts.append(np.stack([part for part in next(pieces) if part is not None]))
                 size += parts[-1].shape[1]
-            found = np.concatenate(parts, axis=1)
-            found, left = found[:, : last - first], found[:, last - first :]
-            samples = found[0]
+            taken = np.concatenate(parts, axis=1)
+            taken, left = taken[:, : last - first], taken[:, last - first :]
+            samples = taken[0]
             yield Block(
                 samples.reshape(-1, self.lanes),
                 self.rule,
-                seeds=found[1].reshape(-1, self.lanes) if has_seeds else None,
+                seeds=taken[1].reshape(-1, self.lanes) if has_seeds else None,
                 real=len(samples) if epochs.is_stream else len(epochs.plan) - first,
                 seed=self.seed,
                 epoch=0 if epochs.is_stream else place.epoch,
@@ -262,7 +265,7 @@ class BatchEpochs:
         yield from pairwise(map(edge, numbers[at:]))
 
     def _span(self, place: EpochPosition) -> tuple[int, int | None]:
-        """From which position to which a place's epoch goes, in whole rows; None: it has no end."""
+        """First position and end of a place's epoch, in whole rows; end None: it has none."""
         return self.lane_epochs.span(self.first_place(place.epoch))
 
     @Lazy
@@ -271,13 +274,13 @@ class BatchEpochs:
         return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)
 
     def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
-        """See `RankEpochs.mixed_ranges`."""
+        """Ranges of indices with their shards; see `RankEpochs.mixed_ranges`."""
         epochs = msgspec.structs.replace(self.lane_epochs, world=self.world)
         return epochs.mixed_ranges(place)
 
 
 class BatchRun(Run[BatchEpochs]):
-    """How far one iteration over batches is; counts are batches."""
+    """The progress of one iteration over batches; counts are batches."""
 
     def __init__(self, epochs: BatchEpochs, place: EpochPosition) -> None:
         super().__init__(epochs, place)

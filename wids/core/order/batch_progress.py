@@ -1,4 +1,4 @@
-"""Where a sampler of batches is in its epochs: its cursor follows the epochs that are chosen for the inner sampler.
+"""The progress of a sampler of batches: its cursor follows the epochs that are chosen for the inner sampler.
 
 The state of batches holds that of the samples at the beginning of a block::
 
@@ -33,11 +33,11 @@ KIND, VERSION = "wids.batches", 1
 
 
 class BatchProgress(Progress[BatchEpochs]):
-    """Where a sampler of batches is in its epochs.
+    """The progress of a sampler of batches in its epochs.
 
     Args:
-        samples: where the inner sampler is, which has the samples, the ranks and the epochs.
-        rule: what a batch may hold.
+        samples: the progress of the inner sampler, which has the samples, the ranks and the epochs.
+        rule: the bounds of a batch.
         block: rows of a block; None: see `BatchEpochs.of`.
     """
 
@@ -49,7 +49,7 @@ class BatchProgress(Progress[BatchEpochs]):
 
     @property
     def cursor(self) -> Cursor:
-        """As of `Progress`, after an epoch that was chosen through the inner sampler, as trainers do.
+        """The cursor, after an epoch that was chosen through the inner sampler, as trainers do.
 
         Raises:
             StateError: a state was loaded into the inner sampler.
@@ -76,11 +76,11 @@ class BatchProgress(Progress[BatchEpochs]):
 
     @property
     def samples(self) -> SampleProgress:
-        """Where the inner sampler is."""
+        """The progress of the inner sampler."""
         return self._samples
 
     def epochs(self) -> BatchEpochs:
-        """Those of an iteration that begins now.
+        """The epochs of an iteration that begins now.
 
         Raises:
             InputError: what the inner sampler reads was assigned for one rank alone.
@@ -125,13 +125,13 @@ class BatchProgress(Progress[BatchEpochs]):
         }
 
     def load(self, state: Any, *, is_reweighted: bool = False) -> None:
-        """See `Progress.load`; a state that was loaded into the inner sampler is replaced."""
+        """Load a state; one that was loaded into the inner sampler is replaced. See `Progress.load`."""
         if isinstance(self._samples.cursor, Loaded):
             self._seen = self._samples.cursor
         super().load(state, is_reweighted=is_reweighted)
 
     def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
-        """See `Progress.adopt`."""
+        """Read a state; see `Progress.adopt`."""
         state = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
         order = state.get("order")

@@ -87,7 +87,7 @@ class BatchRule:
 
     @property
     def per_batch(self) -> float:
-        """About how many samples a batch has."""
+        """Number of samples of a batch, about."""
         samples = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
         return min(samples, sum(self.sizes) / len(self.sizes)) if self.sizes else samples
 

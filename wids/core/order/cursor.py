@@ -1,4 +1,4 @@
-"""Where a sampler is in its epochs, as one of five values, and how each call replaces the value.
+"""The position of a sampler in its epochs, as one of five values, and the value that each call puts in its place.
 
 ``set_epoch``, ``load_state_dict`` and iterations may be called in any order; these two tables say what each does. A
 cursor is never changed, only replaced by another:
@@ -62,19 +62,19 @@ class Epochs(Protocol):
         """Passes in an epoch; None: it has no end."""
 
     def first_place(self, epoch: int) -> EpochPosition:
-        """Where an epoch begins."""
+        """The beginning of an epoch."""
 
     def go_on(self, place: EpochPosition) -> EpochPosition:
-        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+        """The beginning of the next iteration after one that was left at a place, if epochs have no end."""
 
     def end(self, place: EpochPosition) -> int | None:
         """The position where a place's epoch ends; None: it has no end."""
 
     def is_over(self, place: EpochPosition) -> bool:
-        """Whether nothing is left of a place's epoch."""
+        """True if nothing is left of a place's epoch."""
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
-        """Whether something of a place's epoch lies before it, and something is left."""
+        """True if something of a place's epoch lies before it, and something is left."""
 
     def decided(self, place: EpochPosition) -> int:
         """The position up to which the order is decided at a place; from there on, other weights may hold."""
@@ -93,17 +93,18 @@ EpochsT = TypeVar("EpochsT", bound=Epochs)
 
 
 class Run(ABC, Generic[EpochsT]):
-    """How far one iteration is.
+    """The progress of one iteration.
 
     The loop holds the iteration, the sampler only its run. So a loop that is left frees the iteration at once, with a
     window of indices and its prefetching, and the sampler still says how far it was.
 
     Args:
         epochs: that it follows.
-        place: where it begins.
+        place: its beginning.
 
     Attributes:
-        epochs, place: as given.
+        epochs: the argument.
+        place: the argument.
         may_be_ahead: says of a run that is over, or is not, whether workers of a DataLoader have drawn, or may have
             drawn, batches of it that their loop has not received; None: there are no workers.
     """
@@ -146,17 +147,17 @@ class Run(ABC, Generic[EpochsT]):
         """The number of items that a training loop has received: as it says, see the sampler's `state_dict`; or all."""
         if consumed is not None and yielded is not None:
             raise ValueError("consumed and yielded are given; one of them says how far the training loop is")
-        name, since, before, given = "consumed", "iteration", 0, consumed
+        name, since, before, said = "consumed", "iteration", 0, consumed
         if yielded is not None:
-            name, since, before, given = "yielded", "epoch", self.place.yielded, yielded
+            name, since, before, said = "yielded", "epoch", self.place.yielded, yielded
         drawn = self.drawn
-        if given is None:
+        if said is None:
             return drawn
-        count = parse_int(name, given, minimum=0) - before
+        count = parse_int(name, said, minimum=0) - before
         # Of a run that is over, batches times batch size is too many where the last batch is smaller.
         if not 0 <= count <= drawn and not is_over:
             raise ValueError(
-                f"{name} is {given}, and from {before} to {before + drawn} indices were drawn; it counts the samples "
+                f"{name} is {said}, and from {before} to {before + drawn} indices were drawn; it counts the samples "
                 f"that this rank has received since its {since} began"
             )
         return min(max(count, 0), drawn)
@@ -248,7 +249,7 @@ def without_run(cursor: Cursor) -> Cursor:
 
 
 def next_place(cursor: Cursor, epochs: Epochs) -> EpochPosition:
-    """Where the next iteration begins."""
+    """The beginning of the next iteration."""
     match cursor:
         case Loaded(place, _, is_named):
             return place if is_named or not epochs.is_over(place) else epochs.first_place(place.epoch + 1)

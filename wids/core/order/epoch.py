@@ -221,7 +221,7 @@ class EpochOrder:
         return places
 
     def copies(self, places: Indices, samples: Indices) -> int | Indices:
-        """Which copy of its sample each place is: (n,), (n,) -> (n,); the only one, 0, but by weights."""
+        """The number of the copy of its sample at n places: (n,), (n,) -> (n,); 0, but by weights."""
         del places, samples
         return 0
 

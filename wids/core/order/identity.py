@@ -1,4 +1,4 @@
-"""Identities: what must be equal for a position to mean the same sample, as plain values for a state's order.
+"""Identities: the values that must be equal for a position to mean the same sample, as plain values of a state.
 
 A state is compared with the sampler that loads it (`adopt_order`). The population says which samples there are, its
 epochs how they are ordered. Of a mixture, each source is compared by its name, and the state's weights are taken over.
@@ -31,11 +31,11 @@ _ADVICE = (
 
 
 def identify(population: Population, dataset: Any) -> Identity:
-    """Which samples a population has; the sources of a mixture have identities of their own, in its plan."""
+    """The samples of a population, as plain values; the sources of a mixture have their identities in its plan."""
     if isinstance(population, MixturePopulation):
         return {"dataset": None}
-    found = contents(dataset)
-    return {"dataset": fingerprint(dataset), **({CONTENTS: found} if found else {})}
+    digests = contents(dataset)
+    return {"dataset": fingerprint(dataset), **({CONTENTS: digests} if digests else {})}
 
 
 def weights_of(population: Population) -> Identity:
@@ -89,10 +89,10 @@ def adopt_order(
     size = here["epoch_size"] or mixture.end
     if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
         raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
-    own, segments = _parse_weights(weights, mixture.batch or lanes, None if is_reweighted else mixture.sizes)
-    names = [name for name in {**own, **mixture.weights} if own.get(name) != mixture.weights.get(name)]
+    weights_now, segments = _parse_weights(weights, mixture.batch or lanes, None if is_reweighted else mixture.sizes)
+    names = [name for name in {**weights_now, **mixture.weights} if weights_now.get(name) != mixture.weights.get(name)]
     if names and not is_reweighted:
-        listed = "; ".join(f"{name}: {own.get(name)} there, {mixture.weights.get(name)} here" for name in names)
+        listed = "; ".join(f"{name}: {weights_now.get(name)} there, {mixture.weights.get(name)} here" for name in names)
         raise StateError(f"the state's weights are not the mixture's ({listed}). {_ADVICE}")
     mixture.segments = segments
     if is_reweighted:
@@ -136,14 +136,14 @@ def _parse_weights(
         raise StateError(f"the state's weights are {weights!r:.200}, not a mapping; they are damaged")
     check_known(weights, {"own", "from"}, "weights")
     try:
-        own = check_weights(weights["own"])
+        weights_now = check_weights(weights["own"])
         segments = tuple(_parse_segment(segment, each, sizes) for segment in weights["from"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state's weights are damaged: {error}") from None
     positions = [segment.position for segment in segments]
     if not segments or positions[0] != 0 or sorted(set(positions)) != positions:
         raise StateError(f"the state's weights are damaged: they begin at positions {positions!r:.200}")
-    return own, segments
+    return weights_now, segments
 
 
 def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> WeightSegment:

@@ -45,7 +45,7 @@ class Iteration(Generic[T]):
 
     Args:
         progress: of the sampler.
-        prefetch: starts to prefetch a run; gives the blocks to draw from, and what prefetches them.
+        prefetch: starts to prefetch a run; gives the blocks to draw from, and their prefetcher.
     """
 
     def __init__(self, progress: Progress[Any], prefetch: Prefetch) -> None:

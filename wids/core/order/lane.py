@@ -109,7 +109,7 @@ def matches(block: Indices, wanted: Indices) -> list[int]:
 
 
 class Lane:
-    """The rows of a lane in one epoch; ``len`` is how many.
+    """The rows of a lane in one epoch; ``len`` is their number.
 
     Args:
         chunks: (nchunks, 2), half-open, in this epoch's order.
@@ -119,7 +119,7 @@ class Lane:
         is_shuffled: False leaves the samples in the chunks' order.
 
     Attributes:
-        chunks: as given.
+        chunks: the argument.
     """
 
     def __init__(self, chunks: Indices, *, window: int, seed: int, epoch: int, is_shuffled: bool) -> None:

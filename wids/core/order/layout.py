@@ -1,4 +1,4 @@
-"""In which shard each index of a dataset lies, also through subsets and concatenations of datasets.
+"""The shard of each index of a dataset, also through subsets and concatenations of datasets.
 
 Samplers use it for the boundaries between shards (`layout`), prefetching for the shards that a sequence of indices
 visits (`Shards`). torch is not imported: an object with ``dataset`` and ``indices`` is taken as a
@@ -42,7 +42,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     The dataset's class hands it out by a method ``__wids__()``; a class without one is a stranger's.
 
     Attributes:
-        shard_ends: where each shard's samples end, int64, one for each; None: its samples lie in no shards.
+        shard_ends: end of each shard's samples, int64, one for each; None: its samples lie in no shards.
         takes_marks: whether a `wids.core.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
         prefetch_source: finds the source of downloads or reads ahead (`wids.core.prefetch.ahead.CollectionSource`);
@@ -276,9 +276,9 @@ class Visit(NamedTuple):
     Attributes:
         first: first position in the sequence.
         last: last position, included.
-        dataset: which of `Shards.datasets` the shard belongs to.
+        dataset: number of the shard's list in `Shards.datasets`.
         shard: its number there.
-        part: where in the shard its samples lie, in shares of the shard's samples: from where, to where, and how many.
+        part: (beginning, end, count) of its samples in the shard, in shares of the shard's samples.
     """
 
     first: int
@@ -392,7 +392,7 @@ def _parts_of(
 
 
 class ShardCounts:
-    """A dataset of which no more is known than how many samples each shard holds; what a sampler may be given."""
+    """A dataset of which only the sample counts of its shards are known; a sampler takes it."""
 
     def __init__(self, lengths: Sequence[int] | Indices) -> None:
         self.lengths = lengths
@@ -543,7 +543,7 @@ def _compact(indices: Any) -> bytes:
 
 
 def _pick(inner: Layout, indices: Any) -> Layout | None:
-    """The layout of ``indices`` out of what ``inner`` is the layout of."""
+    """The layout of ``indices`` of the dataset whose layout is ``inner``."""
     n, count = sum(piece.count for piece in inner.pieces), len(indices)
     is_plain = len(inner.pieces) == 1 and inner.pieces[0].places is None
     is_ascending = isinstance(indices, range) and indices.step > 0 and count > 0

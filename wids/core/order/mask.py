@@ -43,7 +43,7 @@ class MarkedIndex(int):
     seed: int | None = None
 
     def marks(self) -> dict[str, Any]:
-        """What the sample gets: its names begin and end with two underscores."""
+        """Marks for the sample: their names begin and end with two underscores."""
         return {"__valid__": self.is_valid}
 
     def _at(self, index: int) -> MarkedIndex:
@@ -51,8 +51,8 @@ class MarkedIndex(int):
         return type(self)(index)
 
     def __sub__(self, other: Any) -> Any:
-        found = int(self) - other
-        return self._at(found) if isinstance(other, int) else found
+        difference = int(self) - other
+        return self._at(difference) if isinstance(other, int) else difference
 
 
 class OwnIndex(MarkedIndex):
@@ -73,7 +73,7 @@ class SeededIndex(MarkedIndex):
     """A sample with a seed, and ``is_valid`` or not."""
 
     def __new__(cls, index: int, seed: int, is_valid: bool | None = None) -> Self:  # noqa: FBT001 - `map` calls it
-        """See `MarkedIndex`."""
+        """Make an index with its marks; see `MarkedIndex`."""
         self = super().__new__(cls, index)
         self.seed, self.is_valid = seed, is_valid
         return self
@@ -83,7 +83,7 @@ class SeededIndex(MarkedIndex):
         return SeededIndex, arguments
 
     def marks(self) -> dict[str, Any]:
-        """See `MarkedIndex.marks`."""
+        """The marks; see `MarkedIndex.marks`."""
         return {"__seed__": self.seed} if self.is_valid is None else {"__valid__": self.is_valid, "__seed__": self.seed}
 
     def _at(self, index: int) -> SeededIndex:
@@ -107,11 +107,11 @@ def mark(
         return iter(indices)
     if isinstance(is_valid, bool):
         return map(OwnIndex if is_valid else RepeatedIndex, indices)
-    return ((OwnIndex if own else RepeatedIndex)(index) for index, own in zip(indices, is_valid, strict=True))
+    return ((OwnIndex if is_own else RepeatedIndex)(index) for index, is_own in zip(indices, is_valid, strict=True))
 
 
 def seeds_of(samples: Indices, *, seed: int, number: int | Indices, copy: int | Indices = 0) -> Indices:
-    """What the randomness of samples begins with, 0 .. 2**63 - 1 (so that tensors hold it): (n,) -> (n,) int64.
+    """Seeds of the randomness of n samples, 0 .. 2**63 - 1 (so that tensors hold them): (n,) -> (n,) int64.
 
     These never change: a program that is run again in some years makes the same samples.
 

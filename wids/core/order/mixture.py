@@ -45,17 +45,17 @@ _FIRST_BLOCK, _GROWTH, _BLOCK = 16, 4, 4096
 
 
 def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None, dict[str, str]]]) -> list[SourceSpan]:
-    """Sources out of what a `SourceSpan` has: without a name by number, a repeated name with its number.
+    """Sources of parts, as `SourceSpan` has them: without a name by number, a repeated name with its number.
 
     Raises:
         ValueError: bad weights; see `fill_weights`, `check_weights`.
     """
     names: dict[str, int] = {}
     for k, (name, *_) in enumerate(parts):
-        own = str(k) if name is None else name
-        while own in names:
-            own = f"{own} ({k})"
-        names[own] = k
+        unique = str(k) if name is None else name
+        while unique in names:
+            unique = f"{unique} ({k})"
+        names[unique] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
     return [SourceSpan(name, parts[k][1], parts[k][2], weights[name], *parts[k][4:]) for name, k in names.items()]
@@ -68,7 +68,7 @@ class WeightSegment:
     Attributes:
         position: a whole number of rows.
         weights: name -> weight, of all sources with a weight above 0, and any others.
-        before: name -> how many turns each source has had before; those that had none may be left out.
+        before: name -> number of turns of each source before; those that had none may be left out.
     """
 
     position: int
@@ -78,10 +78,10 @@ class WeightSegment:
     def count(self, turns: int) -> dict[str, int]:
         """``before``, so many turns later."""
         names, rule = _turns(self.weights)
-        found = dict(self.before)
+        counts = dict(self.before)
         for name, count in zip(names, rule.counts(turns).tolist(), strict=True):
-            found[name] = found.get(name, 0) + count
-        return found
+            counts[name] = counts.get(name, 0) + count
+        return counts
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class MixedSource:
         plan: the order of its samples, which are 0 .. len(plan) in it.
         offset: the index of its first sample in the mixture.
         regrouping: of indices of the mixture, as in `wids.core.order.rank_epochs.RankEpochs`.
-        fingerprint: which samples these are; None: not known. contents: see `wids.core.order.layout.contents`.
+        fingerprint: of the samples; None: not known.
+        contents: see `wids.core.order.layout.contents`.
     """
 
     name: str
@@ -109,7 +110,7 @@ class MixedSource:
         return samples if self.regrouping is None else self.regrouping.take(samples)
 
     def seeds(self, indices: Indices, places: Indices) -> Indices:
-        """Of indices of the mixture, at places of the source's stream: (n,) -> (n,); see `mask.seeds_of`."""
+        """Seeds of n indices of the mixture, at places of the source's stream: (n,) -> (n,); see `mask.seeds_of`."""
         return seeds_of(indices - self.offset, seed=self.plan.seed, number=places // len(self.plan))
 
 
@@ -121,7 +122,7 @@ class MixturePlan:
         sources: at least one.
         segments: by ascending positions, the first at 0.
         lanes: L, of each source's plan too.
-        batch: how many positions in turn are of the same source, a multiple of the lanes; None: one row.
+        batch: number of positions in turn of the same source, a multiple of the lanes; None: one row.
     """
 
     sources: tuple[MixedSource, ...]
@@ -134,16 +135,16 @@ class MixturePlan:
 
     @property
     def rows(self) -> int:
-        """How many rows in turn read the same source."""
+        """Number of rows in turn that read the same source."""
         return self.each // self.lanes
 
     @property
     def each(self) -> int:
-        """How many positions in turn are of the same source."""
+        """Number of positions in turn that are of the same source."""
         return self.batch or self.lanes
 
     def chunk_rows(self) -> int:
-        """How many samples a chunk has, about, of the source where that is the fewest."""
+        """Number of samples of a chunk, about, of the source where that is the fewest."""
         return min(source.plan.chunk_rows() for source in self.sources)
 
     def mixed_ranges(self, position: int = 0) -> list[tuple[int, int, int]]:
@@ -163,7 +164,7 @@ class MixturePlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the order depends on, besides the lanes and the weights, as plain values for a state."""
+        """All that the order depends on, besides the lanes and the weights, as plain values for a state."""
         sources = {
             source.name: {
                 "dataset": source.fingerprint,
@@ -192,23 +193,23 @@ class MixedOrder:
         return bisect_right(self._starts, position) - 1
 
     def segment_end(self, position: int) -> int | None:
-        """Where the segment of a position ends; None: it does not."""
+        """End of the segment of a position; None: it has none."""
         following = self._segment_of(position) + 1
         return self._starts[following] if following < len(self._starts) else None
 
     def counts(self, position: int) -> dict[str, int]:
-        """How many of the samples before a position are each source's, by name."""
+        """Number of the samples of each source before a position, by name."""
         number = self._segment_of(position)
         segment, each = self._plan.segments[number], self._plan.each
         turn, rest = divmod(position - segment.position, each)
-        found = {**dict.fromkeys(self._sources, 0), **{name: n * each for name, n in segment.count(turn).items()}}
+        counts = {**dict.fromkeys(self._sources, 0), **{name: n * each for name, n in segment.count(turn).items()}}
         if rest:
             self._begin(number)
-            found[self._names[int(self._turns.take(np.array([turn]))[0][0])]] += rest
-        return found
+            counts[self._names[int(self._turns.take(np.array([turn]))[0][0])]] += rest
+        return counts
 
     def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
-        """Where ascending positions lie in the sources: of each, (which of them, it, the positions in its stream).
+        """The places of ascending positions in the sources: (which of them, the source, the positions in its stream).
 
         Args:
             positions: (n,), of one segment.
@@ -245,12 +246,12 @@ class MixedOrder:
             positions: (n,).
             seeds: (n,), where their seeds are written; None: they are not computed.
         """
-        found = np.empty(len(positions), np.int64)
+        indices_there = np.empty(len(positions), np.int64)
         for where, source, places in self.places(positions):
-            indices = found[where] = source.to_indices(self._streams[source.name].take(places))
+            indices = indices_there[where] = source.to_indices(self._streams[source.name].take(places))
             if seeds is not None:
                 seeds[where] = source.seeds(indices, places)
-        return found
+        return indices_there
 
     def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """(position, sample) of those at the positions ``start .. stop``, in no order; see `wids.core.order.search`."""
@@ -267,9 +268,9 @@ class MixedOrder:
                     continue
                 source = self._sources[name]
                 first, last = np.searchsorted(wanted, [source.offset, source.offset + len(source.plan)])
-                own = wanted[first:last] - source.offset
+                wanted_here = wanted[first:last] - source.offset
                 span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
-                for place, sample in find_in_stream(source.plan, own, *span):
+                for place, sample in find_in_stream(source.plan, wanted_here, *span):
                     turn, rest = divmod(place, each)
                     position = begin + turns.row_of(s, turn - int(before[s])) * each + rest
                     if lo <= position < hi:
@@ -334,13 +335,13 @@ def check_weights(weights: Mapping[str, Any], sizes: Mapping[str, int] | None = 
     unknown = [name for name in weights if name not in sizes]
     if unknown:
         raise ValueError(f"weights name {unknown[0]!r}, and the mixture's sources are {', '.join(map(repr, sizes))}")
-    found = {name: _parse_weight(name, weights.get(name, 0)) for name in sizes}
-    if not any(found.values()):
+    parsed = {name: _parse_weight(name, weights.get(name, 0)) for name in sizes}
+    if not any(parsed.values()):
         raise ValueError("all weights of a mixture are 0; one source at least needs a weight above 0")
-    empty = [name for name, weight in found.items() if weight and not sizes[name]]
+    empty = [name for name, weight in parsed.items() if weight and not sizes[name]]
     if empty:
-        raise ValueError(f"source {empty[0]!r} has a weight of {found[empty[0]]:g} and no samples")
-    return found
+        raise ValueError(f"source {empty[0]!r} has a weight of {parsed[empty[0]]:g} and no samples")
+    return parsed
 
 
 def _parse_weight(name: str, weight: Any) -> float:

@@ -40,7 +40,7 @@ class Population:
         is_whole: it must have no other.
 
     Attributes:
-        end: as given.
+        end: the argument.
         is_own: one rank reads all of it; it is not divided among the ranks.
     """
 
@@ -109,7 +109,7 @@ class RangePopulation(Population):
     Args:
         lo: the first one.
         hi: one past the last.
-        layout: where the dataset's shards are; None: not known.
+        layout: of the dataset; None: not known.
         weights: of all samples of the dataset: (n,); None: each comes once.
         is_whole: it is all of the dataset.
 
@@ -171,7 +171,7 @@ class MixturePopulation(Population):
 
     Args:
         parts: the sources.
-        layout: where the shards of all of them are; None: not known.
+        layout: of all of them; None: not known.
         batch: see `MixturePlan`.
 
     Attributes:
@@ -200,18 +200,18 @@ class MixturePopulation(Population):
             boundaries, regrouping = None, None
             if self._layout is not None:
                 boundaries, regrouping = self._layout.arrange(part.first, part.last, is_sorted=mixing["is_shuffled"])
-            own = {
+            differing = {
                 "hi": part.last - part.first,
                 "boundaries": None if boundaries is None else boundaries - part.first,
                 "seed": _own_seed(settings.seed, part.name),
             }
-            plan = Plan(**{**mixing, **own})
+            plan = Plan(**{**mixing, **differing})
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents))
         plans = tuple(sources)
         return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
 
     def set_size(self, settings: SamplerSettings) -> SamplerSettings:
-        """Size as many samples as passes over all sources have, or a little more: whole batches. See `Population.set_size`."""
+        """Size of passes over all sources, or a little more: whole batches; see `Population.set_size`."""
         if settings.epochs is None:
             return settings
         size, each = settings.epoch_size or self.end * settings.epochs, self.batch or 1
@@ -279,8 +279,8 @@ def choose_population(
             raise ValueError(f"source_batch is {settings.source_batch}, and {_describe(dataset)}")
         span, is_whole = parse_range(num_samples, n=len(dataset)), num_samples is None
         if weights is not None:
-            given = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
-            weights = parse_weights(given, len(dataset))
+            values = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
+            weights = parse_weights(values, len(dataset))
         return RangePopulation(*span, layout(dataset), weights=weights, is_whole=is_whole)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
@@ -297,7 +297,7 @@ def _describe(dataset: Any) -> str:
 
 
 def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
-    """Number of samples in turn that all ranks read of one source, each ``source_batch``; None: that is 1, and no batches.
+    """Number of samples in turn that all ranks read of one source, each ``source_batch``; None: 1, and no batches.
 
     Raises:
         ValueError: the lanes do not divide it.
@@ -325,8 +325,8 @@ def sampler_epochs(
         counts: the shards of the index.
         parts: its sources, if it is a mixture.
         settings: of the sampler.
-        span: which of the samples, half-open; None: all.
-        weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.core.order.weights`.
+        span: range of the samples, half-open; None: all.
+        weights: expected copies of all n samples, (n,); None: one in a pass; see `wids.core.order.weights`.
 
     Raises:
         ValueError: see `choose_population`; a nominal epoch that has less than a sample for each rank.

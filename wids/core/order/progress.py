@@ -1,4 +1,4 @@
-"""Where a sampler is in its epochs: the cursor, and what samplers of samples and of batches do with it.
+"""The progress of a sampler in its epochs: the cursor, and what samplers of samples and of batches do with it.
 
 A `Progress` knows what is read (the epochs of an iteration that begins now) and how far (the cursor), and says both as
 a state. `SampleProgress` reads the samples of a population; `wids.core.order.batch_progress` reads them in batches.
@@ -38,7 +38,7 @@ _DEPTH = 10
 
 
 class Progress(ABC, Generic[EpochsT]):
-    """Where a sampler is in its epochs."""
+    """The progress of a sampler in its epochs."""
 
     def __init__(self) -> None:
         self._cursor: Cursor = NotStarted()
@@ -60,11 +60,11 @@ class Progress(ABC, Generic[EpochsT]):
     @property
     @abstractmethod
     def samples(self) -> SampleProgress:
-        """Where the sampler of the samples is: this one, or the one underneath."""
+        """The progress of the sampler of the samples: this one, or the one underneath."""
 
     @abstractmethod
     def epochs(self) -> EpochsT:
-        """Those of an iteration that begins now."""
+        """The epochs of an iteration that begins now."""
 
     @abstractmethod
     def identity(self, epochs: EpochsT) -> dict[str, Any]:
@@ -89,11 +89,11 @@ class Progress(ABC, Generic[EpochsT]):
         return cursor.current_run(self.cursor, is_counted=is_counted)
 
     def next_place(self, epochs: EpochsT | None = None) -> EpochPosition:
-        """Where the next iteration begins."""
+        """The beginning of the next iteration."""
         return cursor.next_place(self.cursor, self.epochs() if epochs is None else epochs)
 
     def place(self, epochs: EpochsT) -> EpochPosition:
-        """Where the iteration of the present epoch began, or will begin."""
+        """The beginning of the iteration of the present epoch."""
         run = self.run()
         return self.next_place(epochs) if run is None else run.place
 
@@ -103,7 +103,7 @@ class Progress(ABC, Generic[EpochsT]):
         return epochs.count(self.place(epochs))
 
     def state(self, consumed: int | None = None, yielded: int | None = None) -> dict[str, Any]:
-        """See `state_dict` of samplers, which call this within one more function."""
+        """The state; see `state_dict` of samplers, which call this within one more function."""
         now = self.cursor
         run = cursor.current_run(now, is_counted=bool(consumed or yielded))
         is_over = run is not None and not isinstance(now, Running)
@@ -167,7 +167,7 @@ class Progress(ABC, Generic[EpochsT]):
 
 
 def _is_asked_by_torchdata() -> bool:
-    """Whether a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
+    """True if a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
     frame: Any = inspect.currentframe()
     for _ in range(_DEPTH):
         if frame is None:
@@ -179,15 +179,17 @@ def _is_asked_by_torchdata() -> bool:
 
 
 class SampleProgress(Progress[RankEpochs]):
-    """Where a sampler of samples is in its epochs.
+    """The progress of a sampler of samples in its epochs.
 
     Args:
         dataset: that is read.
-        population: which of its samples are read.
+        population: its samples that are read.
         settings: of the sampler.
 
     Attributes:
-        dataset, population, settings: as given; may be assigned, for iterations that begin later.
+        dataset: the argument; may be assigned, for iterations that begin later.
+        population: likewise.
+        settings: likewise.
         check: raises unless the settings are still right, for a population that is divided among ranks.
     """
 
@@ -207,7 +209,7 @@ class SampleProgress(Progress[RankEpochs]):
         return self
 
     def epochs(self) -> RankEpochs:
-        """Those of an iteration that begins now.
+        """The epochs of an iteration that begins now.
 
         Raises:
             InputError: the dataset has not the length any more that it had.
@@ -235,7 +237,7 @@ class SampleProgress(Progress[RankEpochs]):
         return build_state(place, lanes=epochs.lanes, order=order)
 
     def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
-        """See `Progress.adopt`."""
+        """Read a state; see `Progress.adopt`."""
         place, lanes, there = parse_state(state)
         here, settings = self.identity(self.epochs()), self.settings
         if not settings.takes_lanes:
@@ -247,7 +249,7 @@ class SampleProgress(Progress[RankEpochs]):
 
     @contextlib.contextmanager
     def kept_on_error(self) -> Iterator[None]:
-        """Undo what `adopt` took over of a state, if the state turns out not to fit after all."""
+        """Undo the changes of `adopt`, if the state turns out not to fit after all."""
         settings, origin, population = self.settings, self._origin, copy.copy(self.population)
         try:
             yield

@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 
 class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
-    """What the epochs of one rank depend on.
+    """The order of the samples of one rank, epoch by epoch.
 
     Attributes:
         plan: the order of all samples; that of a mixture has no end, so an ``epoch_size`` or no ``passes``.
-        regrouping: which sample is read at which position of the plan's; None: the positions are the samples.
+        regrouping: the sample that is read at each position of the plan's; None: the positions are the samples.
         lanes: as a state says them; the plan of chunks that a rank was given has one, and ignores this.
-        world, rank: how many ranks read the order, and which of them this is.
-        tail: what becomes of an epoch that the ranks do not divide.
+        world: number of ranks that read the order.
+        rank: the number of this one.
+        tail: the treatment of an epoch that the ranks do not divide.
         passes: in an epoch, without a tail between them; None: it has no end.
         epoch_size: instead, samples of all ranks in a nominal epoch.
         length: instead, indices of each rank in an epoch; those of a pass are repeated, or left out.
@@ -62,7 +63,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 
     @property
     def is_stream(self) -> bool:
-        """Whether passes follow each other without a tail."""
+        """True if passes follow each other without a tail."""
         return self.passes != 1 or self.epoch_size is not None
 
     @property
@@ -79,7 +80,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return [(lo, hi, chunks * factor) for lo, hi, chunks in self.plan.mixed_ranges(place.position)]
 
     def first_place(self, epoch: int) -> EpochPosition:
-        """Where an epoch begins.
+        """The beginning of an epoch.
 
         Raises:
             ValueError: no such nominal epoch exists, or it has less than one sample for each rank.
@@ -110,7 +111,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return start, None if self.passes is None else max(self.first_place(place.epoch + 1).position, start)
 
     def go_on(self, place: EpochPosition) -> EpochPosition:
-        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+        """The beginning of the next iteration after one that was left at a place, if epochs have no end."""
         return place._replace(epoch=place.position // max(len(self.plan), 1), yielded=0)
 
     def end(self, place: EpochPosition) -> int | None:
@@ -122,11 +123,11 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return place.position
 
     def is_over(self, place: EpochPosition) -> bool:
-        """Whether nothing is left of a place's epoch."""
+        """True if nothing is left of a place's epoch."""
         return self.end(place) == place.position
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
-        """Whether something of a place's epoch lies before it, and something is left."""
+        """True if something of a place's epoch lies before it, and something is left."""
         return place.position > self.first_place(place.epoch).position and not self.is_over(place)
 
     def count(self, place: EpochPosition) -> int:
@@ -143,7 +144,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return place.yielded + (stop - start) // self.world
 
     def count_new(self, place: EpochPosition) -> int | None:
-        """How many of the rank's indices from a place on are not repeated; they come first. None: all, without end."""
+        """Number of the rank's indices from a place on that do not repeat; they come first. None: all, without end."""
         start, stop = self.span(place)
         if stop is None:
             return None
@@ -151,7 +152,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         return len(range(start + self.rank, stop if self.is_stream else min(stop, len(self.plan)), self.world))
 
     def count_valid(self, place: EpochPosition) -> int:
-        """As `count`, without those that are repeated."""
+        """`count` without those that are repeated."""
         new = self.count_new(place)
         return self.count(place) if new is None else place.yielded + new
 
@@ -214,12 +215,12 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 
     @Lazy
     def identity(self) -> dict[str, Any]:
-        """What a position's meaning depends on, besides the dataset and the lanes, as plain values for a state."""
+        """All that a position's meaning depends on, besides the dataset and the lanes, as plain values for a state."""
         return {**self.plan.identity, "epochs": self.passes, "epoch_size": self.epoch_size}
 
 
 class SampleRun(Run[RankEpochs]):
-    """How far one iteration over samples is."""
+    """The progress of one iteration over samples."""
 
     def blocks(self) -> Iterator[SampleBlock]:
         """The indices from the place to its epoch's end, (n,) at a time, and their seeds; see `RankEpochs.read`."""
@@ -235,8 +236,8 @@ class SampleRun(Run[RankEpochs]):
             left, seeds = iter(indices), None if words is None else iter(words.tolist())
             self._at = before + len(indices), left, 0, []
             if is_masked:
-                own = islice(left, None if new is None else max(new - before, 0))
-                yield mark(own, seeds=seeds, is_valid=True)
+                valid = islice(left, None if new is None else max(new - before, 0))
+                yield mark(valid, seeds=seeds, is_valid=True)
                 yield mark(left, seeds=seeds, is_valid=False)
             else:
                 yield mark(left, seeds=seeds)

@@ -1,4 +1,4 @@
-"""Which source of a mixture each row reads: in every prefix each source's count is within 1 of its share.
+"""The source of a mixture that each row reads: in every prefix each source's count is within 1 of its share.
 
 Source s with share p is due p * j of the rows 0 .. j - 1, and has had ``floor(p * j)`` or ``ceil(p * j)`` of them. So
 each of its turns has a window of rows: turn k may come once p * j exceeds k, and must have come where p * j is k + 1.

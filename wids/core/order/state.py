@@ -45,12 +45,12 @@ MAX_POSITION = 1 << 62  # numpy's integers have an end
 
 
 class EpochPosition(NamedTuple):
-    """Where an iteration begins.
+    """The beginning of an iteration.
 
     Attributes:
         epoch: its epoch.
-        position: samples of the epoch's sequence that all ranks together have had; of batches, where their block
-            begins: at the epoch's end, nothing is left.
+        position: samples of the epoch's sequence that all ranks together have had; of batches, the beginning of their
+            block: at the epoch's end, nothing is left.
         yielded: samples, or batches, that each rank has had of the epoch before.
         offset: batches of the block that all ranks together have had; 0 of samples.
     """
@@ -182,12 +182,12 @@ def _show(order: Mapping[str, Any], name: str) -> str:
 
 def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
     """Values within values, with their path as the name."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in order.items():
         inner = _flatten(value) if isinstance(value, Mapping) and value else None
         name = str(name)  # noqa: PLW2901 - a damaged state may have others
-        found |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
-    return found
+        flat |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
+    return flat
 
 
 _ABSENT = object()

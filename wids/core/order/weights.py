@@ -1,4 +1,4 @@
-"""Weights of samples: how often each comes in a pass.
+"""Weights of samples: the expected copies of each in a pass.
 
 A pass of N places has each sample about as often as its weight says: its expected copies are its part of all weights,
 times N. By systematic sampling, every sample has a stretch of a line, as long as its expected copies, and place v of
@@ -116,7 +116,7 @@ class Draw:
         return places
 
     def copies(self, places: Indices, samples: Indices) -> Indices:
-        """Which copy of its sample each place is, from 0 on: (n,), (n,) -> (n,)."""
+        """The number of the copy of its sample at n places, from 0 on: (n,), (n,) -> (n,)."""
         rows = samples - self._first
         starts = np.where(rows > 0, self._ends[rows - 1], 0.0)
         return places - _first_places(starts, self._offset)
@@ -156,7 +156,7 @@ def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
 
     Args:
         labels: the class of each sample: (n,), of numbers, strings or any values that can be keys of a dict.
-        power: how much to even out.
+        power: degree of evening out.
 
     Returns:
         (n,) float64, on average 1.
