@@ -56,4 +56,4 @@ def test_a_port_in_use(server, tmp_path):
     """A line that names another way."""
     port = server.url.rstrip("/").rpartition(":")[2]
     words = complaint(1, "serve", str(write_index(tmp_path, (3,), name="train.json")), "--port", port, "--no-open")
-    assert f"port {port} of 127.0.0.1 cannot be had" in words
+    assert f"port {port} of 127.0.0.1 is not available" in words

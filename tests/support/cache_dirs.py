@@ -75,7 +75,7 @@ def files_in(directory):
     always = {home.space_lock, home.release_request, home.changes}
     found = [
         os.path.join(folder, name)
-        for folder in (home.path, home.own, home.tables, home.remembered)
+        for folder in (home.path, home.folder, home.tables, home.remembered)
         if os.path.isdir(folder)
         for name in os.listdir(folder)
         if name not in ("tables", "remembered")
@@ -83,5 +83,5 @@ def files_in(directory):
     return sorted(
         os.path.relpath(path, home.path)
         for path in found
-        if path not in {home.own, *always} and not path.endswith(".lock")
+        if path not in {home.folder, *always} and not path.endswith(".lock")
     )

@@ -143,7 +143,7 @@ def lose_locks(code):
 def list_files(directory):
     """Path -> (inode, size) of each file in a cache directory but the small ones that no limit counts."""
     home, found = CacheDirectory(directory), {}
-    for folder in (home.path, home.own, home.tables, home.remembered):
+    for folder in (home.path, home.folder, home.tables, home.remembered):
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
             for item in items:
                 with contextlib.suppress(FileNotFoundError):

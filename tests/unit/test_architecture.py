@@ -20,6 +20,27 @@ from tests.support.shards import write_index
 from wids.core.order import permutation
 
 ROOT = Path(wids.__file__).parent
+# First words of a docstring that leave out what it is about: a verb or a noun says more.
+EMPTY_STARTS = {
+    "As",
+    "How",
+    "Of",
+    "See",
+    "That",
+    "They",
+    "Those",
+    "What",
+    "When",
+    "Where",
+    "Whether",
+    "Which",
+    "Who",
+    "Why",
+}
+# Names that anything could have: a type, or a noun, says more.
+EMPTY_NAMES = {"facts", "found", "given"}
+# `found` is an attribute of all errors of wids, which programs read.
+NAMED_SO = {("errors.py", "found")}
 # From the bottom up. A room may import those of the rows above it, and what `BESIDE` adds.
 CORE = (
     ("files",),
@@ -522,6 +543,47 @@ def test_modules_say_what_they_are_for():
     """Every module opens with a docstring."""
     for path in modules():
         assert ast.get_docstring(parsed(path)), path
+
+
+def docstrings(path: Path) -> list[str]:
+    """The docstrings of a module, and of what it defines."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [ast.get_docstring(node) or "" for node in ast.walk(parsed(path)) if isinstance(node, owners)]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """In all of wids: a reader need not go on to learn what a thing is."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for text in docstrings(path)
+        if (word := re.match(r"\W*(\w+)", text)) and word[1] in EMPTY_STARTS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def names_in(path: Path) -> set[str]:
+    """The names that a module gives: of variables, parameters, attributes, functions and classes."""
+    names = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return names
+
+
+def test_names_say_what_they_are_of():
+    """In the face and the core, nothing has a name that could be anything's."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted([*ROOT.glob("*.py"), *(ROOT / "core").rglob("*.py")])
+        for name in sorted(names_in(path))
+        if name.strip("_") in EMPTY_NAMES and (path.name, name) not in NAMED_SO
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_long_temporary_directory(tmp_path):

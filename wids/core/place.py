@@ -69,9 +69,9 @@ class Place:
             self._is_chain = "::" in text and self._scheme not in ("http", "https") and _starts_chain(text)
 
     @classmethod
-    def of(cls, given: str | Place) -> Place:
+    def of(cls, url: str | Place) -> Place:
         """The place itself, or that of a text."""
-        return given if isinstance(given, Place) else cls(given)
+        return url if isinstance(url, Place) else cls(url)
 
     @classmethod
     def of_path(cls, path: str) -> Place:

@@ -440,7 +440,7 @@ def part_bytes(directory: str) -> int:
     """Bytes that this process has downloaded into a cache so far; part files are sparse, so their blocks count."""
     mark = f".{os.getpid()}-"
     count = 0
-    with contextlib.suppress(OSError), os.scandir(CacheDirectory(directory).own) as found:
+    with contextlib.suppress(OSError), os.scandir(CacheDirectory(directory).folder) as found:
         for item in found:
             if item.name.endswith(".part") and mark in item.name:
                 with contextlib.suppress(OSError):

@@ -84,7 +84,7 @@ class RunnerSuite:
         check(is_right, "a task that cannot be pickled has an error that says why, unless it ran here", found[1])
 
     def test_no_result_is_waited_for_in_vain(self) -> None:
-        """They come one by one: a task is taken from the list when an earlier one has ended, not before."""
+        """Tasks come one by one: a task is taken from the list when an earlier one has ended, not before."""
         taken = []
 
         def tasks() -> Iterator[int]:

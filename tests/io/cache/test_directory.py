@@ -263,7 +263,7 @@ def test_a_name_that_the_cache_would_not_give_is_left_alone(tmp_path, name):
     """However near it comes: what is the cache's own may be deleted."""
     home = CacheDirectory(str(tmp_path))
     home.make()
-    put_file(home.own, name, b"mine")
+    put_file(home.folder, name, b"mine")
     found = home.inventory()
     assert (found.transients.parts, found.transients.plans, found.used_bytes) == ([], [], 0)
 
@@ -358,7 +358,7 @@ def test_who_may_use_the_files_of_a_shared_directory(tmp_path, mode, shard, own)
     for fd in made:
         os.close(fd)
     assert modes == [shard, own]
-    assert [stat.S_IMODE(os.stat(folder).st_mode) for folder in (directory.own, directory.tables)] == [mode, mode]
+    assert [stat.S_IMODE(os.stat(folder).st_mode) for folder in (directory.folder, directory.tables)] == [mode, mode]
 
 
 def test_a_shard_that_cannot_be_marked_is_told_of_once(tmp_path, monkeypatch, caplog):

@@ -314,8 +314,8 @@ def test_the_limit_survives_a_cleaner_of_old_files(tmp_path, gone):
     store = AutoProvider(cache_dir=str(cache), cache_local=True, cache_size=limit)
     for url in urls * 2:
         store.open(described(url, b"", md5sum=None, filesize=None)).close()
-        for name in os.listdir(home.own):
-            path = os.path.join(home.own, name)
+        for name in os.listdir(home.folder):
+            path = os.path.join(home.folder, name)
             is_lock = path == home.space_lock or name.endswith(".lock")
             is_log = path == home.changes
             if os.path.isfile(path) and (is_lock if gone == "lock files" else is_log if gone == "the log" else True):

@@ -411,7 +411,7 @@ def test_what_jobs_are_coming_to_goes_last(home):
 def test_a_plan_without_a_job_protects_nothing(home):
     """A job that was killed does not come to its shards any more."""
     fill(home, "ab")
-    plan = put_file(CacheDirectory(home).own, "1-0123abcd.plan", b'{"uses": {"a.tar": 1e12}, "busy": {}}')
+    plan = put_file(CacheDirectory(home).folder, "1-0123abcd.plan", b'{"uses": {"a.tar": 1e12}, "busy": {}}')
     reserve(Space(home, limit=20), 10)
     assert left(home) == "b"
     assert not os.path.exists(plan)

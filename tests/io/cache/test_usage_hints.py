@@ -40,7 +40,7 @@ def plan(home):
 def read_all(directory):
     """What the plans of a directory say."""
     home = CacheDirectory(directory)
-    return usage_hints.read(home.own, home.transients().plans)
+    return usage_hints.read(home.folder, home.transients().plans)
 
 
 def name_of(plan):
@@ -60,7 +60,7 @@ def locked_file(home):
 
     def make(data, name=NAME):
         CacheDirectory(home).make()
-        fd = os.open(put_file(CacheDirectory(home).own, name, data), system.WRITE_FLAGS)
+        fd = os.open(put_file(CacheDirectory(home).folder, name, data), system.WRITE_FLAGS)
         held.append(fd)
         assert system.try_lock(fd, is_shared=False)
 
@@ -217,7 +217,7 @@ def test_a_plan_that_changes_whenever_it_is_looked_at(home, plan, monkeypatch, e
         return opened
 
     monkeypatch.setattr(atomic, "open_file", late)
-    assert usage_hints.read(CacheDirectory(home).own, names) == {}
+    assert usage_hints.read(CacheDirectory(home).folder, names) == {}
     assert files_open_in(home) == ([] if end == "closes" else [plan.path])
 
 
@@ -280,7 +280,7 @@ def test_a_plan_that_is_too_long_is_not_read(home, plan, locked_file, set_limits
 
 def test_what_is_no_file(home):
     """A directory, a FIFO, a link to nothing: nobody waits, nobody fails."""
-    own = CacheDirectory(home).own
+    own = CacheDirectory(home).folder
     CacheDirectory(home).make()
     os.mkdir(os.path.join(own, "1-00000000.plan"))
     os.mkfifo(os.path.join(own, "2-00000000.plan"))

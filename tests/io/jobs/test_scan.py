@@ -1,4 +1,4 @@
-"""The facts of one shard: what cannot be had, and what changes meanwhile."""
+"""The scan of one shard: bytes that are missing, and changes meanwhile."""
 
 import pytest
 

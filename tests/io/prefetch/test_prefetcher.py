@@ -773,7 +773,7 @@ def test_only_a_loader_that_draws_ahead_is_busy_with_what_was_drawn(server, tmp_
     def planned():
         """The shards that are used soon, or that may be in use now."""
         home = CacheDirectory(str(cache))
-        return "".join(sorted(name[-5] for name in usage_hints.read(home.own, home.transients().plans)))
+        return "".join(sorted(name[-5] for name in usage_hints.read(home.folder, home.transients().plans)))
 
     wait_until(lambda: planned() == ("cd" if is_read_here else "abcd"))
 

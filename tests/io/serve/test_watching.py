@@ -214,7 +214,7 @@ def test_a_hostile_log_names_nothing_outside(tmp_path):
     put_shard(tmp_path, "a.tar")
     home = CacheDirectory(str(tmp_path))
     lines = b"%s\n1 5 0 ..%%2Fetc\nrubbish\n\xff\n2 -1 0 a.tar\n3000000000 7 0 a.tar\n3000000000 9 0 cut" % (b"f" * 32)
-    put_file(home.own, "changes", lines)
+    put_file(home.folder, "changes", lines)
     assert [(each.name, each.size_bytes) for each in CacheWatch(str(tmp_path)).look().changes] == [("a.tar", 7)]
     os.unlink(home.changes)
     os.mkfifo(home.changes)

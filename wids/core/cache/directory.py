@@ -100,8 +100,8 @@ class CacheDirectory(OwnFolder):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.tables = os.path.join(self.own, "tables")
-        self.remembered = os.path.join(self.own, "remembered")
+        self.tables = os.path.join(self.folder, "tables")
+        self.remembered = os.path.join(self.folder, "remembered")
 
     def shard(self, name: str) -> str:
         """The path of a cached shard."""
@@ -122,12 +122,12 @@ class CacheDirectory(OwnFolder):
     @property
     def space_lock(self) -> str:
         """The path of the lock file under which files appear and go."""
-        return os.path.join(self.own, _SPACE)
+        return os.path.join(self.folder, _SPACE)
 
     @property
     def release_request(self) -> str:
         """The path of the file that asks processes to release idle shards."""
-        return os.path.join(self.own, _RELEASE_REQUEST)
+        return os.path.join(self.folder, _RELEASE_REQUEST)
 
     def touch(self, name: str) -> None:
         """Note that a cached shard was used: the least recently used one is evicted first."""
@@ -144,7 +144,7 @@ class CacheDirectory(OwnFolder):
     @property
     def changes(self) -> str:
         """The path of the log of changes."""
-        return os.path.join(self.own, _CHANGES)
+        return os.path.join(self.folder, _CHANGES)
 
     def make(self) -> None:
         """Make the folders for the cache's own files, in a directory that exists.
@@ -172,7 +172,7 @@ class CacheDirectory(OwnFolder):
         plans: list[str] = []
         locks: list[str] = []
         used = promised = 0
-        for name, status in _list(self.own):
+        for name, status in _list(self.folder):
             if PART.fullmatch(name):
                 parts.append(name)
                 used += status.st_size

@@ -45,7 +45,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def record(self) -> ShardRecord:
-        """What this process knows of it now."""
+        """Present knowledge of this process about it."""
         return self.book.of(self.shard.url)
 
     def exists(self) -> bool:

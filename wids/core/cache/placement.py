@@ -1,4 +1,4 @@
-"""Where the bytes of a shard are or will be: in place, or under which name in a cache directory."""
+"""The place of the bytes of a shard, now or later: in place, or under a name in a cache directory."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ class Placement:
         Raises:
             CacheError: no directory for it exists.
         """
-        own = self._absolute(place.path) if place.is_local else None
+        own_path = self._absolute(place.path) if place.is_local else None
         if self.localname is not None:
             chosen = Place(os.fspath(self.localname(str(place))))
             path = self._absolute(chosen.path if chosen.is_local else str(chosen))
-            if path == own:
+            if path == own_path:
                 return path, True
             directory, name = directory_of(path)
             return path, os.path.exists(path) and not directory.is_downloaded(name)
-        if own is not None and not self.cache_local:
-            return own, True
+        if own_path is not None and not self.cache_local:
+            return own_path, True
         if self.cache_dir is None:
             raise CacheError(f"{place}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = self._session.endpoint_of(place) if own is None else ""
-        name = (place if own is None else Place(own)).cache_name(endpoint=endpoint)
+        endpoint = self._session.endpoint_of(place) if own_path is None else ""
+        name = (place if own_path is None else Place(own_path)).cache_name(endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
     def local_path(self, url: str) -> str:

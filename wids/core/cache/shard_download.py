@@ -39,7 +39,8 @@ class CachedShard(NamedTuple):
     """A shard of the cache, open; who gets it closes the lease.
 
     Attributes:
-        lease: its file. table: the member table that holds for its bytes.
+        lease: its file.
+        table: the member table that holds for its bytes.
     """
 
     lease: Lease
@@ -92,7 +93,7 @@ class ShardDownload:
         """Download, verify and publish the shard.
 
         Raises:
-            WidsError: it cannot be had, or is not what the index says. CacheFull: there is no space for it.
+            WidsError: it cannot be read, or differs from the index. CacheFull: there is no space for it.
             CancelledTransferError: it was cancelled.
         """
         staging = self._directory.staging(self._name)
@@ -105,12 +106,12 @@ class ShardDownload:
             if self._size is not None:
                 self._reserve(self._size)
             try:
-                found = self._download()
-                self._publish(*found)
+                cached = self._download()
+                self._publish(*cached)
             except BaseException:
                 self._close_verified()
                 raise
-            return found
+            return cached
 
     def _download(self) -> CachedShard:
         start, waited = time.monotonic(), self._waited
@@ -136,7 +137,7 @@ class ShardDownload:
         self._version = version_mark(version)
 
     def _look(self, head: bytes) -> None:
-        """See that the bytes that come first can be the shard's."""
+        """Raise unless the bytes that come first can be the shard's."""
         check_start(self._shard.url, head)
         if self._shard.nsamples and not any(head):
             self._raise_empty(f"the first {len(head)} bytes are zeros, as of an archive")
@@ -159,16 +160,16 @@ class ShardDownload:
         self._waited += time.monotonic() - start
 
     def _is_ended(self) -> bool:
-        """Whether it was cancelled; asked all the time while bytes come, or are waited for."""
+        """True if it was cancelled; asked all the time while bytes come, or are waited for."""
         self._lock.touch()
         return self._is_cancelled is not None and self._is_cancelled()
 
     def _verify(self) -> None:
-        """See that what arrived is the shard, and learn its members."""
+        """Check that the file that arrived is the shard, and learn its members."""
         self._close_verified()
         shard = self._shard
         # By name: a pipe: program may replace the part file instead of filling it.
-        lease, facts = Lease.open(self._part)
+        lease, identity = Lease.open(self._part)
         with lease.closing_on_error():
             fd = lease.fd
             before, self._origin = self._origin, self._find_origin()
@@ -178,17 +179,17 @@ class ShardDownload:
             check_file(shard, fd, go_on=self._lock.touch)
             if not checksums.promised(shard):
                 self._compare_with_listing(fd)
-            self._reserve(facts.size)
+            self._reserve(identity.size)
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
             table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin, version=self._version))
             member_tables.announce(self._session.hooks, shard.url, table)
             if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
-                self._raise_empty(f"{facts.size} bytes arrived")
+                self._raise_empty(f"{identity.size} bytes arrived")
         self._verified = CachedShard(lease, table)
 
     def _compare_with_listing(self, fd: int) -> None:
-        """See that it is what the listing of its store says, if that has a sha256."""
+        """Compare it with the listing of its store, if that has a sha256."""
         url = self._shard.url
         store = find_store(self._place)
         known = None if store is None else store.known_file(url, self._session)
@@ -196,14 +197,14 @@ class ShardDownload:
             return
         said = known.sha256
         os.lseek(fd, 0, os.SEEK_SET)
-        found = file_digest(fd, "sha256", go_on=self._lock.touch)
-        if found != said:
+        sha256 = file_digest(fd, "sha256", go_on=self._lock.touch)
+        if sha256 != said:
             raise DigestMismatchError(
-                f"{url}: the sha256 of the received bytes is {found}, and its listing says {said}; fetch it again and "
+                f"{url}: the sha256 of the received bytes is {sha256}, and its listing says {said}; fetch it again and "
                 "look for a proxy or a disk that changes bytes",
                 url=url,
                 expected=said,
-                found=found,
+                found=sha256,
             )
 
     def _publish(self, lease: Lease, table: MemberTable) -> None:
@@ -261,14 +262,14 @@ def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: Non
         SizeMismatchError: it has another size.
         DigestMismatchError: it has another checksum.
     """
-    url, size, found = shard.url, shard.filesize, os.fstat(fd).st_size
-    if size is not None and found != size:
+    url, size, arrived = shard.url, shard.filesize, os.fstat(fd).st_size
+    if size is not None and arrived != size:
         raise SizeMismatchError(
-            f"{url}: {found} bytes arrived, and the index says filesize {size}; fetch it again, or update the index "
+            f"{url}: {arrived} bytes arrived, and the index says filesize {size}; fetch it again, or update the index "
             "if the shard was rewritten",
             url=url,
             expected=size,
-            found=found,
+            found=arrived,
         )
     if (mismatch := find_mismatch(shard, fd, go_on=go_on)) is not None:
         key, digest, said = mismatch
@@ -287,15 +288,15 @@ def find_mismatch(
     """The key of a checksum, that of the file and the one in the index, if they differ; None: it is the shard.
 
     Args:
-        shard: which.
+        shard: the shard.
         fd: of the file, left open.
         is_strict: of several in the index all are compared, not the quickest alone.
         go_on: called now and then.
     """
     for key, said in checksums.promised(shard).items():
         os.lseek(fd, 0, os.SEEK_SET)
-        if (found := file_digest(fd, key, go_on=go_on)) != said:
-            return key, found, said
+        if (digest := file_digest(fd, key, go_on=go_on)) != said:
+            return key, digest, said
         if not is_strict:
             break
     return None

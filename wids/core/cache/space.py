@@ -118,7 +118,7 @@ class Space:
 
     def is_used(self) -> bool:
         """True if a cache has ever used the directory."""
-        return os.path.isdir(self.directory.own) or not os.path.isdir(self.directory.path)
+        return os.path.isdir(self.directory.folder) or not os.path.isdir(self.directory.path)
 
     def reserve(
         self,
@@ -465,7 +465,7 @@ class _DirectorySnapshot:
     @Lazy
     def uses(self) -> usage_hints.Uses:
         """The plans of all jobs."""
-        return usage_hints.read(self._space.directory.own, self._transients.plans)
+        return usage_hints.read(self._space.directory.folder, self._transients.plans)
 
     @property
     def is_busy(self) -> bool:
@@ -609,7 +609,7 @@ def evict_from(
             home.update((entry.name, space) for entry in here)
             table_bytes = sum(table.size_bytes for table in inventory.remembered)
             remembered, used = remembered + table_bytes, used + inventory.used_bytes - table_bytes
-            planned = usage_hints.read(space.directory.own, inventory.transients.plans)
+            planned = usage_hints.read(space.directory.folder, inventory.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         entries.sort(key=lambda entry: entry.used_ns)
         excess = Excess(bytes=used - limit, files=count - maximum)

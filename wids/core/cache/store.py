@@ -59,13 +59,14 @@ class ShardCache:
         placement: the path of each shard.
         cache_size: bytes that a cache directory may hold; None: what the disk has space for.
         keep: mark the shards as not to be evicted.
-        session: what opens URLs; its hooks are called with every event.
+        session: opens URLs; its hooks are called with every event.
         checks_counts: a cached shard that holds another number of samples than the index says is downloaded again.
-        book: facts about each shard; None: a new one.
+        book: records of shards; None: a new one.
 
     Attributes:
-        is_limit_told: a program was warned that the limit is too small for what it reads. is_hidden_told: that nothing
-            is downloaded ahead, for its dataset is within one that is not known.
+        is_limit_told: a program was warned that the limit is too small for the shards that it reads.
+        is_hidden_told: a program was warned that nothing is downloaded ahead, for its dataset is within one that is not
+            known.
     """
 
     placement: Placement
@@ -116,7 +117,7 @@ class ShardCache:
         """The shard, downloaded first if need be, and whether it was there.
 
         Raises:
-            FetchError: it cannot be had. CacheError: the directory cannot be used.
+            FetchError: it cannot be read. CacheError: the directory cannot be used.
             ShardError: its bytes are not a readable tar, or not what the index says.
         """
         for _ in range(_WIPED_ATTEMPTS):
@@ -141,7 +142,7 @@ class ShardCache:
         """
         path = located.path
         try:
-            lease, facts = Lease.open(path)
+            lease, identity = Lease.open(path)
         except FileNotFoundError:
             return Miss("")
         except OSError as error:
@@ -150,9 +151,9 @@ class ShardCache:
             table, cause = None, ""
             if lease.begin():  # else it is being evicted
                 if lock is None:
-                    table, cause = self._judge(located, facts)
+                    table, cause = self._judge(located, identity)
                 else:
-                    table, cause = self._judge_by_checksum(located, lease.fd, facts, lock)
+                    table, cause = self._judge_by_checksum(located, lease.fd, identity, lock)
             if table is not None and not cause:
                 return CachedShard(lease, table)
             lease.release()
@@ -182,7 +183,7 @@ class ShardCache:
     def download_ahead(
         self, located: Located, *, after: float, is_cancelled: Callable[[], bool], size: int | None = None
     ) -> bool:
-        """Download a shard that will be needed, unless it is there or another process does; whether this did.
+        """Download a shard that will be needed, unless it is there or another process does; True if this did.
 
         Args:
             located: the shard.
@@ -197,25 +198,25 @@ class ShardCache:
         """
         if located.is_in_place:
             return False
-        found = self._find_or_prepare(located)
-        if isinstance(found, Miss):
+        known = self._find_or_prepare(located)
+        if isinstance(known, Miss):
             directory, name = located.directory, located.name
             with locks.try_acquire(directory.lock(name), mode=directory.lock_mode()) as lock:
                 if lock is None:
                     return False
-                found = self.find(located)
-                if isinstance(found, Miss):
-                    if found.cause and promised(located.shard):  # its reader sees whether it is right
+                known = self.find(located)
+                if isinstance(known, Miss):
+                    if known.cause and promised(located.shard):  # its reader sees whether it is right
                         return False
                     cached, event = self._download(
-                        located, found, lock, after=after, is_cancelled=is_cancelled, size=size
+                        located, known, lock, after=after, is_cancelled=is_cancelled, size=size
                     )
                     cached.lease.release()
                     if self._keep:
                         directory.keep(name)
                     emit(self.hooks, event)
                     return True
-        found.lease.release()
+        known.lease.release()
         return False
 
     # --- inside
@@ -230,24 +231,24 @@ class ShardCache:
         return space
 
     def _open(self, located: Located) -> tuple[CachedShard, bool]:
-        found = self._find_or_prepare(located)
-        is_hit = not isinstance(found, Miss)
+        cached = self._find_or_prepare(located)
+        is_hit = not isinstance(cached, Miss)
         event: Hit | Fetched = Hit(url=located.url, path=located.path)
         directory, name = located.directory, located.name
-        if isinstance(found, Miss):
+        if isinstance(cached, Miss):
             with locks.acquire(directory.lock(name), mode=directory.lock_mode(), hooks=self.hooks) as lock:
-                found = self.find(located)
-                is_hit = not isinstance(found, Miss)
-                if isinstance(found, Miss) and found.cause and promised(located.shard):
-                    found = self.find(located, lock=lock)
-                if isinstance(found, Miss):
-                    found, event = self._download(located, found, lock)
-        with found.lease.closing_on_error():
+                cached = self.find(located)
+                is_hit = not isinstance(cached, Miss)
+                if isinstance(cached, Miss) and cached.cause and promised(located.shard):
+                    cached = self.find(located, lock=lock)
+                if isinstance(cached, Miss):
+                    cached, event = self._download(located, cached, lock)
+        with cached.lease.closing_on_error():
             if self._keep:
                 directory.keep(name)
             directory.touch(name)
             emit(self.hooks, event)  # with the lock free again: a hook may open the shard of the event
-        return found, is_hit
+        return cached, is_hit
 
     def _find_or_prepare(self, located: Located) -> CachedShard | Miss:
         """`find`, and a directory to download into if there is nothing."""
@@ -256,46 +257,46 @@ class ShardCache:
         with using(directory):
             if is_private:
                 atomic.check_owner(directory)  # before the first look: what another user put there is not looked at
-            found = self.find(located)
-            if isinstance(found, Miss):
+            cached = self.find(located)
+            if isinstance(cached, Miss):
                 atomic.make_directory(directory, is_private=is_private)
                 located.directory.make()
-        return found
+        return cached
 
-    def _judge(self, located: Located, facts: Identity) -> tuple[MemberTable | None, str]:
+    def _judge(self, located: Located, identity: Identity) -> tuple[MemberTable | None, str]:
         """The saved member table of a file, and why the file cannot be used; "": it can."""
-        table = self._load_table(located, facts)
-        return table, self._find_difference(located, facts, table)
+        table = self._load_table(located, identity)
+        return table, self._find_difference(located, identity, table)
 
-    def _load_table(self, located: Located, facts: Identity) -> MemberTable | None:
+    def _load_table(self, located: Located, identity: Identity) -> MemberTable | None:
         path = located.directory.table(located.name)
-        return member_tables.load_table(path, located.url, shard_bytes=facts.size)
+        return member_tables.load_table(path, located.url, shard_bytes=identity.size)
 
     def _judge_by_checksum(
-        self, located: Located, fd: int, facts: Identity, lock: locks.HeldLock
+        self, located: Located, fd: int, now: Identity, lock: locks.HeldLock
     ) -> tuple[MemberTable | None, str]:
-        """As `_judge`, with a new table; a file of the right checksum becomes the cache's own."""
+        """`_judge` with a new table; a file of the right checksum becomes the cache's own."""
         shard = located.shard
-        if cause := find_difference_in_size(shard, facts):
+        if cause := find_difference_in_size(shard, now):
             return None, cause
         try:
             if (mismatch := shard_download.find_mismatch(shard, fd, is_strict=True, go_on=lock.touch)) is not None:
                 key, digest, said = mismatch
                 return None, f"its {word(key)} is {digest}, the index says {said}"
-            saved = self._load_table(located, facts)
-            known = saved.identity if saved is not None and saved.identity.is_same(facts) else None
+            saved = self._load_table(located, now)
+            known = saved.identity if saved is not None and saved.identity.is_same(now) else None
             identity = identify(fd, shard, self.placement.origin(located.place), known)
             table = member_tables.scan_table(fd, shard.url, identity)
         except (ShardError, OSError) as error:
             return None, str(error)
-        cause = self._find_difference(located, facts, table)
+        cause = self._find_difference(located, now, table)
         if not cause:
             self._space(located.directory.path).adopt(located.name, table)
         return table, cause
 
-    def _find_difference(self, located: Located, facts: Identity, table: MemberTable | None) -> str:
+    def _find_difference(self, located: Located, identity: Identity, table: MemberTable | None) -> str:
         origin, miscounted = self.placement.origin(located.place), located.record.miscounted
-        return find_difference(located.expected, facts, table, origin=origin, miscounted=miscounted)
+        return find_difference(located.expected, identity, table, origin=origin, miscounted=miscounted)
 
     def _download(
         self,
@@ -321,8 +322,8 @@ class ShardCache:
             is_cancelled=is_cancelled,
             size=size,
         )
-        found = download.run()
-        table = found.table
+        cached = download.run()
+        table = cached.table
         if located.expected.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To download the shard for each sample would never end.
             located.record.miscounted = table.identity
@@ -334,4 +335,4 @@ class ShardCache:
             seconds=time.perf_counter() - start,
             is_ahead=after is not None,
         )
-        return found, event
+        return cached, event

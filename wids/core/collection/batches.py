@@ -90,7 +90,7 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
 
 
 def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
-    """Whether these samples can be read one by one: no shard has to be downloaded, or is opened twice.
+    """True if these samples can be read one by one: no shard has to be downloaded, or is opened twice.
 
     The kernel begins to read those of open shards from a cold disk, in the order of the files.
 
@@ -242,7 +242,7 @@ def _read_into(
             now, rest = places[:count], places[count:]
         rows = [wanted[place] - lo if chosen is None else chosen[wanted[place]] for place in now]
         try:
-            found = reader.read_rows(rows, fields)
+            read = reader.read_rows(rows, fields)
         except ClosedReaderError:  # another thread opened or released shards
             must_pin = True
             continue
@@ -250,7 +250,7 @@ def _read_into(
             if is_pinned:
                 reader.unpin()
         url, places = reader.url, rest
-        for place, row, sample in zip(now, rows, found):  # noqa: B905 - to be strict takes longer
+        for place, row, sample in zip(now, rows, read):  # noqa: B905 - to be strict takes longer
             sample["__dataset__"] = name
             sample["__index__"] = wanted[place]
             sample["__shard__"] = url

@@ -79,32 +79,32 @@ _GLOB = frozenset("*?[")
 
 
 def is_archive(place: str) -> bool:
-    """Whether a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
+    """True if a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
     return Place(place).name.lower().endswith(_ARCHIVES)
 
 
 def lists_shards(place: str) -> bool:
-    """Whether a text is a tar, a brace pattern of tars, or a directory or glob of them; any other is an index."""
+    """True if a text is a tar, a brace pattern of tars, or a directory or glob of them; any other is an index."""
     return is_archive(place) or is_several(place)
 
 
-def is_several(given: str) -> bool:
-    """Whether a text is a directory, a glob and no existing file, or a data set by its name.
+def is_several(text: str) -> bool:
+    """True if a text is a directory, a glob and no existing file, or a data set by its name.
 
     The name of a directory of a store has a slash at its end.
     """
-    place = Place(given)
-    if "\0" in given or place.scheme == "pipe":
+    place = Place(text)
+    if "\0" in text or place.scheme == "pipe":
         return False
-    if find_catalog(given) is not None:
+    if find_catalog(text) is not None:
         return True
     if place.is_local:
         path = place.path
-        is_glob = not _GLOB.isdisjoint(path) and "::" not in given
+        is_glob = not _GLOB.isdisjoint(path) and "::" not in text
         return os.path.isdir(path) or (is_glob and not os.path.lexists(path))
     if place.scheme in ("http", "https"):  # which knows no globs
         return place.without_query.endswith("/")
-    return "::" not in given and (given.endswith("/") or not _GLOB.isdisjoint(given))
+    return "::" not in text and (text.endswith("/") or not _GLOB.isdisjoint(text))
 
 
 def load_shards(
@@ -144,9 +144,9 @@ def load_shards(
         _check_place(shards)
         if (catalog := find_catalog(shards)) is not None:
             cache_dir = session.cache_dir or default_cache_dir()
-            found: ShardList = catalog.load_named(shards, session=session, cache_dir=cache_dir)
-            found = found.with_header({**found.header, **(options or {})})
-            return base, found.with_packs(own_packs(found.header, None, base)), session
+            shard_list: ShardList = catalog.load_named(shards, session=session, cache_dir=cache_dir)
+            shard_list = shard_list.with_header({**shard_list.header, **(options or {})})
+            return base, shard_list.with_packs(own_packs(shard_list.header, None, base)), session
         is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)
         if is_archive(shards) or (not is_file and is_several(_based(shards, base))):
             return base, _list([shards], base, options, session), session
@@ -164,8 +164,8 @@ def load_shards(
         session=session,
         cache_dir=cache_dir,
     )
-    found, narrowed = load_index(request, data)
-    return base if base is not None else _own_base(found.header, request.place), found, narrowed
+    shard_list, narrowed = load_index(request, data)
+    return base if base is not None else _own_base(shard_list.header, request.place), shard_list, narrowed
 
 
 def words_of_misuse(shards: Any) -> str:
@@ -188,14 +188,14 @@ def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
     Raises:
         SpecError: bad weights.
     """
-    found, firsts = shards.weighted_parts(), [0, *shards.ends()]
+    weighted, firsts = shards.weighted_parts(), [0, *shards.ends()]
     if shards.selection is not None:
-        found = [part for part in found if firsts[part[1]] < firsts[part[2]]]
-    if all(weight == 0 for *_, weight in found) and (shards.selection is not None or not found):
+        weighted = [part for part in weighted if firsts[part[1]] < firsts[part[2]]]
+    if all(weight == 0 for *_, weight in weighted) and (shards.selection is not None or not weighted):
         return None
     parts = [
         (name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b), contents(shards, a, b))
-        for name, a, b, weight in found
+        for name, a, b, weight in weighted
     ]
     from wids.core.order.mixture import name_parts
 
@@ -231,7 +231,10 @@ class ShardCollection:
         hints_at_merged: emit an event where samples are counted and look like several that a dot in names made one.
 
     Attributes:
-        shards: the shard list. lengths: samples of each. ends: where each shard's samples end. urls: of each.
+        shards: the shard list.
+        lengths: samples of each.
+        ends: end of each shard's samples.
+        urls: of each.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
         place: the URL or path of the index that lists the shards as they are; None: none exists.
@@ -277,8 +280,8 @@ class ShardCollection:
         return self.ends[-1] if self.ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        found = ("lengths", "ends", "urls", "here", "_cum_lengths", "_whole_ends", "_rows")
-        return {name: value for name, value in self.__dict__.items() if name not in found}
+        computed = ("lengths", "ends", "urls", "here", "_cum_lengths", "_whole_ends", "_rows")
+        return {name: value for name, value in self.__dict__.items() if name not in computed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -287,7 +290,7 @@ class ShardCollection:
 
     @property
     def is_grouped_as_indexed(self) -> bool:
-        """Whether members become samples as the index says, so that tables beside it hold."""
+        """True if members become samples as the index says, so that tables beside it hold."""
         files = self.provider.files
         return {"rule": files.rule, "group": files.group} == self.shards.grouping
 
@@ -312,15 +315,15 @@ class ShardCollection:
 
     def select(self, selection: Selection) -> ShardCollection:
         """The same shards, of which the other collection has these samples; they share the open shards."""
-        found = copy.copy(self)
-        found._use(self.shards.select(selection))  # noqa: SLF001 - of this class
-        return found
+        view = copy.copy(self)
+        view._use(self.shards.select(selection))  # noqa: SLF001 - of this class
+        return view
 
     def named(self, name: str) -> ShardCollection:
         """The same shards, whose samples have another name; they share the open shards."""
-        found = copy.copy(self)
-        found.name, found.here, found._parts = name, NOWHERE, None  # noqa: SLF001 - of this class
-        return found
+        renamed = copy.copy(self)
+        renamed.name, renamed.here, renamed._parts = name, NOWHERE, None  # noqa: SLF001 - of this class
+        return renamed
 
     def adopt(self, shards: ShardList) -> None:
         """Make these the collection's shards."""
@@ -356,9 +359,9 @@ class ShardCollection:
         """
         counts, sizes = dict[int, int](), dict[int, int]()
         try:
-            for k, found in self._uncounted(self.shards, open_remote):
-                counts[k], sizes[k] = found.nsamples, found.size
-                on_count(found.nsamples)
+            for k, count in self._uncounted(self.shards, open_remote):
+                counts[k], sizes[k] = count.nsamples, count.size
+                on_count(count.nsamples)
         finally:
             self._use(self.shards.with_known(counts, sizes if has_sizes else {}))
             self.pool.find = self.shards.find
@@ -369,7 +372,7 @@ class ShardCollection:
         Raises:
             SpecError: such a shard is the output of a program. FetchError, ShardError: it cannot be read.
         """
-        return shards.with_known({k: found.nsamples for k, found in self._uncounted(shards)}, {})
+        return shards.with_known({k: count.nsamples for k, count in self._uncounted(shards)}, {})
 
     def _uncounted(
         self, shards: ShardList, open_remote: Callable[[int], Reader] | None = None
@@ -383,20 +386,20 @@ class ShardCollection:
         counted = dict(zip(far, self.provider.count([shards[k] for k in far]), strict=True)) if far else {}
         for k in unknown:
             if k in counted:
-                found = counted[k]
+                count = counted[k]
             else:
                 from wids.core.readers.remote_counts import ShardCount
 
                 table = self._read_table(shards, k, open_remote)
-                found = ShardCount(table.nsamples, table.identity.size, find_merged(table))
-            if found.merged is not None and self._hints_at_merged:
+                count = ShardCount(table.nsamples, table.identity.size, find_merged(table))
+            if count.merged is not None and self._hints_at_merged:
                 self._hints_at_merged = False  # of one shard, which stands for all
-                emit(self._hooks, MergedNames(url=shards.urls[k], key=found.merged[0], fields=found.merged[1:]))
-            yield k, found
+                emit(self._hooks, MergedNames(url=shards.urls[k], key=count.merged[0], fields=count.merged[1:]))
+            yield k, count
         self.pool.misses = misses
 
     def _is_counted_far(self, url: str) -> bool:
-        """Whether a shard is read where it is to be counted, by byte ranges."""
+        """True if a shard is read where it is to be counted, by byte ranges."""
         place, placement = Place(url), self.provider.cache.placement
         has_place = placement.cache_dir is not None or placement.localname is not None
         return not (place.is_local or place.scheme == "pipe" or (has_place and placement.find(place)[1]))
@@ -434,7 +437,7 @@ class ShardCollection:
 
     @property
     def fingerprint(self) -> str:
-        """See `wids.core.index.fingerprint.fingerprint`; of the shards, and of which of their samples a view has."""
+        """`wids.core.index.fingerprint.fingerprint` of the shards, and of a view's choice of their samples."""
         if self._fingerprint is None:
             whole, chosen = fingerprint(self.shards), self.shards.selection
             self._fingerprint = whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
@@ -442,7 +445,7 @@ class ShardCollection:
 
     @property
     def contents(self) -> dict[str, str]:
-        """See `wids.core.index.fingerprint.contents`; of all shards."""
+        """`wids.core.index.fingerprint.contents` of all shards."""
         if self._contents is None:
             self._contents = contents(self.shards)
         return self._contents
@@ -455,13 +458,13 @@ class ShardCollection:
         return self._cum_lengths
 
     def mixed_parts(self) -> list[SourceSpan] | None:
-        """See `mixed_parts`; found once, for the fingerprints of a million shards take seconds."""
+        """`mixed_parts` of its shards; computed once, for the fingerprints of a million shards take seconds."""
         if self._parts is None:
             self._parts = (mixed_parts(self.shards) if self.name is None else None,)
         return self._parts[0]
 
     def has_remote(self) -> bool:
-        """Whether any shard goes through the cache."""
+        """True if any shard goes through the cache."""
         if self._is_remote is None:
             is_copied = self.provider.cache.placement.cache_local
             summary = self.shards.summary
@@ -470,7 +473,7 @@ class ShardCollection:
         return self._is_remote
 
     def is_far(self) -> bool:
-        """Whether its shards are local ones on a network file system; the first one stands for all."""
+        """True if its shards are local ones on a network file system; the first one stands for all."""
         if self._is_far is None:
             is_local = len(self) > 0 and not self.has_remote()
             path_of = self.provider.cache.placement.local_path
@@ -478,7 +481,7 @@ class ShardCollection:
         return self._is_far
 
     def is_large(self, count: int) -> bool:
-        """Whether so many samples cost more for their memory, if read at once, than they save.
+        """True if so many samples cost more for their memory, if read at once, than they save.
 
         The first shard stands for all.
         """
@@ -519,14 +522,14 @@ class ShardCollection:
 
     @property
     def whole_ends(self) -> Sequence[int]:
-        """Where each shard's samples end, counted over the dataset that this is a view of, or this itself."""
+        """End of each shard's samples, counted over the dataset that this is a view of, or this itself."""
         if self._whole_ends is None:
             self._whole_ends = self.ends if self.shards.selection is None else self.shards.whole_ends()
         return self._whole_ends
 
     @property
     def whole_length(self) -> int:
-        """How many samples the dataset has that this is a view of, or this itself."""
+        """Number of samples of the dataset that this is a view of, or this itself."""
         return self.whole_ends[-1] if self.whole_ends else 0
 
     def whole_index(self, index: int) -> int:
@@ -599,15 +602,15 @@ class ShardCollection:
         """Shard number ``k``, from the pool or opened now.
 
         Raises:
-            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
-            FetchError, CacheError, ShardError: it cannot be had or read.
+            CountMismatchError: it holds another number of samples than the index says; see ``on_count_mismatch``.
+            FetchError, CacheError, ShardError: it cannot be read.
         """
-        found = self.pool.open(self.shards[k])
-        self.check_count(k, found.table)
-        return found
+        shard = self.pool.open(self.shards[k])
+        self.check_count(k, shard.table)
+        return shard
 
     def member_tables(self, numbers: Iterable[int]) -> Iterator[tuple[int, MemberTable | None]]:
-        """The numbers of shards, each with its member table; None: it cannot be had without a download of the shard.
+        """The numbers of shards, each with its member table; None: it cannot be read without a download of the shard.
 
         Those of shards that are not on this machine are published ones that are certain to be their own.
 
@@ -682,7 +685,7 @@ class ShardCollection:
 
     @contextlib.contextmanager
     def pinned(self, k: int) -> Iterator[Reader]:
-        """As `pin`, for the time of the block."""
+        """`pin` for the time of the block."""
         reader = self.pin(k)
         try:
             yield reader
@@ -690,42 +693,42 @@ class ShardCollection:
             reader.unpin()
 
     def check_count(self, k: int, table: MemberTable) -> None:
-        """Compare a shard's table with what the index says, if it does.
+        """Compare a shard's table with the index's count, if it has one.
 
         Raises:
             CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none.
         """
-        url, expected, found = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
-        if expected in (-1, found):
+        url, expected, actual = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
+        if expected in (-1, actual):
             return
         where = f" (shard {k} of {len(self.shards)})"
-        if found and self.on_count_mismatch == "warn":
+        if actual and self.on_count_mismatch == "warn":
             if url not in self._miscounted:
                 self._miscounted.add(url)
-                how = "they are repeated, from the first one on" if found < expected else "the last ones are left out"
-                logger.warning("%s; %s", count_words(url, expected, found) + where, how)
+                how = "they are repeated, from the first one on" if actual < expected else "the last ones are left out"
+                logger.warning("%s; %s", count_words(url, expected, actual) + where, how)
             return
         shard = self.pool.lru.cache.pop(url, None)
         if shard is not None:
             shard.reader.close()
-        raise count_mismatch(url, expected, found, advice=where + self._advice(self, table, expected))
+        raise count_mismatch(url, expected, actual, advice=where + self._advice(self, table, expected))
 
 
 def _advice(_collection: ShardCollection, _table: MemberTable, _expected: int) -> str:
     return "; write the index again"
 
 
-def count_words(url: str, expected: int, found: int, *, by: str = "and the index says") -> str:
-    """That a shard does not hold as many samples as were promised."""
-    return f"{url}: holds {found} samples, {by} {expected}"
+def count_words(url: str, expected: int, actual: int, *, by: str = "and the index says") -> str:
+    """Words for a shard that holds another number of samples than was promised."""
+    return f"{url}: holds {actual} samples, {by} {expected}"
 
 
 def count_mismatch(
-    url: str, expected: int, found: int, *, by: str = "and the index says", advice: str = ""
+    url: str, expected: int, actual: int, *, by: str = "and the index says", advice: str = ""
 ) -> CountMismatchError:
-    """The error for a shard that does not hold as many samples as were promised; ``advice`` ends its message."""
-    story = count_words(url, expected, found, by=by) + advice
-    return CountMismatchError(story, shard=url, expected=expected, found=found)
+    """The error for a shard that holds another number of samples than was promised; ``advice`` ends its message."""
+    story = count_words(url, expected, actual, by=by) + advice
+    return CountMismatchError(story, shard=url, expected=expected, found=actual)
 
 
 def to_int(index: Any) -> int:
@@ -745,7 +748,7 @@ def to_int(index: Any) -> int:
 
 
 def _advice_on(index: Any) -> str:
-    """What to do instead of taking this as an index."""
+    """Advice for a program that takes this as an index."""
     if isinstance(index, str):
         return "for a key use dataset[dataset.keys.index(key)]"
     if isinstance(index, slice):
@@ -776,10 +779,12 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session
             raise shards_are_indexes(name, [name])
         return None
 
-    found = list_shards(shards, base=base, header=options, find=find)
-    if sum(found.nsamples) > MAX_COUNT:
-        raise SpecError(f"shards have {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
-    return found.with_packs(own_packs(found.header, None, base))
+    shard_list = list_shards(shards, base=base, header=options, find=find)
+    if sum(shard_list.nsamples) > MAX_COUNT:
+        raise SpecError(
+            f"shards have {sum(shard_list.nsamples)} samples in all, more than can be counted", path="shards"
+        )
+    return shard_list.with_packs(own_packs(shard_list.header, None, base))
 
 
 def _based(name: str, base: str | None) -> str:
@@ -810,5 +815,5 @@ def _no_shards(place: str, what: str) -> SpecError:
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:
     """The default base of an index's relative URLs: the base in the index, otherwise the place of the index."""
-    own = header.get("base") or header.get("base_path") or ""
-    return None if place is None and not own else str(Place(place or "").directory.join(own))
+    base = header.get("base") or header.get("base_path") or ""
+    return None if place is None and not base else str(Place(place or "").directory.join(base))

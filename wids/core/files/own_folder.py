@@ -31,24 +31,24 @@ class OwnFolder:
 
     Attributes:
         path: the directory.
-        own: the folder in it.
+        folder: ``.wids`` in it.
     """
 
-    own: str
+    folder: str
     path: str
-    __slots__ = ("own", "path")
+    __slots__ = ("folder", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path or "."
-        self.own = os.path.join(self.path, ".wids")
+        self.folder = os.path.join(self.path, ".wids")
 
     def staging(self, name: str) -> str:
         """The prefix of the path of the part file of ``name``."""
-        return os.path.join(self.own, name)
+        return os.path.join(self.folder, name)
 
     def lock(self, name: str) -> str:
         """The path of the lock file of ``name``."""
-        return os.path.join(self.own, name + LOCK_SUFFIX)
+        return os.path.join(self.folder, name + LOCK_SUFFIX)
 
     def make_folders(self, *folders: str) -> None:
         """Make the own folder and folders in it, in a directory that exists.
@@ -56,7 +56,7 @@ class OwnFolder:
         Raises:
             OSError: they cannot be made.
         """
-        for folder in (self.own, *folders):
+        for folder in (self.folder, *folders):
             with contextlib.suppress(FileExistsError):
                 system.until_permitted(partial(os.mkdir, folder))
                 os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))

@@ -72,7 +72,7 @@ class SharedFiles:
     def __init__(self, directory: str, suffix: str, *, is_named: bool = True) -> None:
         self._suffix, self._is_named = suffix, is_named
         self._folder = OwnFolder(os.path.abspath(os.path.expanduser(directory)))
-        self._files = os.path.join(self._folder.own, "indexes")
+        self._files = os.path.join(self._folder.folder, "indexes")
 
     def path(self, key: str) -> str:
         """The path of the file of a key, which need not exist."""
@@ -80,7 +80,7 @@ class SharedFiles:
 
     def is_used(self) -> bool:
         """True if a cache has used the directory before."""
-        return os.path.isdir(self._folder.own)
+        return os.path.isdir(self._folder.folder)
 
     def get(
         self,
@@ -217,7 +217,7 @@ class SharedFiles:
     def _sweep(self) -> None:
         """Delete files that were not opened for long, and those that killed processes left half written."""
         oldest = time.time() - _UNUSED_SECONDS
-        for folder, pattern in ((self._files, _NAME), (self._folder.own, _PART)):
+        for folder, pattern in ((self._files, _NAME), (self._folder.folder, _PART)):
             with contextlib.suppress(OSError):
                 for name in os.listdir(folder):
                     path = os.path.join(folder, name)

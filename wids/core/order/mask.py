@@ -1,4 +1,4 @@
-"""Indices with marks: what is known when a sample is chosen, and needed when it is read.
+"""Indices with marks: values that are known when a sample is chosen, and needed when it is read.
 
 ``tail="mask"`` says by them which samples an epoch has once, and which it repeats to make the ranks equal;
 ``sample_seeds=True`` what a sample's randomness begins with. Such an index is an int in all respects, so any dataset

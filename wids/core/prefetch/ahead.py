@@ -56,7 +56,9 @@ class CollectionSource:
         figures: what its dataset has done so far.
 
     Attributes:
-        ahead_bytes: as given. store: what downloads its shards. directory: the cache directory; None: not known.
+        ahead_bytes: the argument.
+        store: downloads its shards.
+        directory: the cache directory; None: not known.
         cache_size: bytes of the cache that its shards go into; None: no limit, or no cache.
     """
 
@@ -77,7 +79,7 @@ class CollectionSource:
 
     @property
     def limits(self) -> AheadLimits:
-        """How far ahead one of the ranks of this node may be."""
+        """Limits of reading ahead for one of the ranks of this node."""
         return AheadLimits(self.ahead_bytes, self.cache_size, ranks_of_node(), self.directory)
 
     def shard(self, k: int) -> Shard:
@@ -91,20 +93,20 @@ class CollectionSource:
         return UpcomingShard(self.store, located, is_left=is_left, reads_early=provider.reads_early)
 
     def look_for_tables(self) -> None:
-        """See whether samples are read by byte ranges, where shards are left to these; the first stands for all."""
+        """Check if samples are read by byte ranges, where shards are left to these; the first stands for all."""
         if self.cache_size is not None:
             self._collection.provider.has_table(self.shard(0))
 
     def count_reads(self) -> int:
-        """How many of its samples this process has read."""
+        """Number of its samples that this process has read."""
         return self._collection.pool.accesses
 
     def figures(self) -> tuple[str, dict[str, float]] | None:
         """Figures of its dataset so far: (a name for it in this process, figure -> number)."""
         if self._figures is None:
             return None
-        name, found = self._figures()
-        return name, found if self.cache_size is None else {**found, "cache_size": self.cache_size}
+        name, figures = self._figures()
+        return name, figures if self.cache_size is None else {**figures, "cache_size": self.cache_size}
 
     def announce(self) -> None:
         """Tell the hooks that downloads begin."""
@@ -177,8 +179,8 @@ def source_of(
 class SharedBlocks:
     """The blocks of a run for two readers: the loop that draws them, and the prefetcher that looks ahead.
 
-    Each is computed once, by the first that needs it, and kept until the other has read it. The prefetcher looks at
-    so many blocks ahead as its window allows; of indices drawn before that, it misses those that loaders have read.
+    Each is computed once, by the first that needs it, and kept until the other has read it. The prefetcher reads as
+    many blocks as its window allows. It skips blocks that the loader has already consumed.
 
     Args:
         run: whose blocks.
@@ -220,8 +222,8 @@ class SharedBlocks:
             with self._lock:
                 if not self._to_look and not self._compute():
                     return
-                found = self._to_look.popleft()
-            yield found
+                block = self._to_look.popleft()
+            yield block
 
     def _compute(self) -> bool:
         """Compute the next block, for both; False: none exists."""
@@ -296,7 +298,7 @@ _searched: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValue
 
 
 def _is_searched(dataset: Any) -> bool:
-    """Whether a dataset was searched twice before: some open what they read with their first sample."""
+    """True if a dataset was searched twice before: some open what they read with their first sample."""
     for time in (1, 2):
         if _searched.get((id(dataset), time)) is not dataset:
             with contextlib.suppress(TypeError):  # it has no weak references: a list, say
@@ -373,9 +375,9 @@ class Ahead:
         self._end(is_finished=False)
 
     def _end(self, *, is_finished: bool) -> None:
-        found, self._prefetcher = getattr(self, "_prefetcher", None), None
-        if found is not None:
-            found.end(is_finished=is_finished)
+        prefetcher, self._prefetcher = getattr(self, "_prefetcher", None), None
+        if prefetcher is not None:
+            prefetcher.end(is_finished=is_finished)
 
 
 def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
@@ -390,16 +392,16 @@ def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int,
             continue
         needs = []
         for first, last, count in mixed:
-            found = {number: total for number, total in shards.count_shards(first, last).items() if number in numbers}
-            if found:
-                needs.append((count, sum(found.values()), max(sources[number].shard_bytes() for number in found)))
+            counts = {number: total for number, total in shards.count_shards(first, last).items() if number in numbers}
+            if counts:
+                needs.append((count, sum(counts.values()), max(sources[number].shard_bytes() for number in counts)))
         if _warn_of_limit(limit, needs):
             for number in numbers:
                 sources[number].store.is_limit_told = True
 
 
 def _warn_of_limit(limit: int, needs: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether a cache is too small, of which this warns.
+    """Warn of a cache that is too small; True if it is.
 
     Args:
         limit: of the cache, in bytes.

@@ -50,10 +50,10 @@ class Source(PlannedSource["UpcomingShard"], Protocol):
     cache_size: int | None
 
     def look_for_tables(self) -> None:
-        """See whether samples are read by byte ranges, where that matters; may ask a server."""
+        """Check if samples are read by byte ranges, where that matters; may ask a server."""
 
     def count_reads(self) -> int:
-        """How many of its samples this process has read."""
+        """Number of its samples that this process has read."""
 
     def figures(self) -> tuple[str, dict[str, float]] | None:
         """Figures of its dataset so far, for people: (a name for it in this process, figure -> number)."""
@@ -222,19 +222,19 @@ class Prefetcher:
             self._woken.put(None)
 
     def _when(self, visit: Visit, position: int) -> float:
-        """When a visit begins, in seconds since 1970."""
+        """Time at which a visit begins, in seconds since 1970."""
         return time.time() + self._seconds(max(visit.first - position, 0))
 
     def _seconds(self, positions: int) -> float:
-        """In which so many are drawn."""
+        """Seconds in which so many are drawn."""
         return positions / (self._pace.rate or distance.LIMITS.first_rate)
 
     def _reads(self) -> int:
-        """How many samples of the shard lists this process has read."""
+        """Number of samples of the shard lists that this process has read."""
         return sum(source.count_reads() for source in self._sources)
 
     def _burst(self, position: int) -> int:
-        """How many of the drawn samples may not have been read yet.
+        """Number of the drawn samples that may not have been read yet.
 
         A reader without workers reads what it draws: its first moments tell how fast it is, and not how far ahead.
         """
@@ -242,7 +242,7 @@ class Prefetcher:
         return self._pace.burst if read <= 0 else distance.own_burst(self._pace.burst, position - read)
 
     def _is_plan_late(self) -> bool:
-        """Whether the plan is old, or its times are off as the reader is farther than expected."""
+        """True if the plan is old, or its times are off as the reader is farther than expected."""
         expected = self._seconds(self._position() - self._planned_at)
         return max(time.monotonic() - self._planned, expected) > limits.LIMITS.tick_seconds
 
@@ -276,4 +276,4 @@ class Prefetcher:
     def _figures(self, directory: str) -> dict[str, dict[str, float]]:
         """Figures so far of the datasets whose shards go to a directory."""
         sources = [source for source in self._sources if source.directory in (None, directory)]
-        return dict(found for source in sources if (found := source.figures()) is not None)
+        return dict(figures for source in sources if (figures := source.figures()) is not None)

@@ -35,8 +35,9 @@ class UpcomingShard(PlannedDownload):
         reads_early: see `PlannedDownload.reads_early`.
 
     Attributes:
-        located, store: as given.
-        look_cost: what `is_here` costs: calls of the operating system.
+        located: the argument.
+        store: the argument.
+        look_cost: calls of the operating system for one `is_here`.
     """
 
     located: Located
@@ -64,7 +65,7 @@ class UpcomingShard(PlannedDownload):
 
     @property
     def slots(self) -> int:
-        """How many connections its download keeps busy."""
+        """Number of connections that its download keeps busy."""
         known = self.located.shard.filesize
         size = distance.LIMITS.unknown_bytes if known is None else known
         length = filesystems.connections().range_bytes(self.located.place.host, size)
@@ -72,30 +73,30 @@ class UpcomingShard(PlannedDownload):
 
     @property
     def reads_early(self) -> bool:
-        """Whether its samples are read by byte ranges until it is cached."""
+        """True if its samples are read by byte ranges until it is cached."""
         return self._reads_early(self.located)
 
     def is_cached(self) -> bool:
-        """Whether a file exists that looks like the shard; its readers look closer."""
+        """True if a file exists that looks like the shard; its readers look closer."""
         try:
-            found = os.stat(self.located.path).st_size
+            size = os.stat(self.located.path).st_size
         except OSError:
             return False
         known = self.located.shard.filesize
         if known is None:
-            self._size = found
-        return known in (None, found)
+            self._size = size
+        return known in (None, size)
 
     def needs_download(self) -> bool:
-        """Whether something has to be done for its next visit."""
+        """True if something has to be done for its next visit."""
         return self.can_go() and not self.is_here()
 
     def can_go(self) -> bool:
-        """Whether it may have been here, and be gone: other processes evict shards."""
+        """True if it may have been here, and be gone: other processes evict shards."""
         return not (self.located.is_in_place or self._is_left)
 
     def is_here(self) -> bool:
-        """Whether nothing has to be done for its next visit."""
+        """True if nothing has to be done for its next visit."""
         return self.is_cached()
 
     def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
@@ -134,7 +135,7 @@ class FarFile(UpcomingShard):
         self._read_until = -1  # the position of the last visit whose part was read
 
     def is_cached(self) -> bool:
-        """Whether a part of it was read."""
+        """True if a part of it was read."""
         return self._read_until >= 0
 
     def can_go(self) -> bool:
@@ -142,7 +143,7 @@ class FarFile(UpcomingShard):
         return True
 
     def is_here(self) -> bool:
-        """Whether the part of its next visit was read."""
+        """True if the part of its next visit was read."""
         return self._read_until >= self.upcoming[0].first
 
     def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:  # noqa: ARG002

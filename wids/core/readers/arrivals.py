@@ -37,10 +37,11 @@ _LOOK_SECONDS = 0.25
 
 
 class _Downloads:
-    """Those that one process has begun; their threads keep no reader alive.
+    """The downloads that one process has begun; their threads keep no reader alive.
 
     Attributes:
-        threads: that are under way. is_cancelled: they are to end.
+        threads: that are under way.
+        is_cancelled: they are to end.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class _Downloads:
 
 
 class _EarlyShard(NamedTuple):
-    """See `wids.core.readers.access.EarlyRead`."""
+    """A shard that is read early; see `wids.core.readers.access.EarlyRead`."""
 
     cache: ShardCache
     located: Located
@@ -69,9 +70,9 @@ class _EarlyShard(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a live job says so: it downloads the shard, or has no space for it."""
+        """True if a live job's plan has it: that job downloads the shard, or has no space for it."""
         directory = self.located.directory
-        use = usage_hints.read(directory.own, directory.transients().plans).get(self.located.name)
+        use = usage_hints.read(directory.folder, directory.transients().plans).get(self.located.name)
         return use is not None and use < time.time() + access.PLANNED_SECONDS
 
     @property
@@ -109,7 +110,7 @@ class Arrivals:
             downloads.is_cancelled = True
 
     def can_arrive(self) -> bool:
-        """Whether shards that are read early will be in the cache at some time.
+        """True if shards that are read early will be in the cache at some time.
 
         A worker of a loader may live for less time than a download takes, and would begin the same ones again and
         again: it reads early what the sampler's process downloads.
@@ -117,7 +118,7 @@ class Arrivals:
         return multiprocessing.parent_process() is None or self._is_prefetching()
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks`: the threads are the parent's."""
+        """Forget the threads, which are the parent's; see `wids.core.files.forks`."""
         self._begin()
 
     def note_opened(self, record: ShardRecord) -> None:

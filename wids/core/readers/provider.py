@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def parse_access(access: Any) -> AccessMode:
-    """Check what a caller gave.
+    """Check the argument of a caller.
 
     Raises:
         ValueError: it is none of the three.
@@ -53,8 +53,8 @@ def parse_access(access: Any) -> AccessMode:
             f"access is {access!r}; it is 'fetch' (whole shards, into the cache), 'range' (members, by byte ranges) "
             "or 'auto' (members first, whole shards once that is cheaper)"
         )
-    found: AccessMode = access
-    return found
+    checked: AccessMode = access
+    return checked
 
 
 # How often it is looked at whether it is a process's turn to ask for byte ranges; the event never comes.
@@ -68,7 +68,7 @@ class ShardProvider(Protocol):
         """An open shard, which the caller closes.
 
         Raises:
-            FetchError: it cannot be had. CacheError: the cache directory cannot be used.
+            FetchError: it cannot be read. CacheError: the cache directory cannot be used.
             ShardError: its bytes are not a readable tar, or not what the index says.
         """
 
@@ -77,10 +77,11 @@ class LocalFiles:
     """Makes readers of open local files.
 
     Args:
-        rule, group: see `wids.core.tables.table.build_table`.
+        rule: see `wids.core.tables.table.build_table`.
+        group: see there.
         use_mmap: see `wids.core.readers.local`.
         hooks: called with every event.
-        book: facts about each shard; None: a new one.
+        book: records of shards; None: a new one.
     """
 
     is_standard: bool
@@ -112,13 +113,15 @@ class LocalFiles:
         self.__dict__.update(state)
         self._begin()
 
-    def build_table(self, fd: int, path: str, url: str, facts: Identity, *, is_in_place: bool = False) -> MemberTable:
+    def build_table(
+        self, fd: int, path: str, url: str, identity: Identity, *, is_in_place: bool = False
+    ) -> MemberTable:
         """The member table of an open file, by the rule: remembered, or built."""
         table = self._book.of(url).table  # of shards that have no saved one, so that reopening is free
-        if table is None or not table.identity.is_same(facts):
-            table = member_tables.load_foreign(fd, path, url, facts) if is_in_place else None
+        if table is None or not table.identity.is_same(identity):
+            table = member_tables.load_foreign(fd, path, url, identity) if is_in_place else None
             if table is None:
-                table = member_tables.scan_table(fd, url, facts, rule=self.rule, group=self.group)
+                table = member_tables.scan_table(fd, url, identity, rule=self.rule, group=self.group)
             self._book.learn_table(url, table)
         return table
 
@@ -169,7 +172,7 @@ def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
             another size than the index says.
     """
     try:
-        file, facts = OpenFile.open(path)
+        file, identity = OpenFile.open(path)
     except FileNotFoundError as error:
         raise ShardNotFoundError(
             f"{shard.url}: there is no file {path}{name_nearest(path)}; check the path, or URLs and base of the index "
@@ -178,33 +181,40 @@ def open_in_place(shard: Shard, path: str) -> tuple[OpenFile, Identity]:
         ) from error
     except OSError as error:
         raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
-    if shard.filesize not in (None, facts.size):
+    if shard.filesize not in (None, identity.size):
         file.close()
         raise ChangedShardError(
-            f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
+            f"{shard.url}: {path} has {identity.size} bytes, and the index says filesize {shard.filesize}; "
             "upload or copy the shard again; if it was rewritten, write the index again (wids index create)",
             shard=shard.url,
             expected=shard.filesize,
-            found=facts.size,
+            found=identity.size,
         )
-    return file, facts
+    return file, identity
 
 
 class AutoProvider:
     """Chooses for each shard how to open it.
 
     Args:
-        cache_dir, localname, cache_local: see `wids.core.cache.placement.Placement`.
-        cache_size, keep, checks_counts: see `wids.core.cache.store.ShardCache`.
-        session: what opens URLs; its hooks are called with every event.
-        use_mmap, rule, group: see `LocalFiles`.
+        cache_dir: see `wids.core.cache.placement.Placement`.
+        localname: see there.
+        cache_local: see there.
+        cache_size: see `wids.core.cache.store.ShardCache`.
+        keep: see there.
+        checks_counts: see there.
+        session: opens URLs; its hooks are called with every event.
+        use_mmap: see `LocalFiles`.
+        rule: see there.
+        group: see there.
         access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
             by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
         early_reads: with ``"fetch"``, read members of shards by ranges until they are downloaded, where that is quick.
         is_prefetching: whether a sampler has begun to download shards ahead.
 
     Attributes:
-        cache: the shards on this machine's disk. files: makes readers of local files.
+        cache: the shards on this machine's disk.
+        files: makes readers of local files.
     """
 
     files: LocalFiles
@@ -255,7 +265,7 @@ class AutoProvider:
         self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
     def open(self, shard: Shard) -> Reader:
-        """See `ShardProvider.open`."""
+        """Open a shard in the way that `choose` decides; see `ShardProvider.open`."""
         state = self._look(self.cache.locate(shard))
         access = choose(state, time.monotonic())
         while access is Access.TURN:
@@ -312,14 +322,14 @@ class AutoProvider:
         located = self.cache.locate(shard)
         path = located.path
         if not located.is_in_place:
-            found, files = self.cache.find(located), self.files
-            if not isinstance(found, Miss):
+            cached, files = self.cache.find(located), self.files
+            if not isinstance(cached, Miss):
                 try:
                     if files.is_standard:
-                        return found.table
-                    return files.build_table(found.lease.fd, path, shard.url, found.table.identity)
+                        return cached.table
+                    return files.build_table(cached.lease.fd, path, shard.url, cached.table.identity)
                 finally:
-                    found.lease.release()
+                    cached.lease.release()
             if not shard.place.is_local:
                 return self._by_ranges.find_published(located)
             path = self._originals.find(shard.place)[0]  # it will be copied when it is read
@@ -327,7 +337,7 @@ class AutoProvider:
             return reader.table
 
     def count(self, shards: Sequence[Shard]) -> list[ShardCount]:
-        """How many samples remote shards hold, and their bytes; see `wids.core.readers.remote_counts`."""
+        """Number of samples of remote shards, and their bytes; see `wids.core.readers.remote_counts`."""
         from wids.core.readers.remote_counts import RemoteCounts
 
         counts = RemoteCounts(
@@ -336,18 +346,18 @@ class AutoProvider:
         return counts.count(shards)
 
     def is_here(self, shard: Shard) -> bool:
-        """Whether a shard is read from this machine's disk, as it stands there: neither downloaded nor copied first."""
+        """True if a shard is read from this machine's disk, as it stands there: neither downloaded nor copied first."""
         located = self.cache.locate(shard)
         if located.is_in_place:
             return True
-        found = self.cache.find(located)
-        if isinstance(found, Miss):
+        cached = self.cache.find(located)
+        if isinstance(cached, Miss):
             return False
-        found.lease.release()
+        cached.lease.release()
         return True
 
     def reads_early(self, located: Located) -> bool:
-        """Whether samples of a shard are read by byte ranges until it is cached, as far as known; asks for nothing.
+        """True if samples of a shard are read by byte ranges until it is cached, as far as known; asks for nothing.
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
@@ -357,15 +367,15 @@ class AutoProvider:
         return can_range(self._look(located), time.monotonic())
 
     def has_table(self, shard: Shard) -> bool:
-        """Whether samples of a shard are read by byte ranges until it is cached; its member table is requested."""
+        """True if samples of a shard are read by byte ranges until it is cached; its member table is requested."""
         return self._arrivals is not None and self._by_ranges.has_table(self.cache.locate(shard))
 
     def reads_ranges(self, located: Located) -> bool:
-        """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as known."""
+        """True if members of a remote shard that is not in the cache are read by byte ranges, as far as known."""
         return reads_ranges(self._look(located), time.monotonic())
 
     def takes_little(self, located: Located, count: int) -> bool:
-        """Whether so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
+        """True if so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
 
         That is where each with a separate request costs less than the shard. May ask for nothing.
         """
@@ -373,7 +383,7 @@ class AutoProvider:
 
 
 class _OpeningShard:
-    """A shard as `choose` sees it; see `wids.core.readers.access.AccessFacts`. Looked at as far as a decision needs."""
+    """Properties of one shard for `wids.core.readers.access.choose`; each is computed on first use."""
 
     def __init__(
         self,
@@ -395,10 +405,10 @@ class _OpeningShard:
     def is_cached(self) -> bool:
         if self.mode == "fetch":  # who opens it looks closer
             return self.located.exists()
-        found = self._cache.find(self.located)
-        if isinstance(found, Miss):
+        cached = self._cache.find(self.located)
+        if isinstance(cached, Miss):
             return False
-        found.lease.release()
+        cached.lease.release()
         return True
 
     @property
@@ -435,7 +445,7 @@ class _OpeningShard:
 
 
 def _reads_on(arrivals: Arrivals, state: _OpeningShard) -> bool:
-    """Whether the reader of a shard by ranges continues; its download may begin."""
+    """True if the reader of a shard by ranges continues; its download may begin."""
     if choose(state, time.monotonic()) is not Access.RANGES:
         return False
     arrivals.note_read(state.located)

@@ -42,8 +42,9 @@ class EarlyReadLimits(NamedTuple):
     """Times of reads before a shard's download ends; the default is in force, tests put another in its place.
 
     Attributes:
-        answer_seconds, table_seconds: a read waits this long for an answer or a member table, then for the download.
-        again_seconds: when a shard is read early again after its server did not return samples.
+        answer_seconds: a read waits this long for an answer, then for the download.
+        table_seconds: likewise for a member table.
+        again_seconds: time after which a shard is read early again whose server did not return samples.
     """
 
     answer_seconds: float = retrying.LIMITS.first_seconds
@@ -57,8 +58,9 @@ class RangeProvider:
     Args:
         is_final: a shard that gives no ranges is an error, and reading on never turns into downloading; else both do.
         session: what opens URLs; its hooks are called with every event.
-        rule, group: see `wids.core.tables.table.build_table`.
-        cache_dir: where the directories of packs of member tables are kept; None: in memory.
+        rule: see `wids.core.tables.table.build_table`.
+        group: see there.
+        cache_dir: directory for the directories of packs of member tables; None: in memory.
         is_cached: all that is read is downloaded into that directory, so that it may be made.
         cache: remembers the member tables of shards that it has evicted.
 
@@ -90,15 +92,15 @@ class RangeProvider:
         self._pace = Pace()
 
     def may_ask(self) -> bool:
-        """Whether this process may ask for more ranges of shards that are on their way."""
+        """True if this process may ask for more ranges of shards that are on their way."""
         return self._pace.may_ask(time.monotonic(), self._pace.limits.job_rate / processes_of_job())
 
     def find(self, located: Located) -> Reader | None:
         """A reader of a shard; None: it is better downloaded, or gives no ranges and another provider decides.
 
         Raises:
-            FetchError: it cannot be had. ShardError: it is not a readable tar.
-            ChangedShardError: it is not what the index says.
+            FetchError: it cannot be read. ShardError: it is not a readable tar.
+            ChangedShardError: it differs from the index.
         """
         start = time.perf_counter()
         source = self._source_of(located)
@@ -182,7 +184,7 @@ class RangeProvider:
         return table
 
     def has_table(self, located: Located) -> bool:
-        """Whether `find_early` finds a reader, as far as known then."""
+        """True if `find_early` finds a reader, as far as known then."""
         return self._find_table(located, bool) is not None
 
     def _find_table(self, located: Located, is_there: Callable[[], bool]) -> MemberTable | None:
@@ -230,15 +232,15 @@ class RangeProvider:
         return table
 
     def _has_members(self, shard: Shard) -> bool:
-        """Whether a member table, by the usual rule, says where the samples of a remote shard are."""
+        """True if a member table, by the usual rule, has the samples of a remote shard."""
         return not shard.place.is_local and shard.place.scheme != "pipe" and self._is_standard
 
     def may_have_table(self, located: Located) -> bool:
-        """Whether `find_early` may find one."""
+        """True if `find_early` may find one."""
         return self._has_members(located.shard) and (self.knows_table(located) or self._may_be_published(located))
 
     def knows_table(self, located: Located) -> bool:
-        """Whether a shard's table is at hand, in memory or in the cache; `find_early` sees if it is the right one."""
+        """True if a shard's table is at hand, in memory or in the cache; `find_early` sees if it is the right one."""
         if located.record.table is not None:
             return True
         return self._cache is not None and self._cache.has_remembered_table(located)
@@ -261,7 +263,7 @@ class RangeProvider:
         return None if table is None or table.identity == located.record.wrong_table else table
 
     def is_cheap(self, located: Located, count: int) -> bool:
-        """Whether so many samples of a shard cost less than its download, as far as known, each by itself."""
+        """True if so many samples of a shard cost less than its download, as far as known, each by itself."""
         shard, request = located.shard, filesystems.connections().request_bytes(located.place.host)
         is_cheap = costs_less(count, nsamples=shard.nsamples, size=shard.filesize, request_bytes=request)
         return is_cheap and self.may_have_table(located)
@@ -290,7 +292,7 @@ class RangeProvider:
         raise TableError(f"{url}: the headers differ from the member table", shard=url)
 
     def _is_cheaper(self, located: Located, source: ShardBytes) -> bool:
-        """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""
+        """True if reading a shard by ranges has cost less than its download so far; one read is let in."""
         record = located.record
         if source.spent_bytes <= source.size or not record.was_read:
             record.was_read = True
@@ -373,5 +375,5 @@ class RangeProvider:
 
 
 def _is_version_of(identity: Identity, version: Any) -> bool:
-    """Whether a store's version is the one that a shard had when it was downloaded, as far as that is known."""
+    """True if a store's version is the one that a shard had when it was downloaded, as far as that is known."""
     return version_in(identity) in ("", version_mark(version))

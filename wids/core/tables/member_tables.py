@@ -47,7 +47,8 @@ class HeaderLimits(NamedTuple):
 
     Attributes:
         few: headers that are timed.
-        slow_seconds, at_a_time: if a header takes the first, this many are read at a time.
+        slow_seconds: a header that takes so long is slow.
+        at_a_time: number of slow headers that are read at a time.
     """
 
     few: int = 16
@@ -109,9 +110,9 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
     as from memory, it is quicker to scan the shard.
     """
     try:
-        index_fd, facts = open_file(path.removesuffix(".tar") + foreign.DALI_SUFFIX)
+        index_fd, status = open_file(path.removesuffix(".tar") + foreign.DALI_SUFFIX)
         with open(index_fd, "rb", buffering=0) as file:
-            if facts.size > identity.size or not file.read(8).startswith(foreign.DALI_STARTS):
+            if status.size > identity.size or not file.read(8).startswith(foreign.DALI_STARTS):
                 return None
             file.seek(0)
             data = file.read()
@@ -126,7 +127,7 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
             doubt = foreign.find_doubt(members, read, identity.size, shard=url, each=partial(pool.map, chunksize=64))
         if not doubt:
             return tables.build_table(members, identity=identity, shard=url)
-    except (OSError, RuntimeError):  # none exists; there are no more threads to be had
+    except (OSError, RuntimeError):  # none exists; no more threads can start
         return None
     except ShardError as error:
         doubt = str(error)
@@ -149,10 +150,10 @@ def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable |
     """
     most = _UNKNOWN_BYTES if shard_bytes is None else max_table_bytes(shard_bytes)
     try:
-        fd, facts = open_file(path)
+        fd, status = open_file(path)
         with open(fd, "rb", buffering=0) as file:
-            if facts.size > most:
-                logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
+            if status.size > most:
+                logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, status.size)
                 return None
             data = file.read()
     except OSError:
@@ -185,15 +186,15 @@ def read_beside(
     """The table beside a remote shard.
 
     Args:
-        shard: which; see `may_be_published`.
-        session: what opens URLs.
-        shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
+        shard: the shard; see `may_be_published`.
+        session: opens URLs.
+        shard_bytes: its length; None: as in the table, which is a short one.
         seconds: for all tries together.
         is_cancelled: asked now and then; once it says True, the transfer ends.
 
     Raises:
         CancelledTransferError: it was cancelled.
-        FetchError: it cannot be had; one of `NOT_PUBLISHED`: none exists.
+        FetchError: it cannot be read; one of `NOT_PUBLISHED`: none exists.
         TableError: it is none, or another shard's.
     """
     data = download.read_bytes(
@@ -227,7 +228,7 @@ def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, wher
 
 
 def check_table_replaceable(path: str, what: str = "member table") -> None:
-    """See that a member table, or several one after another, replaces or deletes nothing but such a file.
+    """Raise unless a member table, or several one after another, replaces or deletes nothing but such a file.
 
     Raises:
         OutputExistsError, OutputError: see `check_replaceable`.

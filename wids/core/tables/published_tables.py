@@ -47,28 +47,28 @@ class _Missing(msgspec.Struct):
     """Knowledge of the tables beside the shards of a directory.
 
     Attributes:
-        shards: digest of a shard's URL -> when it had none, in seconds since 1970.
-        found: when one was there; 0: not known.
+        shards: digest of a shard's URL -> time at which it had none, in seconds since 1970.
+        seen: time at which one was there; 0: not known.
     """
 
     shards: dict[str, float] = {}
-    found: float = 0.0
+    seen: float = msgspec.field(default=0.0, name="found")
 
     def drop_old(self, now: float) -> None:
         """Forget observations that are too old, or were made by a clock that was wrong."""
         shards = {name: when for name, when in self.shards.items() if 0 <= now - when < AGAIN_SECONDS}
         self.shards = dict(list(shards.items())[-_MAX_SHARDS:])
-        if not 0 <= now - self.found < AGAIN_SECONDS:
-            self.found = 0.0
+        if not 0 <= now - self.seen < AGAIN_SECONDS:
+            self.seen = 0.0
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known if shards have tables here, as a rule."""
-        return bool(self.found) or len(self.shards) >= ENOUGH
+        """True if it is known if shards have tables here, as a rule."""
+        return bool(self.seen) or len(self.shards) >= ENOUGH
 
     def has_none(self, shard: str) -> bool:
-        """Whether a shard has no table, as far as known."""
-        return shard in self.shards or (self.is_decided and not self.found)
+        """True if a shard has no table, as far as known."""
+        return shard in self.shards or (self.is_decided and not self.seen)
 
 
 _MISSING = JsonParser(_Missing)
@@ -114,7 +114,7 @@ class MissingTables:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks.Inherited`."""
+        """Make a lock of this process; see `wids.core.files.forks.Inherited`."""
         self._lock = threading.Lock()
         self._asking.clear()
 
@@ -130,7 +130,7 @@ class MissingTables:
         known, now, shard = self._known.get(str(place.directory)), time.time(), _digest(str(place))[:16]
         if known is None:
             return False
-        if 0 <= now - known.found < AGAIN_SECONDS:  # not all of the others are looked at for each shard
+        if 0 <= now - known.seen < AGAIN_SECONDS:  # not all of the others are looked at for each shard
             return 0 <= now - known.shards.get(shard, 0.0) < AGAIN_SECONDS
         known.drop_old(now)
         return known.has_none(shard)
@@ -165,7 +165,7 @@ class MissingTables:
             self._note(directory, [])
 
     def _may_ask(self, directory: _Directory, held: contextlib.ExitStack) -> bool:
-        """Whether no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
+        """True if no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
         if self._kept is None or not (self._is_cached or self._kept.is_used()):
             return True
         with self._lock:
@@ -192,16 +192,16 @@ class MissingTables:
         return _Directory(str(directory), _digest(f"{directory}\0{self._session.endpoint_of(directory)}"))
 
     def _look(self, directory: _Directory) -> _Missing:
-        """The facts that all processes know about a directory."""
-        found = None
+        """Knowledge of all processes about a directory."""
+        stored = None
         if self._kept is not None and (file := self._kept.open(directory.name)) is not None:
             with contextlib.suppress(JsonError):
-                found = _MISSING.parse(file.data)
+                stored = _MISSING.parse(file.data)
         with self._lock:
             known = self._known.setdefault(directory.url, _Missing())
-            if found is not None:
-                known.shards = {**found.shards, **known.shards}
-                known.found = max(found.found, known.found)
+            if stored is not None:
+                known.shards = {**stored.shards, **known.shards}
+                known.seen = max(stored.seen, known.seen)
             known.drop_old(time.time())
             return known
 
@@ -209,10 +209,10 @@ class MissingTables:
         """Note the shard that has no table; none: one that was requested has one."""
         known, now = self._look(directory), time.time()
         with self._lock:
-            if not missing and known.found:
+            if not missing and known.seen:
                 return
             known.shards.update(dict.fromkeys(missing, now))
-            known.found = known.found if missing else now
+            known.seen = known.seen if missing else now
             data = msgspec.json.encode(known)
         if self._kept is not None and (missing or self._kept.is_used()):
             self._kept.put(directory.name, data)
@@ -237,11 +237,11 @@ class PublishedTables:
         self._missing = MissingTables(cache_dir=cache_dir, session=session, is_cached=is_cached)
 
     def may_have(self, shard: Shard) -> bool:
-        """Whether a table of a shard may exist, as far as known; nothing is requested."""
+        """True if a table of a shard may exist, as far as known; nothing is requested."""
         return not self._missing.has_none(shard.place) or self._packs.may_have(shard)
 
     def open_packs(self, shard: Shard, *, seconds: float) -> None:
-        """See `wids.core.tables.table_packs.TablePacks.open`."""
+        """Open the packs of a shard; see `wids.core.tables.table_packs.TablePacks.open`."""
         self._packs.open(shard, seconds=seconds)
 
     def load(self, shard: Shard, *, shard_bytes: int) -> MemberTable | None:

@@ -50,8 +50,8 @@ class PackLimits(NamedTuple):
     Attributes:
         first_bytes: bytes of the first request for a pack: the directory of 5,000 shards.
         directory_seconds: a pack whose directory takes longer is not used.
-        again_seconds, again_ratio: a pack that failed is tried again after this time, and this many times as long as it
-            took: readers do not waste their time on a server that hangs.
+        again_seconds: a pack that failed is tried again after this time: readers waste none on a server that hangs.
+        again_ratio: or after so many times as long as it took.
     """
 
     first_bytes: int = 128 << 10
@@ -64,7 +64,9 @@ class OpenPack(NamedTuple):
     """A pack whose directory is at hand.
 
     Attributes:
-        url: where it is. directory: which tables it has. stat: its size and version.
+        url: of the pack.
+        directory: the tables that it has.
+        stat: its size and version.
     """
 
     url: str
@@ -73,7 +75,7 @@ class OpenPack(NamedTuple):
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which pack a directory is of."""
+    """The pack of a directory."""
 
     url: str
     size: int
@@ -114,7 +116,7 @@ class TablePacks:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """See `wids.core.files.forks.Inherited`."""
+        """Make a lock of this process; see `wids.core.files.forks.Inherited`."""
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ class TablePacks:
         self._begin()
 
     def may_have(self, shard: Shard) -> bool:
-        """Whether a table of a shard may exist, as far as known; nothing is requested."""
+        """True if a table of a shard may exist, as far as known; nothing is requested."""
         for url in shard.packs:
             if self._is_usable(url):
                 pack = self._open.get(url)
@@ -134,7 +136,7 @@ class TablePacks:
         return False
 
     def open(self, shard: Shard, *, seconds: float) -> None:
-        """Have the directory of the pack that has a shard's table, if it can be had; ``seconds``: for tries of each."""
+        """Open the directory of the pack that has a shard's table, if possible; ``seconds``: for tries of each."""
         for url in _nearest_first(shard):
             pack = self._find(url, seconds)
             if pack is not None and pack.directory.find(shard.url) is not None:
@@ -169,7 +171,7 @@ class TablePacks:
                 except (TableError, FetchError) as error:
                     if _is_final(error) and not isinstance(error, TableError):
                         self._give_up(url, error)
-                    self._warn(url, error)  # of this table alone: others may be had
+                    self._warn(url, error)  # of this table alone: others may be readable
                 break
         if lacking and lacking == len(shard.packs):
             url = shard.packs[0]
@@ -180,7 +182,7 @@ class TablePacks:
         """The table of a shard in the pack at ``url``, unchecked; None: it has none, or cannot be used.
 
         Raises:
-            TableError: it is too long to be one. FetchError: it cannot be had.
+            TableError: it is too long to be one. FetchError: it cannot be read.
         """
         while (pack := self._find(url, seconds)) is not None:
             place = pack.directory.find(shard.url)
@@ -234,21 +236,21 @@ class TablePacks:
 
     def _find(self, url: str, seconds: float) -> OpenPack | None:
         """A pack, opened the first time; None: it cannot be used now."""
-        found = self._open.get(url)
-        if found is not None or not self._is_usable(url):
-            return found
+        pack = self._open.get(url)
+        if pack is not None or not self._is_usable(url):
+            return pack
         start, source = time.perf_counter(), None
         with self._lock:  # of many threads, one asks for the directory
-            found = self._open.get(url)
-            if found is None and self._is_usable(url):
+            pack = self._open.get(url)
+            if pack is None and self._is_usable(url):
                 try:
-                    found, source = self._open_now(url, seconds)
-                    self._open[url] = found
+                    pack, source = self._open_now(url, seconds)
+                    self._open[url] = pack
                 except (ChangedShardError, TableError, FetchError, OSError, CancelledTransferError) as error:
                     self._give_up(url, error, took=time.perf_counter() - start)
-        if found is not None and source is not None:
+        if pack is not None and source is not None:
             self._tell(url, source.requests, source.read_bytes, start)
-        return found
+        return pack
 
     def _open_now(self, url: str, seconds: float) -> tuple[OpenPack, ShardBytes | None]:
         """A pack, and what its directory came through, if it was downloaded."""
@@ -264,13 +266,13 @@ class TablePacks:
             # Not by msgspec: an entity tag may hold bytes that are not UTF-8.
             system.write_parts(fd, [head, json.dumps(msgspec.to_builtins(note)).encode()])
 
-        found = None
+        pack = None
         if self._kept is not None:
-            found = self._kept.get(self._digest(url), make, lambda file: self._take(file.data, url))
-        if found is None and not fetched:
+            pack = self._kept.get(self._digest(url), make, lambda file: self._take(file.data, url))
+        if pack is None and not fetched:
             head, note, source = self._download(url, seconds, ends)
             fetched.append((_opened(head, note), source))
-        return found or fetched[0][0], fetched[0][1] if fetched else None
+        return pack or fetched[0][0], fetched[0][1] if fetched else None
 
     def _take(self, data: memoryview, url: str) -> OpenPack | None:
         """The pack whose directory this is; None: it is another one, or an old one.
@@ -281,11 +283,11 @@ class TablePacks:
         try:
             end = pack_format.directory_end(data, place=url)
             note = _NOTES.parse(data[end:])
-            found = _opened(data[:end], note)
+            pack = _opened(data[:end], note)
         except TableError as error:
             raise ValueError(str(error)) from error
         before = self._replaced.get(url)
-        return None if note.url != url or (before is not None and before.stat == found.stat) else found
+        return None if note.url != url or (before is not None and before.stat == pack.stat) else pack
 
     def _download(self, url: str, seconds: float, ends: float) -> tuple[bytes, _Note, ShardBytes]:
         """The beginning of a pack up to the end of its directory, which pack that is, and what it came through."""
@@ -367,7 +369,7 @@ def _nearest_first(shard: Shard) -> list[str]:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether it is the pack that cannot be used, and not the network."""
+    """True if it is the pack that cannot be used, and not the network."""
     return isinstance(error, (TableError, NoRangesError, *member_tables.NOT_PUBLISHED))
 
 

@@ -197,7 +197,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
             found.close()
             if port is not None or error.errno != errno.EADDRINUSE:
                 raise OutputError(
-                    f"port {tried} of {host} cannot be had ({error.strerror}); choose another, or 0 for any free one"
+                    f"port {tried} of {host} is not available ({error.strerror}); choose another, or 0 for any free one"
                 ) from error
         else:
             return found

@@ -201,7 +201,7 @@ class CacheWatch:
         self._follow()
         self._list()
         transients = home.transients()
-        plans = usage_hints.read_each(home.own, transients.plans)
+        plans = usage_hints.read_each(home.folder, transients.plans)
         uses = {name: when for name, when in usage_hints.merge(plans).items() if name in self._shards}
         parts, part_bytes = self._downloads(transients.parts)
         locked = holders.list_locks(home.path) if exists else {}

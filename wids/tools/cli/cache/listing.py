@@ -95,7 +95,7 @@ def take_listing(directory: str) -> Listing:
     """
     directory = os.path.abspath(cache_directory(directory))
     try:
-        if not os.path.isdir(CacheDirectory(directory).own):
+        if not os.path.isdir(CacheDirectory(directory).folder):
             return _describe(directory, _take(directory))
         try:
             with Space(directory, limit=None).lock() as held:
@@ -121,7 +121,7 @@ def _describe(directory: str, found: Inventory, held: locks.HeldLock | None = No
     parts = [here.staging(name) for name in transients.parts]
     planned = [here.staging(name) for name in transients.plans]
     orphans = [os.path.join(here.tables, name) for name in found.orphans]
-    now, uses = time.time(), usage_hints.read(here.own, transients.plans)
+    now, uses = time.time(), usage_hints.read(here.folder, transients.plans)
     sizes = dict(_sizes_of([*parts, *orphans, *planned]))
     left = [path for path in [*parts, *planned] if is_known and locks.is_locked(path) is False]
     gone = {*left, *orphans} & sizes.keys()
