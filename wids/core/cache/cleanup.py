@@ -108,7 +108,7 @@ def keep_most_recent_files(
 
 
 def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, level: int = logging.INFO) -> Cleaning:
-    """`keep_most_recent_files`, which leaves it to the caller to warn of a limit that was not reached.
+    """`keep_most_recent_files` without its warning of a limit that was not reached.
 
     Args:
         pattern: as there.

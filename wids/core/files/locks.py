@@ -148,7 +148,7 @@ class HeldLock:
         """Raise if this thread itself holds the lock.
 
         Raises:
-            CacheError: it is: to wait for it would never end.
+            CacheError: it does: the wait for it would never end.
         """
         held = _holders.get(self._identity)
         if held is not None and held._file is not None and held._thread == self._thread:  # noqa: SLF001 - of this class
