@@ -137,13 +137,13 @@ class LocalFiles:
 
     def _open_in_place(self, shard: Shard, path: str) -> Reader:
         start = time.perf_counter()
-        file, facts = open_in_place(shard, path)
+        file, identity = open_in_place(shard, path)
         with file.closing_on_error():
             beside = path + tables.SUFFIX
-            table = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if self.is_standard else None
-            has_saved = table is not None and table.identity.is_same(facts)
+            table = member_tables.load_table(beside, shard.url, shard_bytes=identity.size) if self.is_standard else None
+            has_saved = table is not None and table.identity.is_same(identity)
             if table is None or not has_saved:
-                table = self.build_table(file.fd, path, shard.url, facts, is_in_place=self.is_standard)
+                table = self.build_table(file.fd, path, shard.url, identity, is_in_place=self.is_standard)
             return self._make_reader(file, table, shard, path, has_saved_table=has_saved, start=start)
 
     def open_cached(self, located: Located, cache: ShardCache) -> Reader:
