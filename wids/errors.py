@@ -182,7 +182,7 @@ class WidsError(Exception):
     Attributes:
         kind: one word for its class, as tables and programs have it.
         summary: the fault, in a few words; ``""``: the message says it.
-        advice: what to do, in a few words.
+        advice: a remedy, in a few words.
 
     Example:
         >>> try:

@@ -369,7 +369,7 @@ class Hook(Protocol):
         """Take note of an event.
 
         Args:
-            event: that has happened in this process.
+            event: the event, which has happened in this process.
         """
 
 

@@ -112,7 +112,7 @@ class ThreadIterator(_BaseDataLoaderIter):
     """An iteration of a DataLoader, with ``num_workers`` threads that make ``prefetch_factor`` batches each ahead.
 
     Args:
-        loader: whose settings mean what they mean with worker processes.
+        loader: its settings mean the same as with worker processes.
 
     Raises:
         InputError: a setting has no meaning for threads.

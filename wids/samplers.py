@@ -167,7 +167,7 @@ class SamplerAttributes(StatefulSampler[int]):
 
     Attributes:
         seed: any integer, modulo 2**64; may be assigned.
-        shuffle: whether the order is shuffled; may be assigned.
+        shuffle: the order is shuffled; may be assigned.
         shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
     """
 
@@ -474,7 +474,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
         total_size: indices of all ranks together.
-        num_valid: how many of the rank's indices are not repeated.
+        num_valid: number of the rank's indices that are not repeated.
         ranges: the rank's chunks as (lo, hi), half-open; may be assigned, and then the caller provides equal counts.
 
     Raises:

@@ -52,7 +52,7 @@ class Cleaning(NamedTuple):
     Attributes:
         deleted: (path, bytes) of each shard, or of each file that the pattern matches.
         swept: (path, bytes) of each file that a killed process had left behind.
-        seconds: that it took.
+        seconds: its duration.
         excess: shards and bytes over the limits that are left.
     """
 

@@ -51,7 +51,9 @@ class Transients(msgspec.Struct, frozen=True, kw_only=True):
     """Files that are there while something runs; a process that was killed leaves its own behind.
 
     Attributes:
-        parts: names of part files in ``.wids``. plans, locks: the same of these.
+        parts: names of part files in ``.wids``.
+        plans: names of plans.
+        locks: names of lock files.
         used_bytes: of the part files.
         promised_bytes: bytes that the part files will have and have not yet taken from the file system.
     """
@@ -91,7 +93,7 @@ class CacheDirectory(OwnFolder):
     Attributes:
         path: the directory.
         tables: the folder of member tables.
-        remembered: that of evicted shards' tables.
+        remembered: the folder of evicted shards' tables.
     """
 
     remembered: str

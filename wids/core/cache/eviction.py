@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: its file's name.
         size_bytes: with its member table.
-        used_ns: when it was last opened or released, in nanoseconds of the wall clock.
+        used_ns: time of its last opening or release, in nanoseconds of the wall clock.
         is_kept: a dataset wants it to stay.
     """
 

@@ -1,4 +1,4 @@
-"""Leases on cached shards, and which pools of this process have some in which cache directory.
+"""Leases on cached shards, and the pools of this process that have some in a cache directory.
 
 An open cached shard has a lease and cannot be evicted, so no process keeps one open that it does not read: pools that
 lease shards in a directory register for it, and release them when a process needs the space. One thread looks at all
@@ -48,7 +48,7 @@ class LeasingPool(Protocol):
         """True if a cached shard of ``directory`` is open."""
 
     def release_idle(self, directory: str) -> bool:
-        """Close the cached shards of ``directory``, when a read that is under way ends; whether any existed."""
+        """Close the cached shards of ``directory``, when a read that is under way ends; True if any existed."""
 
     def request_time(self, directory: str) -> int:
         """Time at which space was last requested in ``directory``, in nanoseconds; 0: never."""
@@ -93,7 +93,7 @@ class Leases:
                 busy_until = time.monotonic() + _SERIES_SECONDS
 
     def _answer(self) -> bool:
-        """Release idle leases in directories where space was requested since the last look; whether there is one."""
+        """Release idle leases in directories where space was requested since the last look; True if there is one."""
         asked = []
         for directory in list(self._pools):
             for pool in self._pools_of(directory)[:1]:
@@ -106,7 +106,7 @@ class Leases:
         return bool(asked)
 
     def _drop_unused(self) -> bool:
-        """Drop the notes of pools that lease nothing any more; whether any are left. If not, the thread is to end."""
+        """Drop the notes of pools that lease nothing any more; False: none is left, and the thread is to end."""
         with forks.lock:
             for directory, pools in list(self._pools.items()):
                 pools.difference_update([pool for pool in pools if not pool.has_leases(directory)])

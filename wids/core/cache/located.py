@@ -1,4 +1,4 @@
-"""`Located`: a shard and where its bytes are on this machine; made once when it is opened, and handed on."""
+"""`Located`: a shard and the path of its bytes on this machine; made once when it is opened, and handed on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Located(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """A shard and where its bytes are, or will be.
+    """A shard and the path of its bytes, now or later.
 
     Attributes:
         shard: as its index describes it.
         expected: the shard as a cached file is compared with it: without its count, where another rule groups samples.
         path: of its file on this machine, absolute; the file need not exist.
-        is_in_place: the file is read where it is, and is none of a cache.
-        book: what this process knows of each shard.
+        is_in_place: the file is read in its place, and is none of a cache.
+        book: knowledge of this process about each shard.
     """
 
     shard: Shard

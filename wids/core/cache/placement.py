@@ -23,10 +23,10 @@ class Placement:
     """The path of each shard on this machine.
 
     Args:
-        cache_dir: where remote shards are kept; None: only ``localname`` decides.
+        cache_dir: directory for remote shards; None: only ``localname`` decides.
         localname: URL -> path, the caller's own choice; wins over ``cache_dir``.
         cache_local: copy local shards to the cache directory too (NAS to NVMe).
-        session: what opens URLs; the same name on two servers is two shards.
+        session: opens URLs; the same name on two servers is two shards.
     """
 
     cache_dir: str | None

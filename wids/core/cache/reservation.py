@@ -90,7 +90,7 @@ class Request(NamedTuple):
     Attributes:
         wanted: bytes more than its files have now.
         total: bytes that they will have.
-        use: when it is used, by the snapshot's clock, for a download ahead; None: a reader waits for it.
+        use: time of its use, by the snapshot's clock, for a download ahead; None: a reader waits for it.
         waited: number of seconds so far.
         grace: for so many it evicts nothing that is used soon, as long as it may help.
         tried: candidates used later than this have been evicted, or cannot be.

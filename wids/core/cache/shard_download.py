@@ -51,17 +51,17 @@ class ShardDownload:
     """The download of a shard, with the lock of its name held.
 
     Args:
-        located: the shard, and where it goes.
+        located: the shard, and its path.
         space: of its directory.
         origin: see `wids.core.cache.placement.Placement.origin`.
-        session: what opens its URL; its hooks are called for each retry.
+        session: opens its URL; its hooks are called for each retry.
         lock: of its name.
         after: see `wids.core.cache.space.Space.reserve`.
         is_cancelled: asked now and then; once it says True, the transfer ends.
         size: its bytes, about, where the index does not say.
 
     Attributes:
-        requests: how many it took.
+        requests: number of its requests.
     """
 
     requests: int = 0
@@ -234,7 +234,7 @@ def check_content(url: str, head: bytes) -> None:
     """Refuse a page, which servers, proxies and log-in walls send with status 200.
 
     Args:
-        url: where it came from.
+        url: its source.
         head: its first bytes.
 
     Raises:
@@ -306,7 +306,7 @@ def file_digest(file: str | int, key: str, *, go_on: Callable[[], None] = lambda
     """Checksum of a whole file, by path or by a descriptor that stands at its start (and is left open).
 
     Args:
-        file: which.
+        file: an open file.
         key: see `wids.core.index.checksums`.
         go_on: called for each block: a large shard takes minutes.
     """
@@ -325,9 +325,9 @@ def identify(
 
     Args:
         fd: of the file.
-        shard: what its bytes have been compared with.
+        shard: the entry of the index with which its bytes have been compared.
         origin: see `wids.core.cache.placement.Placement.origin`.
-        known: that of the same bytes, as it was verified by another index.
+        known: the identity of the same bytes, as verified by another index.
         version: see `wids.core.cache.freshness.version_mark`.
     """
     now = atomic.identify(fd, md5=shard.md5sum or (None if known is None else known.md5))

@@ -46,7 +46,7 @@ class Miss(NamedTuple):
     """There is no cached shard that can be used.
 
     Attributes:
-        cause: why the cached file cannot be used; "": none exists.
+        cause: the reason for not using the cached file; "": none exists.
     """
 
     cause: str
@@ -94,7 +94,7 @@ class ShardCache:
         return {**self.__dict__, "_spaces": {}}
 
     def locate(self, shard: Shard) -> Located:
-        """The shard with where its bytes are, or will be.
+        """The shard with the path of its bytes, now or later.
 
         Raises:
             CacheError: no directory for it exists.
@@ -114,7 +114,7 @@ class ShardCache:
             return lock is None
 
     def open(self, located: Located) -> tuple[CachedShard, bool]:
-        """The shard, downloaded first if need be, and whether it was there.
+        """The shard, downloaded first if need be; and True if it was in the cache.
 
         Raises:
             FetchError: it cannot be read. CacheError: the directory cannot be used.

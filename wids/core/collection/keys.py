@@ -22,7 +22,7 @@ class Keys:
 
     Args:
         collection: of the samples.
-        of: whose they are, for messages.
+        of: words for their owner, for messages.
     """
 
     def __init__(self, collection: ShardCollection, *, of: object) -> None:

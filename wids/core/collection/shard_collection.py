@@ -125,7 +125,7 @@ def load_shards(
             relative to.
         options: top-level keys that override the index's; for a list of shards, its only ones.
         allow_local: let an index from a remote place point at local files.
-        session: what opens URLs. The options of the returned one hold for the index's server and for those that the
+        session: opens URLs. The options of the returned one hold for the index's server and for those that the
             caller names.
         cache_dir: the directory in which a large index is compiled, to be mapped by all processes
             (`wids.core.index.loading`); None: it is parsed in each.

@@ -81,7 +81,7 @@ class Substitutes:
         log: the path of a file to which a line is added for each failure (`wids.core.collection.error_log`); None:
             there is none.
         hooks: called with `SampleSubstituted` events.
-        has_failed: whether one has failed in any process of the job, which is logged once.
+        has_failed: True if one has failed in any process of the job, which is logged once.
     """
 
     def __init__(

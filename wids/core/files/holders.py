@@ -32,7 +32,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: its number.
         program: its command line, shortened; "": not known.
-        started_seconds: when it was started, in seconds since 1970; None: not known.
+        started_seconds: time of its start, in seconds since 1970; None: not known.
         is_orphan: its parent is process 1: the program that started it has ended (a job that was killed leaves its
             loader's workers behind), or is process 1 itself.
         files: the files, by the paths that were asked about.

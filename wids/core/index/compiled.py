@@ -144,7 +144,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         data: the file's bytes.
         place: its name in errors.
         home: the base of relative URLs of shards; those of packs of member tables are returned as written.
-        is_whole: whether the checksum of the sections was compared before; False: compare it here.
+        is_whole: the checksum of the sections was compared before; False: compare it here.
 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.

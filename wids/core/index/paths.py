@@ -48,7 +48,7 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
 
     Args:
         output: a path.
-        is_compiled: whether it is compiled, which its name shows, or JSON.
+        is_compiled: it is compiled, as its name shows; False: JSON.
 
     Raises:
         OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
@@ -86,7 +86,7 @@ def check_index_replaceable(
         path: of the output, absolute.
         inputs: files that the output is made from; see there.
         shards: URLs or paths of its shards.
-        is_later: whether the output is a later version of an index that lists none of ``shards``.
+        is_later: the output is a later version of an index that lists none of ``shards``.
         view: the shards of a view.
         is_view: the output is a view, whose shards are not known yet.
         has_parts: the output lists its shards as sub-datasets.

@@ -99,7 +99,7 @@ class Run(ABC, Generic[EpochsT]):
     window of indices and its prefetching, and the sampler still says how far it was.
 
     Args:
-        epochs: that it follows.
+        epochs: the epochs that it follows.
         place: its beginning.
 
     Attributes:

@@ -43,7 +43,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shard_ends: end of each shard's samples, int64, one for each; None: its samples lie in no shards.
-        takes_marks: whether a `wids.core.order.mask.MarkedIndex` reaches its samples.
+        takes_marks: a `wids.core.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
         prefetch_source: finds the source of downloads or reads ahead (`wids.core.prefetch.ahead.CollectionSource`);
             None: it has none.
@@ -301,7 +301,7 @@ class Shards(Generic[T]):
 
     Args:
         dataset: a shard list (`SamplerInterface.shard_ends`), a part of one, or a join.
-        find: what a shard list is looked at for; None: it is not looked at.
+        find: a function of a shard list, called with each; None: they are not looked at.
 
     Attributes:
         datasets: those shard lists, each once.
@@ -470,7 +470,7 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
     """A column's value for each sample, also through joins and subsets: (n,).
 
     Args:
-        dataset: that has a ``read_column``, or is made of such.
+        dataset: one that has a ``read_column``, or is made of such.
         column: its name.
         of: the parameter that it was given for.
 

@@ -119,7 +119,7 @@ def seeds_of(samples: Indices, *, seed: int, number: int | Indices, copy: int | 
         samples: indices in the dataset, or in a mixture's source.
         seed: the sampler's, or a mixture's for the source; any integer.
         number: of the pass, one or each sample's.
-        copy: which one of a sample that comes several times in a pass, the same; from 0 on.
+        copy: number of the copy of a sample that comes several times in a pass, one or each sample's; from 0 on.
     """
     words = word_of_each(samples, seed=seed, epoch=number, stream=SEEDS, block=copy)
     return (words >> np.uint64(1)).view(np.int64)

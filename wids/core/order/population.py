@@ -264,7 +264,7 @@ def choose_population(
     """The population that a sampler reads of a dataset.
 
     Args:
-        dataset: whose shards are looked at.
+        dataset: its shards are looked at.
         parts: its sources, if it is a mixture.
         settings: of the sampler.
         num_samples: else, which of the samples; see `wids.DistributedChunkedSampler`.

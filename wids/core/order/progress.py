@@ -182,7 +182,7 @@ class SampleProgress(Progress[RankEpochs]):
     """The progress of a sampler of samples in its epochs.
 
     Args:
-        dataset: that is read.
+        dataset: the dataset to read.
         population: its samples that are read.
         settings: of the sampler.
 

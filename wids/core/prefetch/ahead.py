@@ -1,4 +1,4 @@
-"""Downloading ahead what a sequence of indices will read: which shards of which collections, and in which order.
+"""Downloading ahead of a sequence of indices: the shards of its collections that it will read, in their order.
 
 sampler --> SharedBlocks --> loop                          each block of the order is computed once, by the
                  |                                         first that needs it: the loop, or the prefetcher
@@ -53,7 +53,7 @@ class CollectionSource:
     Args:
         collection: its shards, as they are when each is come to.
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
-        figures: what its dataset has done so far.
+        figures: figures of its dataset so far.
 
     Attributes:
         ahead_bytes: the argument.
@@ -161,7 +161,7 @@ def source_of(
     """The source of downloads, or reads, ahead of a collection's readers; None: no shard is remote.
 
     Args:
-        collection: whose shards.
+        collection: the collection of the shards.
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
         has_fields: not all members of a sample are read, and perhaps a small part of a file.
         figures: see `CollectionSource`.
@@ -183,7 +183,7 @@ class SharedBlocks:
     many blocks as its window allows. It skips blocks that the loader has already consumed.
 
     Args:
-        run: whose blocks.
+        run: the run of the blocks.
 
     Attributes:
         blocks: those that are not computed yet, for a loop without a prefetcher.
@@ -201,7 +201,7 @@ class SharedBlocks:
         forks.reset_in_child(self)
 
     def start_child(self) -> None:
-        """In a forked child, which has no prefetcher: the rest of the order is computed again."""
+        """Compute the rest of the order again in a forked child, which has no prefetcher."""
         self._lock, self._error = threading.Lock(), None
         self._to_draw.clear()
         self.blocks = islice(self._run.blocks(), self._drawn, None)
@@ -260,8 +260,8 @@ def prefetch(
         dataset: see `wids.core.order.layout.Shards`; shard lists supply the downloads
             (`wids.core.order.layout.SamplerInterface`).
         upcoming: the indices that will be read, in blocks: (position of the first one, (n,)). Taken in a thread.
-        position: how many of them were drawn.
-        mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
+        position: number of indices drawn.
+        mixed: (first index, last index + 1, number of shards read at a time), as far as known.
     """
     try:
         shards = Shards(dataset, _source_of)

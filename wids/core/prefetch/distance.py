@@ -60,7 +60,7 @@ class RateEstimator:
     Attributes:
         rate: positions per second; 0: not known yet.
         burst: the most drawn samples that may not have been read yet: those that a loader draws in its first moments.
-        moved: when the reader was last seen to draw.
+        moved: time at which the reader was last seen to draw.
     """
 
     rate: float
@@ -163,7 +163,7 @@ def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.m
 
 
 def is_in_time(first: float, last: float, *, arrival: float) -> bool:
-    """True if a shard is downloaded whose samples are read by byte ranges until it is cached.
+    """True if a download is worth it, of a shard whose samples are read by byte ranges until it is cached.
 
     Where the link has less to spare than is read, each shard would arrive when its samples have been read, and all be
     transferred twice. Those that are left out leave the link to later ones, which arrive in time.

@@ -65,7 +65,7 @@ class Prefetcher:
     Args:
         sources: the shard lists.
         visits: the upcoming visits to shards, in order, block by block; taken as needed, in the thread.
-        position: how far the reader is, in positions of the visits.
+        position: the reader's position, in positions of the visits.
         mixed: shards that are read at a time, as far as known.
     """
 
@@ -158,7 +158,7 @@ class Prefetcher:
             plan.close()
 
     def _look_ahead(self) -> None:
-        """Tell the window how far the reader is, and which shards are cached."""
+        """Tell the window the reader's position, and the cached shards."""
         position, now = self._position(), time.monotonic()
         self._pace.note(position, now)
         self._window.advance(position, rate=self._pace.rate, read_before=position - self._burst(position))
@@ -226,7 +226,7 @@ class Prefetcher:
         return time.time() + self._seconds(max(visit.first - position, 0))
 
     def _seconds(self, positions: int) -> float:
-        """Seconds in which so many are drawn."""
+        """Number of seconds in which so many indices are drawn."""
         return positions / (self._pace.rate or distance.LIMITS.first_rate)
 
     def _reads(self) -> int:

@@ -1,4 +1,4 @@
-"""Shards that will be read: where the bytes of each will be on this machine, and how they get there before.
+"""Shards that will be read: the path of each on this machine, and the way by which its bytes get there before.
 
 Those of a server are downloaded; local ones on a network file system are read into memory, and nothing is copied.
 """
@@ -31,7 +31,7 @@ class UpcomingShard(PlannedDownload):
     Args:
         store: downloads it.
         located: the shard.
-        is_left: whether it is left to its readers, who take little of it.
+        is_left: True if it is left to its readers, who take little of it.
         reads_early: see `PlannedDownload.reads_early`.
 
     Attributes:
@@ -60,7 +60,7 @@ class UpcomingShard(PlannedDownload):
 
     @property
     def size(self) -> int | None:
-        """In bytes; None: not known yet."""
+        """Size in bytes; None: not known yet."""
         return self._size
 
     @property
@@ -117,7 +117,7 @@ class FarFile(UpcomingShard):
     Args:
         store: of its collection.
         located: the shard.
-        rows: what finds the rows of a view in it, ascending, and how many rows it has. None: all are read.
+        rows: finds the rows of a view in it, ascending, and their number. None: all are read.
     """
 
     __slots__ = ("_read_until", "_rows")

@@ -131,7 +131,7 @@ def costs_less(count: int, *, nsamples: int | None, size: int | None, request_by
         count: of these samples.
         nsamples: of the shard; None, 0: not known.
         size: of the shard, in bytes; None: not known.
-        request_bytes: that could be transferred in the time of a request.
+        request_bytes: number of bytes that could be transferred in the time of a request.
     """
     if not nsamples or count >= nsamples:
         return False

@@ -40,7 +40,7 @@ class _Downloads:
     """The downloads that one process has begun; their threads keep no reader alive.
 
     Attributes:
-        threads: that are under way.
+        threads: the threads under way.
         is_cancelled: they are to end.
     """
 
@@ -85,7 +85,7 @@ class Arrivals:
 
     Args:
         cache: downloads them.
-        is_prefetching: whether a sampler has begun to download ahead what this process reads.
+        is_prefetching: True if a sampler has begun to download ahead for this process.
     """
 
     def __init__(self, cache: ShardCache, is_prefetching: Callable[[], bool]) -> None:

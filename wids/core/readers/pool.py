@@ -64,7 +64,7 @@ class OpenShard(Rows):
     Attributes:
         shard: the shard.
         reader: its reader, which may be closed.
-        used: when it was used last, a count.
+        used: the count at its last use.
     """
 
     reader: Reader

@@ -210,7 +210,7 @@ class AutoProvider:
         access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
             by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
         early_reads: with ``"fetch"``, read members of shards by ranges until they are downloaded, where that is quick.
-        is_prefetching: whether a sampler has begun to download shards ahead.
+        is_prefetching: True if a sampler has begun to download shards ahead.
 
     Attributes:
         cache: the shards on this machine's disk.

@@ -57,7 +57,7 @@ class RangeProvider:
 
     Args:
         is_final: a shard that gives no ranges is an error, and reading on never turns into downloading; else both do.
-        session: what opens URLs; its hooks are called with every event.
+        session: opens URLs; its hooks are called with every event.
         rule: see `wids.core.tables.table.build_table`.
         group: see there.
         cache_dir: directory for the directories of packs of member tables; None: in memory.
@@ -65,7 +65,7 @@ class RangeProvider:
         cache: remembers the member tables of shards that it has evicted.
 
     Attributes:
-        has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
+        has_tables: `find_early` found the published table of a shard, so that others may have theirs.
     """
 
     has_tables: bool = False

@@ -48,7 +48,7 @@ _END_BYTES = 4 << 10
 
 
 class RangeReader(Reader):
-    """One remote shard, read where it is.
+    """One remote shard, read by byte ranges.
 
     Args:
         source: its bytes.
@@ -57,7 +57,7 @@ class RangeReader(Reader):
         is_proven: the table comes from the headers of this very version of the shard.
         split: the key rule, on raw names.
         is_due: asked before each read: False if the shard is to be opened again. None: never.
-        on_error: called with why it cannot be read in this way, and is to be opened again, too. None: that is an error.
+        on_error: called with the reason for not reading it in this way; it is to be opened again, too. None: raise.
         hooks: called with `RangesRead` events.
 
     Attributes:

@@ -212,9 +212,9 @@ def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, wher
 
     Args:
         data: the table.
-        shard: whose it is to be.
-        shard_bytes: how long the shard is; None: as long as the table says.
-        where: what errors call the table.
+        shard: the shard that it should describe.
+        shard_bytes: size of the shard; None: as the table says.
+        where: the name of the table in errors.
 
     Raises:
         TableError: it is none, or another shard's.

@@ -97,8 +97,8 @@ class MissingTables:
     """Beside which remote shards there are no tables; shared by the processes of a machine.
 
     Args:
-        cache_dir: where that is kept; None: in memory.
-        session: what opens URLs.
+        cache_dir: directory of that record; None: it is in memory.
+        session: opens URLs.
         is_cached: shards are downloaded into that directory, so that it may be made.
     """
 
@@ -226,8 +226,8 @@ class PublishedTables:
     """Reads them; threads may share it.
 
     Args:
-        cache_dir: where the directories of packs are kept; None: in memory.
-        session: what opens URLs; its hooks are called with a `TableRead` for each that was read.
+        cache_dir: a directory for the directories of packs; None: they are in memory.
+        session: opens URLs; its hooks are called with a `TableRead` for each that was read.
         is_cached: shards are downloaded into that directory, so that it may be made.
     """
 

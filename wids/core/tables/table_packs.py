@@ -94,8 +94,8 @@ class TablePacks:
     """The packs that indexes name; threads may share it.
 
     Args:
-        cache_dir: where their directories are kept; None: in memory.
-        session: what opens URLs; its hooks are called with a `TableRead` for each directory and each table that came
+        cache_dir: a directory for their directories; None: they are in memory.
+        session: opens URLs; its hooks are called with a `TableRead` for each directory and each table that came
             over a network.
     """
 
@@ -148,8 +148,8 @@ class TablePacks:
         """The table of a shard; None: no pack has one that is its own.
 
         Args:
-            shard: which.
-            shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
+            shard: the shard of the table.
+            shard_bytes: size of the shard; None: as the table says, and the table is a short one.
             seconds: for all tries together.
             is_cancelled: asked now and then; once it says True, the transfer of the table ends.
 

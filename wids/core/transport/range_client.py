@@ -48,7 +48,7 @@ class ShardBytes:
         is_cancelled: called regularly; a read ends once it returns True.
         needs_version: refuse a store without versions of the object, as one without ranges.
         needs_strong: refuse a store without strong versions, too.
-        is_expected: whether a strong version is the wanted one.
+        is_expected: True if a strong version is the wanted one.
         pace: counts requests, and answers that there are too many.
 
     Attributes:

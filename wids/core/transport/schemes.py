@@ -65,7 +65,7 @@ class _Scheme(NamedTuple):
         catalog: its data sets by name; see `wids.hub.datasets`.
         names: a data set's name begins with one of these.
         mark: in the path of http(s) URLs that may be of the store.
-        package: that the store needs. Without it, http(s) URLs are read as those of any server.
+        package: the package that the store needs. Without it, http(s) URLs are read as those of any server.
     """
 
     store: str

@@ -35,8 +35,8 @@ class Stat(NamedTuple):
     Attributes:
         size: bytes of the whole; None: unknown.
         version: entity tag, generation or times; None: unknown.
-        has_ranges: whether spans of it can be read.
-        is_strong: whether objects of the same version have the same bytes: a strong entity tag, a generation, an md5.
+        has_ranges: spans of it can be read.
+        is_strong: objects of the same version have the same bytes: a strong entity tag, a generation, an md5.
             Otherwise an object may be replaced by one with the same version, for instance within a second, or, without
             a version, at any time: the bytes of several requests may then belong to two objects.
     """

@@ -206,7 +206,7 @@ def check_replaceable(
     Args:
         path: of the output, absolute.
         what: it is, in words.
-        is_such: whether the file at a path is such an output, by its content; an error of reading means no.
+        is_such: True if the file at a path is such an output, by its content; an error of reading means no.
         other: words for such an output that is not an earlier version of this one, but of other data; None: it is one.
         inputs: (URL or path, words for it) of the files that the output is made from, or needs.
         shards: URLs or paths of the shards; compared only if the file is no such output.
