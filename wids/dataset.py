@@ -884,7 +884,7 @@ class ShardListDataset(Dataset[T_co]):
         return changed
 
     def _note_work(self) -> None:
-        """Note whether anything is done to samples after they are read."""
+        """Note if anything is done to samples after they are read."""
         self._is_transforming = (
             bool(self._transformations or (self._columns is not None and self._columns.shown))
             or self._substitutes is not None

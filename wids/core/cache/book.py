@@ -39,7 +39,7 @@ class ShardRecord:
         source: the bytes that were requested last, with their costs; None: no reader asked yet.
         miscounted: bytes in the cache that hold another number of samples than the index says.
         since: time of its first read by ranges while its download was to come; inf: it had none.
-        look_at: before, it is not looked at whether a process downloads it.
+        look_at: time of the next look for a process that downloads it.
         thread: the one that downloads it in this process.
         refusals: number of times that there was no space for it.
         has_failed: it cannot be downloaded.

@@ -222,7 +222,7 @@ class CacheDirectory(OwnFolder):
         )
 
     def deletable(self) -> Callable[[str], bool]:
-        """A function: whether this user may delete the cached shard of a name, which a sticky bit keeps others from."""
+        """A function: True if this user may delete the cached shard of a name, which a sticky bit keeps others from."""
         return _deletable(self.path, self.shard)
 
     def forgettable(self) -> Callable[[str], bool]:

@@ -55,7 +55,7 @@ class Placement:
         return None if self.localname is not None or self.cache_dir is None else self._absolute(self.cache_dir)
 
     def find(self, place: Place) -> tuple[str, bool]:
-        """The path of the file for a shard's URL, and whether it is read in place.
+        """The path of the file for a shard's URL; and True if it is read in place.
 
         Raises:
             CacheError: no directory for it exists.

@@ -1,4 +1,4 @@
-"""The decision whether a download may have space in a cache, and which shards are evicted for it.
+"""The decision about space in a cache for a download, and about the shards to evict for it.
 
 Pure: the cache is a snapshot with a separate clock, and evictions are carried out by a function that is given. The
 cache directory (`wids.core.cache.space`) and the nodes of `wids simulate` reserve by the same rules:
@@ -171,7 +171,7 @@ def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], bool]) ->
     Args:
         cache: it follows the evictions.
         request: the space that is wanted.
-        evict: evicts one shard, unless it is being read; whether it did.
+        evict: evicts one shard, unless it is being read; True if it did.
     """
     while True:
         decision = reserve(cache, request)

@@ -70,7 +70,7 @@ class Space:
         limit: bytes that all shards, tables and part files may have together; None: as many as the disk has free.
         hooks: called with evictions and waits.
         release_idle: called before and while it waits: releases this process's open shards that are not being read;
-            whether any existed.
+            True if any existed.
     """
 
     release_idle: Callable[[], bool]
@@ -222,7 +222,7 @@ class Space:
             self.directory.remove_orphans(inventory)
 
     def delete(self, entry: Entry, *, max_remembered: int = 0) -> bool:
-        """Delete a shard, unless a process has it open; whether it is gone. Its table is remembered, if that may be.
+        """Delete a shard, unless a process has it open; True if it is gone. Its table is remembered, if that may be.
 
         Args:
             entry: the shard.
@@ -258,7 +258,7 @@ class Space:
         return True
 
     def _remember(self, name: str) -> bool:
-        """Move the table of a shard that was deleted, whether it could be done."""
+        """Move the table of a shard that was deleted; True if it could be done."""
         try:
             self.directory.make_folders(self.directory.remembered)
             os.replace(self.directory.table(name), self.directory.remembered_table(name))
@@ -288,7 +288,7 @@ class Space:
         return remembered.bytes
 
     def remove_abandoned(self, transients: Transients) -> bool:
-        """With the lock held: delete part files, plans and lock files without an owner; whether any took space."""
+        """With the lock held: delete part files, plans and lock files without an owner; True if any took space."""
         has_cleared = False
         for name in [*transients.parts, *transients.plans, *transients.locks]:
             path = self.directory.staging(name)

@@ -1,4 +1,4 @@
-"""Size, mtime, md5 and version of the shard that a member table belongs to, and whether a shard is that one.
+"""Size, mtime, md5 and version of the shard that a member table belongs to, and their comparison with a shard.
 
 Pure. A fact that is not known counts neither for nor against.
 """

@@ -1,4 +1,4 @@
-"""The index at the place of an output: whether the output is a later version of it, and its keys that stay.
+"""The index that an output replaces: the check that the output is a later version of it, and its keys that stay.
 
 Rules: an index is a later version if it has a shard in common, a view if it is of the same index. Keys that wids does
 not compute stay, those of the index and those of shards that are still listed.

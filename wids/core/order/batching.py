@@ -421,7 +421,7 @@ class Block:
         return fewest, rows
 
     def _deal(self, *, is_dropping: bool) -> list[tuple[int, Indices, bool]]:
-        """(lane, rows, whether they come again) of all batches, step by step, as many for each lane."""
+        """(lane, rows, True if they come again) of all batches, step by step, as many for each lane."""
         steps = zip_longest(*(self._lane(lane).cut(self.steps) for lane in range(self.lanes)))
         dealt = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
         if is_dropping:

@@ -100,7 +100,7 @@ class UpcomingShard(PlannedDownload):
         return self.is_cached()
 
     def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Download it ahead of its next visits; whether this did. See `ShardCache.download_ahead`."""
+        """Download it ahead of its next visits; True if this did. See `ShardCache.download_ahead`."""
         size = self.weight if self._size is None and self.store.cache_size is not None else self._size
         try:
             return self.store.download_ahead(self.located, after=after, is_cancelled=is_cancelled, size=size)

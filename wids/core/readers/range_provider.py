@@ -165,7 +165,7 @@ class RangeProvider:
         return reader
 
     def find_published(self, located: Located) -> MemberTable | None:
-        """The published table of a shard; None: none exists, or nothing that tells whether it is its own.
+        """The published table of a shard; None: none exists, or nothing shows that it is the shard's.
 
         Raises:
             FetchError: the server does not answer. TableError: it is damaged, or of another version of the shard.
@@ -355,7 +355,7 @@ class RangeProvider:
     def _known_table(self, located: Located, source: ShardBytes) -> tuple[MemberTable | None, bool, Identity | None]:
         """The table from memory, of the evicted shard, or from beside the shard.
 
-        Second, whether it comes from the shard's headers; third, what it was made for where the cache remembers it.
+        Second, True if it comes from the shard's headers; third, what it was made for where the cache remembers it.
         """
         identity = self._identity(source)
         record = located.record

@@ -1,4 +1,4 @@
-"""Failures of transfers: decides whether to retry, and makes the typed error with advice.
+"""Failures of transfers: decides on retries, and makes the typed error with advice.
 
 Clients are recognised by the form of their errors, and never imported. Unknown errors are final unless a network
 client raised them.

@@ -159,7 +159,7 @@ def limit_of(size: int) -> float:
 
 
 def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
-    """The version of an object, from fsspec's ``info``, and whether it is strong."""
+    """The version of an object, from fsspec's ``info``; and True if it is strong."""
     tags = {name: parse_tag(str(info[name])) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
     is_strong = any(name in tags and tags[name][1] for name in _STRONG_KEYS)
     return tuple(text for text, _ in tags.values()) or None, is_strong

@@ -24,7 +24,7 @@ _STRONG_TAG = re.compile(r"""(?![Ww]/)("?)[^"\s]+\1""")
 
 
 def parse_tag(tag: str) -> tuple[str, bool]:
-    """(An entity tag without its mark of weakness, whether it is strong)."""
+    """(An entity tag without its mark of weakness, True if it is strong)."""
     is_strong = _STRONG_TAG.fullmatch(tag) is not None
     return tag if is_strong else re.sub("^[Ww]/", "", tag), is_strong
 
