@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wids.core.order.state import EpochPosition
 
 # Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
-_DEPTH = 10
+_DEPTH = 8
 
 
 class Progress(ABC, Generic[EpochsT]):
@@ -168,7 +168,7 @@ class Progress(ABC, Generic[EpochsT]):
 
 def _is_asked_by_torchdata() -> bool:
     """True if a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
-    frame: Any = inspect.currentframe()
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - documented; inspect makes objects of the frames before it, too
     for _ in range(_DEPTH):
         if frame is None:
             break
