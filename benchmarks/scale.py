@@ -158,7 +158,7 @@ def run_pack_case(directory: str, n: int) -> dict:
     """Measure the directory of a pack of ``n`` member tables: to make it, to map it, and to look into it."""
     names, path = [f"train-{k:07}.tar" for k in range(n)], f"{directory}/train.tables"
     begin = time.perf_counter()
-    head = pack_format.pack_head(names, [100_000] * n, place=path)
+    head = pack_format.pack_head(names, [100_000] * n, url=path)
     wrote = time.perf_counter() - begin
     size, wanted = len(head), [f"{directory}/{name}" for name in names[:: max(n // 10_000, 1)]]
     Path(path).write_bytes(head)
@@ -166,7 +166,7 @@ def run_pack_case(directory: str, n: int) -> dict:
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
     # The tables themselves are not written.
-    found = pack_format.unpack(atomic.map_file(path)[0], place=path, size=size + n * 100_000)
+    found = pack_format.unpack(atomic.map_file(path)[0], url=path, size=size + n * 100_000)
     opened, private = time.perf_counter() - begin, memory_bytes("RssAnon") - before
     begin = time.perf_counter()
     if not all(map(found.find, wanted)):

@@ -104,9 +104,9 @@ def write_set(directory: str, shards: int, samples: int, size: int) -> int:
     index = {"wids_version": 1, "name": "train", "member_tables": ["train.tables"], "shardlist": rows}
     Path(directory, "train.json").write_text(json.dumps(index))
     pack = os.path.join(directory, "train.tables")
-    head = pack_format.pack_head(names, [len(table)] * shards, place=pack)
+    head = pack_format.pack_head(names, [len(table)] * shards, url=pack)
     whole = len(head) + shards * (-(-len(table) // 8) * 8)
-    found = pack_format.unpack(head, place=pack, size=whole)
+    found = pack_format.unpack(head, url=pack, size=whole)
     with open(pack, "wb") as file:
         file.write(head)
         for k in there:

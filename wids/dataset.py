@@ -345,7 +345,7 @@ class ShardListDataset(Dataset[T_co]):
         self._collection.adopt(shard_list)
         self._take(self._collection)
         self._given_index = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
-        self._collection.place = arguments.place_of(shards, base, options, shard_list)
+        self._collection.index_url = arguments.index_url_of(shards, base, options, shard_list)
         self.dataset_name = arguments.choose_name(dataset_name, shards, shard_list)
         arguments.announce(shards, shard_list, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
@@ -467,7 +467,7 @@ class ShardListDataset(Dataset[T_co]):
             named=self._named,
             listed=lambda: (
                 self._collection.shards,
-                self._collection.place,
+                self._collection.index_url,
                 self._columns is None or not self._columns.shown,
             ),
             fingerprint=lambda: self._collection.fingerprint,
@@ -623,17 +623,17 @@ class ShardListDataset(Dataset[T_co]):
         if selection is None:
             selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
         files = {
-            "the index that this is a view of": collection.place,
+            "the index that this is a view of": collection.index_url,
             "the file of this view's rows": selection.path if isinstance(selection, SharedSelection) else None,
             "the table of this dataset's columns": self._own_columns().place,
         }
-        inputs = [(place, words) for words, place in files.items() if place is not None]
+        inputs = [(path, words) for words, path in files.items() if path is not None]
         inputs += [(path, "a list that this view is made by") for path in self._lists]
         save(
             collection.as_read(),
             selection,
             path,
-            place=collection.place,
+            index_url=collection.index_url,
             made_by=self._steps,
             inputs=inputs,
             overwrite=overwrite,
@@ -982,7 +982,7 @@ class ShardListDataset(Dataset[T_co]):
             on_count_mismatch=original.on_count_mismatch,
             advice=arguments.advise,
         )
-        collection.name, collection.place = original.name, original.place
+        collection.name, collection.index_url = original.name, original.index_url
         undecoded.fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
         undecoded._columns, undecoded._transformations = self._own_columns().unshown(), []  # noqa: SLF001
         undecoded._take(collection)  # noqa: SLF001

@@ -155,8 +155,8 @@ class Mixture(ConcatDataset[Any]):
             dataset: Any = self.datasets[source]
             read = getattr(dataset, "__getitems__", None)
             samples = [dataset[index_there] for index_there in wanted] if read is None else read(wanted)
-            for place, sample in zip(places, samples, strict=True):
-                samples_in_order[place] = self._transform(sample, source)
+            for position, sample in zip(places, samples, strict=True):
+                samples_in_order[position] = self._transform(sample, source)
         return samples_in_order
 
     def add_transform(self, transform: Callable[[Any], Any]) -> Self:
@@ -197,18 +197,18 @@ class Mixture(ConcatDataset[Any]):
 
     @staticmethod
     def _listed(name: str, dataset: Any) -> tuple[ShardList, str | None]:
-        """The shards of a source, and the place of the index that lists them; see `save`."""
+        """The shards of a source, and the URL of the index that lists them; see `save`."""
         interface = interface_of(dataset)
         if interface is None or interface.listed is None:
             raise InputError(f"source {name!r} is {a_kind(dataset)}; an index holds the shards of a ShardListDataset")
-        shards, place, is_plain = interface.listed()
+        shards, index_url, is_plain = interface.listed()
         if shards.selection is not None or not is_plain:
             what = "has columns as fields of its samples" if shards.selection is None else "is a view"
             raise InputError(
                 f"source {name!r} {what}, and an index of a mixture holds whole sources; write its samples as shards "
                 "(wids pack), or keep the lines that make the mixture"
             )
-        return shards, place
+        return shards, index_url
 
     def stats(self) -> dict[str, Stats]:
         """The `wids.ShardListDataset.stats` of each source that has them."""

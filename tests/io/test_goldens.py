@@ -206,20 +206,20 @@ def open_widx(data):
 
 def open_widsx(data):
     """The shards of a compiled index."""
-    found = compiled.unpack(data, place="/d/train.widsx", home=None, is_whole=True).shards
+    found = compiled.unpack(data, file_url="/d/train.widsx", home=None, is_whole=True).shards
     return [msgspec.to_builtins(found[k]) for k in range(len(found))]
 
 
 def open_pack(data):
     """The tables of a pack."""
-    directory = pack_format.unpack(data, place="/d/train.tables")
+    directory = pack_format.unpack(data, url="/d/train.tables")
     places = [directory.find(f"/d/{shard}") for shard in SHARDS]
     return [open_widx(data[at : at + size]) for at, size in places]
 
 
 def open_rows(data):
     """The rows of a view, and those at the place where they are mapped."""
-    ends, rows, offset = view_file.unpack_rows(data, counts=[3, 4, 3], place="/d/view.rows")
+    ends, rows, offset = view_file.unpack_rows(data, counts=[3, 4, 3], file_url="/d/view.rows")
     mapped = data[offset : offset + ends.nbytes + rows.nbytes]
     assert mapped == ends.astype("<i8").tobytes() + rows.astype(f"<u{rows.itemsize}").tobytes()
     return ends.tolist(), rows.tolist()

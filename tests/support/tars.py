@@ -149,7 +149,7 @@ def publish(server, path, data=None):
 def pack_of(tables, place):
     """The pack at ``place`` of member tables (URL of a shard -> the table's bytes)."""
     names = [pack_format.name_in(place, url) for url in tables]
-    head = pack_format.pack_head(names, [len(data) for data in tables.values()], place=place)
+    head = pack_format.pack_head(names, [len(data) for data in tables.values()], url=place)
     return head + b"".join(data + bytes(-len(data) % 8) for data in tables.values())
 
 

@@ -406,7 +406,7 @@ def _read_small(path: str, files: Mapping[str, int], read: Read, name: str, *, m
 
 
 def _read_splits(path: str, files: Mapping[str, int], read: Read, name: str) -> energon.SplitFile:
-    return energon.parse_splits(_read_small(path, files, read, name), place=f"{_root(name)}/{path}")
+    return energon.parse_splits(_read_small(path, files, read, name), url=f"{_root(name)}/{path}")
 
 
 def _drop_excluded(
@@ -821,9 +821,7 @@ def _of_sizes(data: bytes, source: str, _: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _of_energon(data: bytes, source: str, _: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        row["url"]: row["nsamples"] for row in TOLERANT.parse(energon.convert_info(data, place=source))["shardlist"]
-    }
+    return {row["url"]: row["nsamples"] for row in TOLERANT.parse(energon.convert_info(data, url=source))["shardlist"]}
 
 
 def _of_webshart(data: bytes, source: str, files: Mapping[str, int], *, shard: str) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _read(place: str) -> tuple[dict[str, Any], View | None]:
         return index, view
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
-    rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
+    rows = checks.convert(index["shardlist"], list[Row], path="shardlist", index_url=place)
     sizes = (-1 if row.filesize is None else row.filesize for row in rows)
     checks.check_total((row.nsamples for row in rows), sizes, place)
     return index, view
@@ -156,7 +156,7 @@ def update_index(
     index = read_index(output)
     settings, grouping = choose_grouping(settings, index)
     home = os.path.dirname(output)
-    said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
+    said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, index_url=place)
     base = said.base or said.base_path
     old = list(_placed(index, home))
     kept = _without(old, drop)

@@ -275,9 +275,9 @@ def _is_pack_of(path: str, shards: ShardList) -> bool:
     """
     try:
         with open(path, "rb") as file:
-            data, _ = pack_format.read_head(lambda _, length: file.read(length), place=path)
+            data, _ = pack_format.read_head(lambda _, length: file.read(length), url=path)
             size = os.fstat(file.fileno()).st_size
-        directory = pack_format.unpack(data, place=path, size=size)
+        directory = pack_format.unpack(data, url=path, size=size)
     except TableError:
         return False
     names = {absolute(url) for url in shards.urls}
@@ -391,7 +391,7 @@ class _TablePacking(ShardJob[int, FoundTable, TablesOutcome]):
         outcome, place = self.outcome, self.outcome.output
         kept = [k for k in self._numbers if self._places[k, 1] >= 0]
         names = [pack_format.name_in(place, absolute(self._shards.urls[k])) for k in kept]
-        head = pack_format.pack_head(names, self._places[kept, 1].tolist(), place=place)
+        head = pack_format.pack_head(names, self._places[kept, 1].tolist(), url=place)
         try:
             with atomic.part_file(place) as (part, fd):
                 system.write_all(fd, head, 0)

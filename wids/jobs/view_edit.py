@@ -173,7 +173,7 @@ def merge_views(
     found = whole.select(selection).with_header(header)
     names = ", ".join(Place(source.place).name for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
-    save(found, selection, output, place=place, made_by=[step], overwrite=overwrite, file=file)
+    save(found, selection, output, index_url=place, made_by=[step], overwrite=overwrite, file=file)
     return found, len(indices) - len(chosen)
 
 
@@ -235,7 +235,7 @@ def split_view(
         selection = choose(shards, indices)
         step = f"index split, {k} of {len(parts)}: {len(indices):,} of {ends[-1]:,}"
         steps = [*shards.header["made_by"], step]
-        save(shards, selection, output, place=source.listed_by, made_by=steps, overwrite=overwrite)
+        save(shards, selection, output, index_url=source.listed_by, made_by=steps, overwrite=overwrite)
         found.append(shards.select(selection))
     return found
 
@@ -259,7 +259,7 @@ def write_rebased(index: dict[str, Any], view: View, place: str, file: ReplacedF
     """
     if view.view_of is not None:
         check_not_parent(output, str(Place(absolute(place)).directory.join(view.view_of)), place)
-    selection = load_rows(IndexRequest(place=place), view)
+    selection = load_rows(IndexRequest(url=place), view)
     if selection is not None:
         index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}
         write_view(index, selection, output, file)

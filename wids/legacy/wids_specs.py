@@ -37,23 +37,23 @@ def urlmerge(base: str | None, url: str) -> str:
 
 def load_remote_dsdesc_raw(source: str | os.PathLike[str] | IO[Any]) -> dict[str, Any]:
     """The JSON index at a URL, path or open file, as it is written."""
-    place, data = _read(source)
-    return parse_json(data, place)
+    url, data = _read(source)
+    return parse_json(data, url)
 
 
 def load_dsdesc_and_resolve(
     source: str | os.PathLike[str] | IO[Any], *, options: dict[str, Any] | None = None, base: str | None = None
 ) -> dict[str, Any]:
     """The index with its sub-datasets read in and its URLs resolved; ``shardlist`` holds all shards."""
-    place, data = _read(source)
-    return _describe(parse_index(data, place=place, load=read_bytes, base=base, options=options))
+    url, data = _read(source)
+    return _describe(parse_index(data, index_url=url, load=read_bytes, base=base, options=options))
 
 
 def resolve_dsdesc(
     dsdesc: dict[str, Any], *, options: dict[str, Any] | None = None, base: str | None = None
 ) -> dict[str, Any]:
     """`load_dsdesc_and_resolve` of an index that is here already; it is not changed."""
-    return _describe(parse_index(json.dumps(dsdesc), place=None, load=read_bytes, base=base, options=options))
+    return _describe(parse_index(json.dumps(dsdesc), index_url=None, load=read_bytes, base=base, options=options))
 
 
 def check_shards(l: list[dict[str, Any]]) -> list[dict[str, Any]]:  # noqa: E741 - the original's parameter

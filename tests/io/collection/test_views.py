@@ -436,16 +436,16 @@ def test_rows_that_contradict_the_shards(ends, rows):
     """Rows out of order, twice, beyond their shard or their number are refused, though the checksum is right."""
     data = b"".join(pack_rows(np.array(ends), np.array(rows, np.int64)))
     with pytest.raises(SpecError, match=r"rows that its shards do not have|points outside itself"):
-        unpack_rows(data, counts=[3, 4, 5, 6][: len(ends)], place="x.rows")
+        unpack_rows(data, counts=[3, 4, 5, 6][: len(ends)], file_url="x.rows")
 
 
 def test_rows_of_another_number_of_shards():
     """They are of another index."""
     data = b"".join(pack_rows(np.array([1, 1]), np.array([0], np.uint32)))
-    ends, rows, _ = unpack_rows(data, counts=[3, 4], place="x.rows")
+    ends, rows, _ = unpack_rows(data, counts=[3, 4], file_url="x.rows")
     assert (ends.tolist(), rows.tolist(), Selection(ends, rows).rows_of(0).tolist()) == ([1, 1], [0], [0])
     with pytest.raises(SpecError, match="2 shards"):
-        unpack_rows(data, counts=[3], place="x.rows")
+        unpack_rows(data, counts=[3], file_url="x.rows")
 
 
 def test_a_shard_that_is_shorter_than_promised(tmp_path):

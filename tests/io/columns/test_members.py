@@ -113,7 +113,7 @@ def test_names_that_are_no_fields(dataset, caplog):
 def test_fields_by_the_names_of_the_dataset(dataset, caplog):
     """``fields={"words": "text;txt"}``: has_words is true where a sample has one of these; views know it, too."""
     named = {"words": "caption;txt", "meta": ".JSON", "image": "jpg;png", ".bin": "bin"}
-    named = wids.ShardListDataset(dataset._collection.place, transformations=[], fields=named)
+    named = wids.ShardListDataset(dataset._collection.index_url, transformations=[], fields=named)
     expected = dataset.find_rows("has_txt or has_json").tolist()
     assert named.find_rows("has_words or has_meta").tolist() == expected
     assert named.find_rows("has_bin and has_txt").tolist() == dataset.find_rows("has_txt").tolist()
@@ -125,7 +125,7 @@ def test_fields_by_the_names_of_the_dataset(dataset, caplog):
     assert caplog.messages[0].startswith(
         "no sample has a field for has_image: false for all; the fields of the samples"
     )
-    twice = wids.ShardListDataset(dataset._collection.place, fields={"a.b": "txt", "a_b": "cls"})
+    twice = wids.ShardListDataset(dataset._collection.index_url, fields={"a.b": "txt", "a_b": "cls"})
     with pytest.raises(InputError, match=r"a\.b and a_b would both be has_a_b"):
         twice.where("has_a_b")
 

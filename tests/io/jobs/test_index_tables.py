@@ -67,7 +67,7 @@ def remote(web, tmp_path):
 def tables_in(path):
     """Name of each shard that is looked for -> its table in a pack, or None."""
     data = Path(path).read_bytes()
-    directory = pack_format.unpack(data, place=str(path), size=len(data))
+    directory = pack_format.unpack(data, url=str(path), size=len(data))
 
     def find(url):
         place = directory.find(url)

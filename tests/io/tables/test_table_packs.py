@@ -311,7 +311,7 @@ def forget_versions(web):
 
 def damage_tables(web):
     """The directory is right, and the tables are not."""
-    end = pack_format.directory_end(web.files[PACK], place=PACK)
+    end = pack_format.directory_end(web.files[PACK], url=PACK)
     web.add(PACK, web.files[PACK][:end] + bytes(len(web.files[PACK]) - end))
 
 

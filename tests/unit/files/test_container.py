@@ -198,7 +198,7 @@ def linked(data=None):
 def widsx(data=None):
     """A compiled index."""
     if data is not None:
-        return compiled.unpack(data, place="x.widsx", home=None, is_whole=False).shards
+        return compiled.unpack(data, file_url="x.widsx", home=None, is_whole=False).shards
     rows = [{"url": f"/d/{k}.tar", "nsamples": 5, "own": k, "crc32": f"{k:08x}"} for k in range(3)]
     return b"".join(compiled.pack(list_shards(rows)))
 
@@ -206,14 +206,14 @@ def widsx(data=None):
 def tables(data=None):
     """The directory of a pack of tables."""
     if data is not None:
-        return pack_format.unpack(data, place="x.tables")
-    return pack_format.pack_head([f"{k}.tar" for k in range(4)], [0] * 4, place="x.tables")
+        return pack_format.unpack(data, url="x.tables")
+    return pack_format.pack_head([f"{k}.tar" for k in range(4)], [0] * 4, url="x.tables")
 
 
 def rows(data=None):
     """The rows of a view."""
     if data is not None:
-        return view_file.unpack_rows(data, counts=[9, 9, 9], place="x.rows")
+        return view_file.unpack_rows(data, counts=[9, 9, 9], file_url="x.rows")
     return b"".join(view_file.pack_rows(np.array([2, 2, 5]), np.array([1, 8, 0, 3, 4], np.uint32)))
 
 

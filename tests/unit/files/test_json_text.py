@@ -136,12 +136,12 @@ def shared(take, *errors):
 
 def read_index(data):
     """The shards of an index without other files."""
-    return spec.parse_index(data, place="/d/x.json", load=lambda place, _: pytest.fail(place))
+    return spec.parse_index(data, index_url="/d/x.json", load=lambda place, _: pytest.fail(place))
 
 
 def packed_keys(data):
     """The keys of a shard in a compiled index."""
-    texts = Texts(memoryview(array("q", [len(data)])), memoryview(data), place="x.widsx")
+    texts = Texts(memoryview(array("q", [len(data)])), memoryview(data), file_url="x.widsx")
     return SparseKeys(memoryview(array("q", [3])), texts).get(3)
 
 
@@ -196,7 +196,7 @@ READERS = {
     "index": (INDEX, lambda data: read_index(data).lengths, (SpecError,)),
     "view": (VIEW, lambda data: view_file.parse_view(spec.parse_json(data, "v"), "v"), (SpecError,)),
     "is an index": (INDEX, spec.is_index, (JsonError,)),
-    "energon": ({"shard_counts": {"a.tar": 5}}, lambda data: energon.convert_info(data, place="i.json"), (SpecError,)),
+    "energon": ({"shard_counts": {"a.tar": 5}}, lambda data: energon.convert_info(data, url="i.json"), (SpecError,)),
     "_info.json": (TIMM, counts("_info.json"), ()),
     "sizes.json": ({"a.tar": 5, "b.tar": "6"}, counts("sizes.json"), ()),
     "a_stats.json": ({"successes": 5, "count": 6}, counts("a_stats.json"), ()),

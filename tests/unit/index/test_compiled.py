@@ -52,7 +52,7 @@ def pack(shards, **options):
 
 def unpack(data, *, home=None, is_whole=True):
     """The shard list in these bytes."""
-    return compiled.unpack(data, place=PLACE, home=home, is_whole=is_whole).shards
+    return compiled.unpack(data, file_url=PLACE, home=home, is_whole=is_whole).shards
 
 
 def described(shards):
@@ -110,7 +110,7 @@ def test_an_index_with_sub_datasets():
             {"name": "w", "base": "more", "shardlist": [{"url": "y.tar", "nsamples": 1, "filesize": 7}]},
         ],
     }
-    parsed = parse_index(json.dumps(raw), place=None, load=None)
+    parsed = parse_index(json.dumps(raw), index_url=None, load=None)
     mapped = unpack(pack(parsed))
     check_same(mapped, parsed)
     assert mapped.summary.is_local is False

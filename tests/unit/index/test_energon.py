@@ -74,7 +74,7 @@ def test_energon_counts_from_elsewhere_reach_no_local_file(server):
 def test_energon_counts_malformed(text, path):
     """What is wrong with counts is named."""
     with pytest.raises(SpecError) as caught:
-        energon.convert_info(text.encode(), place="d/.nv-meta/.info.json")
+        energon.convert_info(text.encode(), url="d/.nv-meta/.info.json")
     assert caught.value.path == path
     assert "d/.nv-meta/.info.json" in str(caught.value)
 
@@ -103,7 +103,7 @@ def test_energon_yaml_beyond_plain_lines(line):
     """YAML that is more than plain lines is refused with its line, never guessed at."""
     text = f"shard_counts:\n  b.tar: 2\n{line}\n"
     with pytest.raises(SpecError, match=r"line 3"):
-        energon.convert_info(text.encode(), place=".info.yaml")
+        energon.convert_info(text.encode(), url=".info.yaml")
 
 
 @given(st.binary(max_size=80))
@@ -112,7 +112,7 @@ def test_any_bytes_as_counts(data):
     for place in (".info.json", ".info.yaml"):
         for text in (data, b"shard_counts:\n" + data):
             with contextlib.suppress(SpecError):
-                json.loads(energon.convert_info(text, place=place))
+                json.loads(energon.convert_info(text, url=place))
 
 
 @pytest.mark.parametrize("name", ["split.yaml", "split.json"])
@@ -141,11 +141,11 @@ def test_counts_over_http_without_what_the_owner_excludes(server):
 
 def test_unknown_keys_of_counts_are_named(caplog):
     """They may say which samples there are."""
-    energon.convert_info(b'{"shard_counts": {"a.tar": 1}, "subset": [0, 1]}', place="d/.info.json")
+    energon.convert_info(b'{"shard_counts": {"a.tar": 1}, "subset": [0, 1]}', url="d/.info.json")
     assert "d/.info.json: wids does not read 'subset', which could change which samples there are" in caplog.text
 
 
 def test_a_line_of_spaces_is_read_in_linear_time():
     """Of YAML: spaces before a letter that may not follow them."""
     with pytest.raises(SpecError, match="line 1"):
-        energon.convert_info(b"a: b" + b" " * 1_000_000 + b"#", place="d/.info.yaml")
+        energon.convert_info(b"a: b" + b" " * 1_000_000 + b"#", url="d/.info.yaml")

@@ -21,9 +21,9 @@ def test_whole_indices(seed):
     assert Selection(ends, rows).whole_indices(counts).tolist() == indices.tolist()
     data = b"".join(pack_rows(ends, rows))
     for known in (counts, None):
-        assert Selection(*unpack_rows(data, counts=known, place="x.rows")[:2]).digest == Selection(ends, rows).digest
+        assert Selection(*unpack_rows(data, counts=known, file_url="x.rows")[:2]).digest == Selection(ends, rows).digest
     with pytest.raises(SpecError, match="damaged"):
-        unpack_rows(data[:-1] + bytes([data[-1] ^ 1]), counts=None, place="x.rows")
+        unpack_rows(data[:-1] + bytes([data[-1] ^ 1]), counts=None, file_url="x.rows")
 
 
 @pytest.mark.parametrize("seed", range(20))

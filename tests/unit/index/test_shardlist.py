@@ -17,11 +17,11 @@ def row(name):
     return {"url": name, "nsamples": 1}
 
 
-def parse(index, *, place=PLACE, texts=None, **options):
+def parse(index, *, index_url=PLACE, texts=None, **options):
     """The shard list of an index; ``texts``: those of its sub-datasets."""
     data = json.dumps({"wids_version": 1, "shardlist": [row("a.tar"), row("b.tar")], **index})
     found = {url: json.dumps(text).encode() for url, text in (texts or {}).items()}
-    return parse_index(data, place=place, load=found.__getitem__, **options)
+    return parse_index(data, index_url=index_url, load=found.__getitem__, **options)
 
 
 def packs_of(shards):
@@ -63,7 +63,7 @@ def test_a_remote_index_may_not_point_at_local_files():
         with pytest.raises(NotAllowedError, match="member_tables"):
             parse({"member_tables": bad})
         assert parse({"member_tables": bad}, allow_local=True).all_packs() == (bad,)
-        assert parse({"member_tables": bad}, place="/d/train.json").all_packs() == (bad,)
+        assert parse({"member_tables": bad}, index_url="/d/train.json").all_packs() == (bad,)
 
 
 def test_sub_datasets():
@@ -89,7 +89,7 @@ def test_sub_datasets():
 def test_servers_that_a_local_index_names():
     """They may get credentials; those of a remote index may not."""
     named = set()
-    parse({"member_tables": "https://tables.host/x.tables"}, place="/d/train.json", named=named)
+    parse({"member_tables": "https://tables.host/x.tables"}, index_url="/d/train.json", named=named)
     assert "https://tables.host" in named
     named = set()
     parse({"member_tables": "https://tables.host/x.tables"}, named=named)
@@ -102,7 +102,7 @@ def test_kept_in_copies_and_compiled():
     shards = parse({"member_tables": "train.tables", "datasets": parts})
     expected = packs_of(shards)
     assert packs_of(pickle.loads(pickle.dumps(shards))) == expected
-    again = compiled.unpack(b"".join(compiled.pack(shards)), place="x.widsx", home=None).shards
+    again = compiled.unpack(b"".join(compiled.pack(shards)), file_url="x.widsx", home=None).shards
     assert packs_of(again) == expected
     counted = again.with_known({0: 5}, {})
     assert packs_of(counted) == expected
@@ -113,11 +113,11 @@ def test_compiled_before_there_were_packs():
     """Its shards have none; and what packs say is checked."""
     shards = parse({})
     data = b"".join(compiled.pack(shards))
-    assert compiled.unpack(data, place="x.widsx", home=None).shards.packs == []
+    assert compiled.unpack(data, file_url="x.widsx", home=None).shards.packs == []
     for bad in ([(9, ("x",))], [(1, ("x",)), (0, ("y",))], [(0, (7,))]):
         broken = b"".join(compiled.pack(shards, packs=bad))
         with pytest.raises(SpecError, match="header"):
-            compiled.unpack(broken, place="x.widsx", home=None)
+            compiled.unpack(broken, file_url="x.widsx", home=None)
 
 
 def test_one_pack_for_all():

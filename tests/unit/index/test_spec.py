@@ -27,7 +27,7 @@ from wids.errors import NotAllowedError, SpecError
 def test_keys_that_look_like_others_are_warned_of(caplog, key, meant):
     """Once for each; they are kept, as are keys that look like nothing."""
     rows = [{"url": f"{k}.tar", "nsamples": 1, key: 7, "size": 3, "dataset": "x"} for k in range(3)]
-    parsed = parse_index(json.dumps({"wids_version": 1, "shardlist": rows}), place="t.json", load=None)
+    parsed = parse_index(json.dumps({"wids_version": 1, "shardlist": rows}), index_url="t.json", load=None)
     assert parsed.describe(0)[key] == 7
     list_shards(rows)
     told = [record.getMessage() for record in caplog.records]
@@ -50,11 +50,11 @@ def index(**keys):
     return {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 3}], **keys}
 
 
-def read(raw, place=PLACE, files=None, **options):
+def read(raw, index_url=PLACE, files=None, **options):
     """Parse an index; ``files``: URL -> what is there, for sub-datasets."""
     text = raw if isinstance(raw, (str, bytes)) else json.dumps(raw)
     load = load_nothing if files is None else lambda url: json.dumps(files[url]).encode()
-    return parse_index(text, place=place, load=load, **options)
+    return parse_index(text, index_url=index_url, load=load, **options)
 
 
 def described(shards):
@@ -458,7 +458,7 @@ def test_bad_values(keys, path):
 
 def test_bad_values_of_an_open_file():
     """Without a place the error goes without; with one, it begins with it."""
-    message = refuse(index(name=5), "name", place=None, url=None)
+    message = refuse(index(name=5), "name", index_url=None, url=None)
     assert message.startswith("name: ")
     assert refuse(index(name=5), "name").startswith(f"{PLACE}: name: ")
 
@@ -605,7 +605,7 @@ def test_any_json_is_a_shard_list_or_a_spec_error(value):
         raise FileNotFoundError(url)
 
     try:
-        shards = parse_index(json.dumps(raw), place=PLACE, load=load)
+        shards = parse_index(json.dumps(raw), index_url=PLACE, load=load)
     except (SpecError, NotAllowedError, FileNotFoundError):
         return
     assert all(type(count) is int and count >= 0 for count in shards.nsamples)
@@ -767,7 +767,7 @@ def test_an_endless_chain_of_indexes():
         return json.dumps({"datasets": [{"source_url": f"{len(loads)}.json"}]}).encode()
 
     with pytest.raises(SpecError, match="within 8 others") as caught:
-        parse_index(json.dumps({"wids_version": 1, "datasets": [{"source_url": "0.json"}]}), place=PLACE, load=load)
+        parse_index(json.dumps({"wids_version": 1, "datasets": [{"source_url": "0.json"}]}), index_url=PLACE, load=load)
     assert len(loads) == 8
     assert caught.value.path == "datasets[0]"
     assert caught.value.url == loads[-1]
@@ -836,7 +836,7 @@ def test_a_remote_index_does_not_reach_local_files(url, place):
         (part, "datasets[0].shardlist[1].url"),
         (source, "datasets[0].source_url"),
     ):
-        refuse(raw, path, kind=NotAllowedError, url=place, place=place)
+        refuse(raw, path, kind=NotAllowedError, url=place, index_url=place)
     assert read(shard, place, allow_local=True).urls[1] == url
     assert read(part, place, allow_local=True).urls[1] == url
     assert len(read(source, place, files={url: index(shardlist=rows("/d/a.tar"))}, allow_local=True)) == 1
@@ -849,7 +849,7 @@ def test_an_index_of_a_program_does_not_run_programs(url):
         index(shardlist=rows(url)),
         "shardlist[0].url",
         kind=NotAllowedError,
-        place="pipe:cat i.json",
+        index_url="pipe:cat i.json",
         url="pipe:cat i.json",
     )
 
@@ -872,7 +872,7 @@ def test_a_remote_part_of_a_local_index_is_remote():
     """Each index is judged by its own place."""
     raw = {"wids_version": 1, "datasets": [{"source_url": "https://h/i.json"}]}
     files = {"https://h/i.json": {"shardlist": rows("file:///etc/passwd")}}
-    refuse(raw, "shardlist[0].url", kind=NotAllowedError, url="https://h/i.json", place="/d/i.json", files=files)
+    refuse(raw, "shardlist[0].url", kind=NotAllowedError, url="https://h/i.json", index_url="/d/i.json", files=files)
     assert len(read(raw, "/d/i.json", files=files, allow_local=True)) == 1
 
 
@@ -949,7 +949,7 @@ def test_shards_are_values():
 
 def test_an_index_on_an_ipv6_host():
     """Relative shards, and such with ``::`` in their query, are that host's."""
-    found = read(index(shardlist=[{"url": "a.tar?s=b::c", "nsamples": 1}]), place="http://[::1]:8000/train.json")
+    found = read(index(shardlist=[{"url": "a.tar?s=b::c", "nsamples": 1}]), index_url="http://[::1]:8000/train.json")
     assert found.urls == ["http://[::1]:8000/a.tar?s=b::c"]
 
 
@@ -972,7 +972,7 @@ def test_sources_that_multiply_are_bounded():
         return json.dumps(files[url]).encode()
 
     with pytest.raises(SpecError, match="10,000") as caught:
-        parse_index(json.dumps(raw), place=PLACE, load=load)
+        parse_index(json.dumps(raw), index_url=PLACE, load=load)
     assert "source_url" in caught.value.path
     assert sorted(loaded) == sorted(files)
 
@@ -999,10 +999,10 @@ def test_servers_that_the_caller_names():
         datasets=[{"source_url": "https://sub/i.json"}],
     )
     named = set()
-    read(local, place="/data/i.json", files={"https://sub/i.json": remote}, named=named)
+    read(local, index_url="/data/i.json", files={"https://sub/i.json": remote}, named=named)
     assert named == {"https://own", "https://cdn:1", "https://sub"}
     named = set()
-    read(remote, place="https://h/i.json", base="https://base/dir", named=named)
+    read(remote, index_url="https://h/i.json", base="https://base/dir", named=named)
     assert named == {"https://h", "https://base"}
 
 
@@ -1018,7 +1018,7 @@ def test_servers_that_the_caller_names():
 def test_a_key_that_stands_twice(text, what, encode):
     """JSON lets the last one win, which of two counts may be the wrong one."""
     with pytest.raises(SpecError, match=what):
-        parse_index(encode(text), place=None, load=None)
+        parse_index(encode(text), index_url=None, load=None)
 
 
 @pytest.mark.parametrize(
@@ -1034,10 +1034,10 @@ def test_a_key_that_stands_twice_in_a_long_text(text, what, encode, monkeypatch)
     """It is looked for where keys of shards are more than shards have; a text without it is parsed once."""
     monkeypatch.setattr(spec, "_MAX_CHECKED", 0)
     with pytest.raises(SpecError, match=what):
-        parse_index(encode(text), place=None, load=None)
+        parse_index(encode(text), index_url=None, load=None)
     looked = []
     monkeypatch.setattr(spec, "_check_unique", lambda *_: looked.append(1))
     rows = [{"url": f"{k}.tar", "nsamples": 1, "md5sum": "0" * 32} for k in range(3)]
     index = {"wids_version": 1, "shardlist": rows, "datasets": [{"shardlist": rows[:2], "datasets": []}]}
-    assert len(parse_index(encode(json.dumps(index)), place=None, load=None)) == 5
+    assert len(parse_index(encode(json.dumps(index)), index_url=None, load=None)) == 5
     assert not looked

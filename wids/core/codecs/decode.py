@@ -269,7 +269,7 @@ def _parse_also(also: str | Iterable[str]) -> frozenset[str]:
 def _explain(error: Exception, sample: Mapping[str, Any], field: str) -> DecodeError:
     """Return the error for the caller: the place, the cause and the remedy."""
     shard, key, index = sample.get("__shard__"), sample.get("__key__"), sample.get("__index__")
-    place = f"{field} of sample {key!r}" + ("" if index is None else f" (index {index})") + f" in shard {shard}"
+    subject = f"{field} of sample {key!r}" + ("" if index is None else f" (index {index})") + f" in shard {shard}"
     if isinstance(error, DecodeError):
         story = str(error)  # from below: it already says what to do
     else:
@@ -278,4 +278,4 @@ def _explain(error: Exception, sample: Mapping[str, Any], field: str) -> DecodeE
             "read other fields only, or register another decoder with wids.register_decoder"
         )
     kind = UnsafeFormatError if isinstance(error, UnsafeFormatError) else DecodeError
-    return kind(f"cannot decode {place}: {story}", shard=shard, key=key, field=field)
+    return kind(f"cannot decode {subject}: {story}", shard=shard, key=key, field=field)

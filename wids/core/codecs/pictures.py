@@ -173,12 +173,12 @@ def _curve(values: np.ndarray[Any, Any], width: int = 256, height: int = 96) -> 
     import numpy as np
 
     shares, _ = _shares(values[:: -(-len(values) // (_MAX_SIDE * 64))])
-    place = (height - 1) * (1 - shares)
-    width = min(width, max(len(place), 2))
+    lines = (height - 1) * (1 - shares)
+    width = min(width, max(len(lines), 2))
     picture = np.full((height, width), 245, np.uint8)
-    bounds = np.linspace(0, len(place), width + 1).astype(int)
+    bounds = np.linspace(0, len(lines), width + 1).astype(int)
     for x in range(width):
-        part = place[bounds[x] : max(bounds[x + 1], bounds[x] + 1)]
+        part = lines[bounds[x] : max(bounds[x + 1], bounds[x] + 1)]
         if len(part):
             picture[int(part.min()) : int(part.max()) + 1, x] = 40
     return picture

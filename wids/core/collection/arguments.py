@@ -267,14 +267,14 @@ def warn_of_none(transform: Callable[[Any], Any], *, is_before: bool = False) ->
     )
 
 
-def place_of(shards: Any, base: Any, options: Any, shard_list: ShardList) -> str | None:
+def index_url_of(shards: Any, base: Any, options: Any, shard_list: ShardList) -> str | None:
     """The URL or path of the index that lists the shards as they are; None: none exists."""
     if shard_list.selection is not None and base is None and set(options or ()) <= {"view_of"}:
         return shard_list.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
-    place = os.fspath(shards)
-    return None if lists_shards(place) else str(Place(place).absolute)
+    url = os.fspath(shards)
+    return None if lists_shards(url) else str(Place(url).absolute)
 
 
 def choose_name(name: str | None, shards: Any, shard_list: ShardList) -> str:

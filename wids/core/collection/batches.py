@@ -79,7 +79,7 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
         if fields is not None:
             if isinstance(fields, Alternatives):
                 there = list(sample)
-                fields = [there[place] for group in fields.choose(there) for place in group]
+                fields = [there[position] for group in fields.choose(there) for position in group]
             wanted = frozenset(map(str.casefold, fields))
             sample = {name: v for name, v in sample.items() if name.casefold() in wanted or name.startswith("__")}
     sample["__dataset__"] = desc.get("dataset") or ""
@@ -106,7 +106,7 @@ def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
         if (reader is CLOSED or reader.is_remote) and collection.has_remote():
             return False
         if reader is not CLOSED:  # `hi`: a shard that repeats its samples ends here once before its end
-            here = [wanted[place] for place in places if wanted[place] < hi]
+            here = [wanted[position] for position in places if wanted[position] < hi]
             reader.expect([index - lo if rows is None else rows[index] for index in here])
     return True
 
@@ -240,7 +240,7 @@ def _read_into(
         if wanted[places[-1]] >= hi:  # the shard repeats its samples: those of one pass through it
             count = bisect_left(places, hi, key=wanted.__getitem__)
             now, rest = places[:count], places[count:]
-        rows = [wanted[place] - lo if chosen is None else chosen[wanted[place]] for place in now]
+        rows = [wanted[position] - lo if chosen is None else chosen[wanted[position]] for position in now]
         try:
             read = reader.read_rows(rows, fields)
         except ClosedReaderError:  # another thread opened or released shards
@@ -250,9 +250,9 @@ def _read_into(
             if is_pinned:
                 reader.unpin()
         url, places = reader.url, rest
-        for place, row, sample in zip(now, rows, read):  # noqa: B905 - to be strict takes longer
+        for position, row, sample in zip(now, rows, read):  # noqa: B905 - to be strict takes longer
             sample["__dataset__"] = name
-            sample["__index__"] = wanted[place]
+            sample["__index__"] = wanted[position]
             sample["__shard__"] = url
             sample["__shardindex__"] = row
-            samples[place] = sample
+            samples[position] = sample

@@ -78,14 +78,14 @@ _INDEXES = (".json", compiled.SUFFIX)
 _GLOB = frozenset("*?[")
 
 
-def is_archive(place: str) -> bool:
+def is_archive(url: str) -> bool:
     """True if a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
-    return Place(place).name.lower().endswith(_ARCHIVES)
+    return Place(url).name.lower().endswith(_ARCHIVES)
 
 
-def lists_shards(place: str) -> bool:
+def lists_shards(url: str) -> bool:
     """True if a text is a tar, a brace pattern of tars, or a directory or glob of them; any other is an index."""
-    return is_archive(place) or is_several(place)
+    return is_archive(url) or is_several(url)
 
 
 def is_several(text: str) -> bool:
@@ -157,7 +157,7 @@ def load_shards(
             raise SpecError(f"shards {words}", path="shards")
         return base, _list(shards, base, options, session), session
     request = IndexRequest(
-        place=shards if isinstance(shards, str) else None,
+        url=shards if isinstance(shards, str) else None,
         base=base,
         options=options,
         allow_local=allow_local,
@@ -165,7 +165,7 @@ def load_shards(
         cache_dir=cache_dir,
     )
     shard_list, narrowed = load_index(request, data)
-    return base if base is not None else _own_base(shard_list.header, request.place), shard_list, narrowed
+    return base if base is not None else _own_base(shard_list.header, request.url), shard_list, narrowed
 
 
 def words_of_misuse(shards: Any) -> str:
@@ -237,7 +237,7 @@ class ShardCollection:
         urls: of each.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
-        place: the URL or path of the index that lists the shards as they are; None: none exists.
+        index_url: the URL or path of the index that lists the shards as they are; None: none exists.
         name: of all its samples, as a source of a mixture; None: the shards have names of their own.
     """
 
@@ -328,7 +328,7 @@ class ShardCollection:
     def adopt(self, shards: ShardList) -> None:
         """Make these the collection's shards."""
         self.pool.clear()
-        self.place: str | None = None
+        self.index_url: str | None = None
         self.pool.find, self.urls = shards.find, _unpacked(shards.urls)
         self._use(shards)
 
@@ -773,8 +773,8 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None, session
         from wids.core.index.discovery import find_shards, shards_are_indexes
 
         _check_place(name)
-        if is_several(place := _based(name, base)):
-            return [shard.url for shard in find_shards([place], session=session)]
+        if is_several(url := _based(name, base)):
+            return [shard.url for shard in find_shards([url], session=session)]
         if name.endswith(_INDEXES):
             raise shards_are_indexes(name, [name])
         return None
@@ -796,24 +796,24 @@ def _unpacked(column: Sequence[T]) -> Sequence[T]:
     return list(column) if len(column) < MANY else column
 
 
-def _check_place(place: str) -> None:
+def _check_place(text: str) -> None:
     """Refuse several places in one text, and say what to do.
 
     Raises:
         SpecError: it is that.
     """
-    parts = place.split("::")
+    parts = text.split("::")
     if len(parts) > 1 and all(map(is_archive, parts)):
-        raise _no_shards(place, f"is several places in one text; give a list of them: {parts}")
+        raise _no_shards(text, f"is several places in one text; give a list of them: {parts}")
     if len(parts) > 1 and all(part.endswith(".json") for part in parts):
-        raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
+        raise _no_shards(text, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
 
 
-def _no_shards(place: str, what: str) -> SpecError:
-    return SpecError(f"shards: {place} {what}", path="shards", url=place)
+def _no_shards(text: str, what: str) -> SpecError:
+    return SpecError(f"shards: {text} {what}", path="shards", url=text)
 
 
-def _own_base(header: dict[str, Any], place: str | None) -> str | None:
+def _own_base(header: dict[str, Any], index_url: str | None) -> str | None:
     """The default base of an index's relative URLs: the base in the index, otherwise the place of the index."""
     base = header.get("base") or header.get("base_path") or ""
-    return None if place is None and not base else str(Place(place or "").directory.join(base))
+    return None if index_url is None and not base else str(Place(index_url or "").directory.join(base))

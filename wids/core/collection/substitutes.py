@@ -130,12 +130,12 @@ class Substitutes:
             TooManyErrorsError: too many samples have failed, or all that could take this one's place.
             Exception: an error that is not a sample's own.
         """
-        place, failed, attempt = -1, index, 0
+        replaced, failed, attempt = -1, index, 0
         while True:
             self._count += 1
             key = None if isinstance(sample, Exception) else sample.get("__key__")
             try:
-                return transform(_mark(sample, place, marks))
+                return transform(_mark(sample, replaced, marks))
             except Exception as error:
                 if not is_of_sample(error):
                     raise
@@ -143,7 +143,7 @@ class Substitutes:
                 words = self._note(error, failed, key, other, collection)
                 if other is None:
                     raise self._failed(f"sample {index} failed, and {_tried(attempt)}: {words}") from error
-            place, failed, attempt = index, other, attempt + 1
+            replaced, failed, attempt = index, other, attempt + 1
             try:
                 sample = read(other)
             except ShardReadError as error:
@@ -192,15 +192,15 @@ def _tried(count: int) -> str:
     return f"so did the {count} of its shard that were to take its place" if count else "its shard has no other one"
 
 
-def _mark(sample: Sample | Exception, place: int, marks: Mapping[str, Any]) -> Sample:
-    """A sample with its marks; ``place``: the index whose place it takes, or -1.
+def _mark(sample: Sample | Exception, replaced: int, marks: Mapping[str, Any]) -> Sample:
+    """A sample with its marks; ``replaced``: the index whose place it takes, or -1.
 
     Raises:
         Exception: it is why the sample could not be read.
     """
     if isinstance(sample, Exception):
         raise sample
-    sample["__substitute_for__"] = place
+    sample["__substitute_for__"] = replaced
     if marks:
         sample.update(marks)
     return sample

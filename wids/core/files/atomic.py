@@ -233,10 +233,10 @@ def private_dir() -> str:
     """The user's own cache directory, under the system's temporary directory."""
     with forks.lock:  # tempfile looks for it once, under a lock
         try:
-            place = tempfile.gettempdir()
+            directory = tempfile.gettempdir()
         except FileNotFoundError:  # it can write nowhere; local shards can be read all the same
-            place = "/tmp"  # noqa: S108 - the first write there says if it cannot be used
-    return os.path.join(place, f"wids-cache-{system.user_id()}")
+            directory = "/tmp"  # noqa: S108 - the first write there says if it cannot be used
+    return os.path.join(directory, f"wids-cache-{system.user_id()}")
 
 
 def make_directory(path: str, *, is_private: bool) -> None:

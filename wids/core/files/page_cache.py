@@ -96,8 +96,8 @@ def _control_groups() -> Iterator[tuple[str, str, str]]:
             for name in set(controllers.split(",")) & _LIMITED.keys():
                 root, limit, used = _LIMITED[name]
                 # A container may see its own group at the root, and the host's path here.
-                for place in {path, *map(str, PurePath(path).parents)}:
-                    yield root + place.rstrip("/"), limit, used
+                for group in {path, *map(str, PurePath(path).parents)}:
+                    yield root + group.rstrip("/"), limit, used
 
 
 def _number_of(path: str, name: str = "", *, unit: int = 1) -> int | None:

@@ -68,9 +68,9 @@ class Compiled(NamedTuple):
     identity: bytes
 
 
-def is_compiled(place: str) -> bool:
+def is_compiled(url: str) -> bool:
     """True if a path or URL is that of a compiled index, by its name."""
-    return Place(place).name.endswith(SUFFIX)
+    return Place(url).name.endswith(SUFFIX)
 
 
 def pack(
@@ -137,31 +137,31 @@ def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) ->
     return fingerprints.pop() if len(fingerprints) == 1 else ""
 
 
-def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: bool = True) -> Compiled:
+def unpack(data: bytes | memoryview, *, file_url: str, home: str | None, is_whole: bool = True) -> Compiled:
     """Read the on-disk form; the shards' columns are views of ``data``.
 
     Args:
         data: the file's bytes.
-        place: its name in errors.
+        file_url: its name in errors.
         home: the base of relative URLs of shards; those of packs of member tables are returned as written.
         is_whole: the checksum of the sections was compared before; False: compare it here.
 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
-    unpacked = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
+    unpacked = _FORMAT.unpack(data, lambda what: damaged(file_url, what), is_checked=is_whole)
     header, columns = unpacked.header, unpacked.columns
     home = None if header.is_resolved else home or ""
     is_local = header.nlocal + (header.ndependent if Place(home or "").is_local else 0) == len(columns["counts"])
     shards = ShardList(
         sections=columns,
         header=header.header,
-        extras=SparseKeys(columns["key_rows"], Texts(columns["key_ends"], columns["keys"], place=place)),
+        extras=SparseKeys(columns["key_rows"], Texts(columns["key_ends"], columns["keys"], file_url=file_url)),
         starts=header.starts,
         defaults=header.defaults,
         packs=header.packs,
         home=home,
-        place=place,
+        file_url=file_url,
         summary=Summary(is_local=is_local, fingerprint=header.fingerprint, contents=header.contents),
     )
     return Compiled(shards, header.source, unpacked.identity)

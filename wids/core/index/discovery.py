@@ -63,8 +63,8 @@ class Sources:
     """The shards that sources name; see `find_shards`.
 
     Attributes:
-        shards: place -> shard, in order.
-        repeated: another place of a shard -> its first place. Both are local.
+        shards: URL -> shard, in order.
+        repeated: another URL of a shard -> its first URL. Both are local.
         failed: directories that cannot be read, and indexes among shards (`refuse_indexes`) -> the reason.
     """
 
@@ -186,23 +186,23 @@ def _drop_excluded(directory: str, paths: list[str]) -> list[str]:
         SpecError: single samples are excluded, all shards are, or it is not known which.
     """
     kept = {os.path.relpath(path, directory): path for path in paths}
-    for place in (os.path.join(directory, ".nv-meta", name) for name in energon.SPLITS):
+    for path in (os.path.join(directory, ".nv-meta", name) for name in energon.SPLITS):
         data = b""
-        with contextlib.suppress(OSError), open(place, "rb") as file:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
             data = file.read(_MAX_SPLIT_BYTES)
         if b"exclude" not in data:
             continue
-        splits = energon.parse_splits(data, place=place)
+        splits = energon.parse_splits(data, url=path)
         left = set(splits.drop_excluded(kept, kept)) if splits.exclude else set(kept)
         gone = [name for name in kept if name not in left]
         if gone:
             logger.warning(
                 "%s: excludes %d of %d shards of this directory, which are left out: %s; a pattern, as %s, has all",
-                *(place, len(gone), len(kept), shown_names(gone), os.path.join(directory, f"*{SUFFIX}")),
+                *(path, len(gone), len(kept), shown_names(gone), os.path.join(directory, f"*{SUFFIX}")),
             )
         kept = {name: path for name, path in kept.items() if name in left}
         if not kept:
-            raise SpecError(f"{place}: its owner excludes all {len(gone):,} shards", path="exclude", url=place)
+            raise SpecError(f"{path}: its owner excludes all {len(gone):,} shards", path="exclude", url=path)
     return list(kept.values())
 
 
@@ -382,18 +382,18 @@ def _list(url: str, kind: str, session: Session) -> dict[str, Any]:
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())
 
 
-def recognise_foreign(place: str) -> str:
+def recognise_foreign(path: str) -> str:
     """The kind of a local folder or file of another tool, and the way from it to shards, in words; "": nothing known.
 
     Args:
-        place: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
+        path: a path. The index file of a dataset stands for its folder. A folder's own folders are looked at, too.
     """
-    folder = place if os.path.isdir(place) else os.path.dirname(place) or "."
-    if folder != place and os.path.basename(place) != "index.json":
-        beside = os.path.splitext(place)[0] + ".idx"
-        return foreign_data.words_of(map(os.path.basename, [place, *([beside] if os.path.exists(beside) else ())]))
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    if folder != path and os.path.basename(path) != "index.json":
+        beside = os.path.splitext(path)[0] + ".idx"
+        return foreign_data.words_of(map(os.path.basename, [path, *([beside] if os.path.exists(beside) else ())]))
     return next(
-        (words for names in _names_in(folder, is_deep=folder == place) if (words := foreign_data.words_of(names))), ""
+        (words for names in _names_in(folder, is_deep=folder == path) if (words := foreign_data.words_of(names))), ""
     )
 
 

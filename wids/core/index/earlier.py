@@ -40,7 +40,7 @@ class CarriedOver(NamedTuple):
         keys: top-level ones that wids does not compute, without name and info.
         packs: the key of its packs of member tables; {}: none.
         shard_keys: URL of a shard of the later version -> the keys of the earlier entry that wids does not compute.
-        gone: the places of shards that the later version does not name.
+        gone: the plain URLs of shards that the later version does not name.
     """
 
     keys: dict[str, Any]
@@ -81,7 +81,7 @@ class EarlierIndex:
 
     @functools.cached_property
     def entries(self) -> dict[str, Entry]:
-        """The shards that it lists itself, or as sub-datasets: place -> entry."""
+        """The shards that it lists itself, or as sub-datasets: plain URL -> entry."""
         parts, root = self.keys.get("datasets"), Place(os.path.dirname(self.path)).join(self.base)
         entries: dict[str, Entry] = {}
         for part in (self.keys, *(parts if isinstance(parts, list) else ())):
@@ -93,17 +93,17 @@ class EarlierIndex:
         return entries
 
     def find(self, urls: Sequence[str]) -> dict[str, str]:
-        """The shards at ``urls`` that it lists: URL -> place. If none is, they are looked for as below its base."""
-        places = {url: place for url in urls if (place := _plain(url)) in self.entries}
-        if places or not self.base:
-            return places
+        """The shards at ``urls`` that it lists: URL -> plain URL. If none is, they are looked for as below its base."""
+        plain_urls = {url: plain for url in urls if (plain := _plain(url)) in self.entries}
+        if plain_urls or not self.base:
+            return plain_urls
         home = os.path.dirname(self.path)
         with contextlib.suppress(SpecError):  # they have no directory in common
             names = writing.place_entries([str(Place(url).absolute) for url in urls], home=home, base=self.base)
             root = Place(home).join(self.base)
             joined = zip(urls, (_plain(root.join(name)) for name in names), strict=True)
-            return {url: place for url, place in joined if place in self.entries}
-        return places
+            return {url: plain for url, plain in joined if plain in self.entries}
+        return plain_urls
 
     def lists(self, urls: Iterable[str]) -> bool:
         """True if it lists a shard at one of ``urls``."""
@@ -136,7 +136,7 @@ class EarlierIndex:
         """Words for a view of another index.
 
         Args:
-            parent: place of the index that the output is a view of; None: it lists its shards itself.
+            parent: URL or path of the index that the output is a view of; None: it lists its shards itself.
             digest: the fingerprint of these.
             shards: their URLs.
         """
@@ -144,8 +144,8 @@ class EarlierIndex:
         if self.keys.get("view_of_fingerprint") == digest:
             return None
         if isinstance(written, str):
-            place = _plain(Place(os.path.dirname(self.path)).join(written))
-            return None if parent is not None and place == _plain(parent) else f"is a view of {written}"
+            plain = _plain(Place(os.path.dirname(self.path)).join(written))
+            return None if parent is not None and plain == _plain(parent) else f"is a view of {written}"
         return None if parent is None and self.lists(shards) else "is a view of other shards"
 
     def own_keys(self) -> dict[str, Any]:
@@ -163,21 +163,21 @@ class EarlierIndex:
             taken: the top-level keys that it has already.
         """
         urls = list(urls)
-        places = self.find([*urls, *others])
+        plain_urls = self.find([*urls, *others])
         packs = {}
         with contextlib.suppress(SpecError):  # no names of packs
-            if places and own_packs(self.keys, self.path, None):
+            if plain_urls and own_packs(self.keys, self.path, None):
                 packs = {PACKS: self.keys[PACKS]}
         return CarriedOver(
             keys={key: value for key, value in self.own_keys().items() if key not in taken and key != "name"},
             packs=packs,
-            shard_keys={url: self.own_keys_of(places[url]) for url in urls if url in places},
-            gone=[place for place in self.entries if place not in {*places.values()}],
+            shard_keys={url: self.own_keys_of(plain_urls[url]) for url in urls if url in plain_urls},
+            gone=[plain for plain in self.entries if plain not in {*plain_urls.values()}],
         )
 
-    def own_keys_of(self, place: str) -> dict[str, Any]:
+    def own_keys_of(self, plain: str) -> dict[str, Any]:
         """The keys of a shard that wids does not compute."""
-        return {key: value for key, value in self.entries[place].items() if key not in KNOWN_KEYS}
+        return {key: value for key, value in self.entries[plain].items() if key not in KNOWN_KEYS}
 
 
 def other_compiled(path: str, shards: Iterable[str]) -> str | None:
@@ -185,7 +185,7 @@ def other_compiled(path: str, shards: Iterable[str]) -> str | None:
     with open(path, "rb") as file:
         data = file.read()
     try:
-        listed = compiled.unpack(data, place=path, home=os.path.dirname(path)).shards
+        listed = compiled.unpack(data, file_url=path, home=os.path.dirname(path)).shards
     except WidsError:
         return None
     there = {_plain(url) for url in listed.urls}
@@ -195,7 +195,7 @@ def other_compiled(path: str, shards: Iterable[str]) -> str | None:
 
 
 def _plain(url: str | Place) -> str:
-    """The place of a shard, by which it is compared: absolute, without credentials."""
+    """The URL or path of a shard, by which it is compared: absolute, without credentials."""
     return Place(url).absolute.unsigned
 
 

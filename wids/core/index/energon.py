@@ -42,12 +42,12 @@ class SplitFile(msgspec.Struct, frozen=True):
     """The splits of a dataset.
 
     Attributes:
-        place: URL or path of the file, for messages.
+        url: URL or path of the file, for messages.
         parts: split -> names of shards, with braces; None: the file has none.
         exclude: names of shards and samples that are in no split, with braces.
     """
 
-    place: str
+    url: str
     parts: dict[str, list[str]] | None
     exclude: list[str]
 
@@ -97,12 +97,12 @@ class SplitFile(msgspec.Struct, frozen=True):
         if samples:
             first, shard = next(iter(samples.items()))
             raise SpecError(
-                f"{self.place}: exclude leaves out {len(samples):,} single samples ({shown(first)}), and an index "
+                f"{self.url}: exclude leaves out {len(samples):,} single samples ({shown(first)}), and an index "
                 "lists whole shards; open the shards by their names, without this index and without those that exclude "
                 "names, and leave the samples out by their keys: ShardListDataset('DIRECTORY/*.tar')"
                 f".exclude([{first.removeprefix(f'{shard}/')!r:.100}, ...])",
                 path="exclude",
-                url=self.place,
+                url=self.url,
             )
         if missing:
             self._warn("exclude", f"leaves out {len(missing):,} shards or samples that do not exist", missing)
@@ -125,11 +125,11 @@ class SplitFile(msgspec.Struct, frozen=True):
             self._fail(key, f"{what} (Energon reads no other patterns here); write the names, as x-{{000..009}}.tar")
 
     def _fail(self, key: str, what: str) -> None:
-        raise SpecError(f"{self.place}: {key} {what}", path=key, url=self.place)
+        raise SpecError(f"{self.url}: {key} {what}", path=key, url=self.url)
 
     def _warn(self, key: str, what: str, names: list[str]) -> None:
         more = ", ..." if len(names) > _SHOWN else ""
-        logger.warning("%s: %s %s: %s%s", self.place, key, what, ", ".join(map(shown, names[:_SHOWN])), more)
+        logger.warning("%s: %s %s: %s%s", self.url, key, what, ", ".join(map(shown, names[:_SHOWN])), more)
 
 
 def _homes(name: str) -> list[str]:
@@ -138,74 +138,74 @@ def _homes(name: str) -> list[str]:
     return ["/".join(parts[:k]) for k in range(1, len(parts))]
 
 
-def parse_splits(data: bytes, *, place: str) -> SplitFile:
+def parse_splits(data: bytes, *, url: str) -> SplitFile:
     """A dataset's splits.
 
     Args:
         data: the file.
-        place: its URL or path.
+        url: its URL or path.
 
     Raises:
         SpecError: malformed. DependencyError: PyYAML is not installed.
     """
-    is_json = Place(place).name.endswith(".json")
-    raw = parse_json(data, place) if is_json else foreign.load_yaml(data, "split.yaml", place)
-    foreign.warn_of_keys(raw, ("split_parts", "exclude"), place, is_strict=True)
+    is_json = Place(url).name.endswith(".json")
+    raw = parse_json(data, url) if is_json else foreign.load_yaml(data, "split.yaml", url)
+    foreign.warn_of_keys(raw, ("split_parts", "exclude"), url, is_strict=True)
     parts, exclude = raw.get("split_parts"), raw.get("exclude")
     if parts is not None and not isinstance(parts, dict):
-        checks.fail(place, "split_parts", f"is {shown(parts)}; it must be an object of splits")
-    named = {str(split): _texts(names, f"split_parts.{split}", place) for split, names in (parts or {}).items()}
-    return SplitFile(place, named or None, _texts(exclude, "exclude", place))
+        checks.fail(url, "split_parts", f"is {shown(parts)}; it must be an object of splits")
+    named = {str(split): _texts(names, f"split_parts.{split}", url) for split, names in (parts or {}).items()}
+    return SplitFile(url, named or None, _texts(exclude, "exclude", url))
 
 
-def _texts(value: Any, path: str, place: str) -> list[str]:
+def _texts(value: Any, path: str, url: str) -> list[str]:
     texts = [] if value is None else value if isinstance(value, list) else [value]
     for text in texts:
         if not isinstance(text, str):
-            checks.fail(place, path, f"has {shown(text)}; it must be a list of names")
+            checks.fail(url, path, f"has {shown(text)}; it must be a list of names")
     return texts
 
 
-def convert_info(data: bytes, *, place: str, splits: SplitFile | None = None) -> bytes:
+def convert_info(data: bytes, *, url: str, splits: SplitFile | None = None) -> bytes:
     """An Energon dataset's counts, as an index of our own.
 
     Args:
         data: the file.
-        place: its URL or path.
+        url: its URL or path.
         splits: the file of its splits; the shards that it excludes are left out.
 
     Raises:
         SpecError: malformed; or YAML beyond plain lines of names and counts; or see `SplitFile.drop_excluded`.
     """
-    if Place(place).name.endswith(".json") or data.lstrip()[:1] == b"{":
-        raw: Any = parse_json(data, place)
+    if Place(url).name.endswith(".json") or data.lstrip()[:1] == b"{":
+        raw: Any = parse_json(data, url)
     else:
-        raw = _parse_yaml(data, place)
+        raw = _parse_yaml(data, url)
     counts = raw.get("shard_counts")
     if not isinstance(counts, dict) or not counts:
-        checks.fail(place, "shard_counts", "is missing or empty; it gives the number of samples of each shard")
+        checks.fail(url, "shard_counts", "is missing or empty; it gives the number of samples of each shard")
     for name, count in counts.items():
         if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            checks.fail(place, f"shard_counts[{name!r}]", f"is {count!r}; it must be a number of samples")
-    foreign.warn_of_keys(raw, ("energon_version", "shard_counts"), place, is_strict=True)
+            checks.fail(url, f"shard_counts[{name!r}]", f"is {count!r}; it must be a number of samples")
+    foreign.warn_of_keys(raw, ("energon_version", "shard_counts"), url, is_strict=True)
     kept = counts
     if splits is not None:
         names = {posixpath.normpath(name): name for name in counts}
         kept = {names[name]: counts[names[name]] for name in splits.drop_excluded(names, names)}
     if not kept:
-        checks.fail(place, "shard_counts", "has no shard that the owner does not exclude")
+        checks.fail(url, "shard_counts", "has no shard that the owner does not exclude")
     shards = [{"url": name, "nsamples": count} for name, count in kept.items()]
     return json.dumps({"wids_version": 1, "base": "..", "shardlist": shards}).encode()
 
 
-def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
+def _parse_yaml(data: bytes, url: str) -> dict[str, Any]:
     """The plain lines that Energon writes. Any other YAML is refused, because a partial reader would guess."""
     values: dict[str, Any] = {}
     inner: dict[str, int] | None = None
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise SpecError(f"{place}: not UTF-8 ({error})", path="", url=place) from error
+        raise SpecError(f"{url}: not UTF-8 ({error})", path="", url=url) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -221,7 +221,7 @@ def _parse_yaml(data: bytes, place: str) -> dict[str, Any]:
             values[top[1]] = top[2] if inner is None else inner
             continue
         checks.fail(
-            place,
+            url,
             f"line {number}",
             f"is {line[:80]!r}; the only YAML that is read here is plain `name.tar: count` lines; convert the file to "
             ".info.json, which newer releases of Energon write",

@@ -63,7 +63,7 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An index, and the arguments for reading it.
 
     Attributes:
-        place: its URL or path; None: its text was passed.
+        url: its URL or path; None: its text was passed.
         base: see `wids.core.collection.shard_collection.load_shards`.
         options: see there.
         allow_local: see there.
@@ -72,7 +72,7 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
         may_be_view: False for the index behind a view.
     """
 
-    place: str | None
+    url: str | None
     base: str | None = None
     options: dict[str, Any] | None = None
     allow_local: bool = False
@@ -117,7 +117,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
             whole, status = atomic.map_file(self.path)
             data = without_name(whole, self.path) if self.is_cached else whole
             if data is not None and (status.st_uid == system.user_id() or not self.is_cached):
-                opened = _open(data, status, self.request, path=self.path, place=self.path)
+                opened = _open(data, status, self.request, path=self.path, file_url=self.path)
                 if opened.identity == self.identity:
                     return replace(opened.shards, origin=self)
         except (OSError, SpecError) as error:
@@ -125,10 +125,10 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
         shards = load_index(self.request).shards
         if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
             raise SpecError(
-                f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
+                f"{self.request.url}: the index has changed since the dataset was made, and its compiled form "
                 f"({self.path}) no longer exists; make the dataset again",
                 path="",
-                url=self.request.place,
+                url=self.request.url,
             )
         return shards
 
@@ -138,35 +138,35 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
 
     Args:
         request: the index, and the arguments for reading it.
-        data: its text, if it has no place.
+        data: its text, if it has no URL.
 
     Raises:
         SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
     """
-    if data is not None or request.place is None:
+    if data is not None or request.url is None:
         if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
             return _load_view(request, data or b"")
         return _parse(data or b"", request)[0]
-    if not compiled.is_compiled(request.place):
-        return _JsonIndex(request, request.place).load()
-    if Place(request.place).is_local:
-        return _map_local(request, request.place)
-    return _RemoteIndex(request, request.place).load()
+    if not compiled.is_compiled(request.url):
+        return _JsonIndex(request, request.url).load()
+    if Place(request.url).is_local:
+        return _map_local(request, request.url)
+    return _RemoteIndex(request, request.url).load()
 
 
 # --- JSON
 
 
-def is_energon(place: str) -> bool:
+def is_energon(url: str) -> bool:
     """True if a URL or path is the counts of an Energon dataset (`wids.core.index.energon`), by its name."""
-    return Place(place).name in _ENERGON_NAMES
+    return Place(url).name in _ENERGON_NAMES
 
 
-def _read_index(place: str, session: Session, *, max_bytes: int | None = None) -> bytes:
+def _read_index(url: str, session: Session, *, max_bytes: int | None = None) -> bytes:
     """The text of an index, which is looked at before all of it is read."""
-    if is_energon(place):  # which may be YAML
-        return read_bytes(place, session=session)
-    return read_bytes(place, session=session, max_bytes=max_bytes, look=lambda head: check_head(head, place))
+    if is_energon(url):  # which may be YAML
+        return read_bytes(url, session=session)
+    return read_bytes(url, session=session, max_bytes=max_bytes, look=lambda head: check_head(head, url))
 
 
 class _PartTexts:
@@ -174,7 +174,7 @@ class _PartTexts:
 
     def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
         self._request, self._named = request, named
-        self._is_narrow = not (request.place is None or Place(request.place).is_local)
+        self._is_narrow = not (request.url is None or Place(request.url).is_local)
         self.texts: dict[str, bytes] = {}
 
     def load(self, url: str) -> bytes:
@@ -199,7 +199,7 @@ def _parse(data: bytes | str, request: IndexRequest, named: set[str] | None = No
     texts = _PartTexts(request, named)
     shards = parse_index(
         data,
-        place=request.place,
+        index_url=request.url,
         load=texts.load,
         base=request.base,
         options=request.options,
@@ -210,11 +210,11 @@ def _parse(data: bytes | str, request: IndexRequest, named: set[str] | None = No
 
 
 class _JsonIndex:
-    """A JSON index at a place, and its compiled form in the cache directory."""
+    """A JSON index at a URL, and its compiled form in the cache directory."""
 
-    def __init__(self, request: IndexRequest, place: str) -> None:
-        self._request, self._place = request, place
-        self._key = _digest_of(place, request.base, request.options, request.allow_local)
+    def __init__(self, request: IndexRequest, url: str) -> None:
+        self._request, self._url = request, url
+        self._key = _digest_of(url, request.base, request.options, request.allow_local)
         self._indexes: CompiledIndexes | None = None
         if request.cache_dir is not None and self._key:
             self._indexes = CompiledIndexes(request.cache_dir)
@@ -227,13 +227,13 @@ class _JsonIndex:
             digest = indexes.recall(self._key, status)
             if digest is not None and (loaded := indexes.find(digest, self._take)) is not None:
                 return loaded
-        place, session = self._place, request.session
-        read = partial(_read_index, place, session)
-        data = read() if (store := find_store(Place(place))) is None else store.read_once(place, session, read)
-        if is_energon(self._place):
+        url, session = self._url, request.session
+        read = partial(_read_index, url, session)
+        data = read() if (store := find_store(Place(url))) is None else store.read_once(url, session, read)
+        if is_energon(self._url):
             from wids.core.index import energon
 
-            data = energon.convert_info(data, place=self._place, splits=_load_splits(self._place, session))
+            data = energon.convert_info(data, url=self._url, splits=_load_splits(self._url, session))
         if view_file.MARK in data:
             return _load_view(request, data)
         if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
@@ -248,8 +248,8 @@ class _JsonIndex:
 
     def _look(self) -> FileStatus | None:
         """The state of the file; None if a later process could not use it."""
-        place = Place(self._place)
-        if not place.is_local or is_energon(self._place):  # beside which another file says what is excluded
+        place = Place(self._url)
+        if not place.is_local or is_energon(self._url):  # beside which another file says what is excluded
             return None
         status = look_at(place.path)
         limits = compiled_files.LIMITS
@@ -261,7 +261,7 @@ class _JsonIndex:
         Raises:
             SpecError: it is damaged.
         """
-        index = _open(file.data, file.status, self._request, path=file.path, place=file.path)
+        index = _open(file.data, file.status, self._request, path=file.path, file_url=file.path)
         texts = _PartTexts(self._request, set(index.source.named))
         if any(_digest(texts.load(url)) != before for url, before in index.source.texts):
             return None
@@ -286,7 +286,7 @@ class _JsonIndex:
             try:
                 packed = compiled.pack(made[0].shards, source=source)
             except (TypeError, ValueError) as error:  # it has values that JSON does not have
-                logger.debug("%s is not compiled: %s", self._place, error)
+                logger.debug("%s is not compiled: %s", self._url, error)
                 return False
             system.write_parts(fd, packed)
             return True
@@ -306,7 +306,7 @@ class _JsonIndex:
         return loaded or made[0]
 
 
-def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
+def _load_splits(url: str, session: Session) -> energon.SplitFile | None:
     """The splits beside the counts of an Energon dataset; None: there are none.
 
     Raises:
@@ -315,7 +315,7 @@ def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
     from wids.core.index import energon
 
     for name in energon.SPLITS:
-        beside = str(Place(place).directory.join(name))
+        beside = str(Place(url).directory.join(name))
         try:
             data = read_bytes(beside, session=session, max_bytes=ENERGON_BYTES, seconds=retrying.LIMITS.first_seconds)
         except ShardNotFoundError:
@@ -323,7 +323,7 @@ def _load_splits(place: str, session: Session) -> energon.SplitFile | None:
         except FetchDeniedError as error:  # as in a bucket without permission to list
             logger.warning("%s: cannot be read, so that what it may exclude is not left out: %s", beside, error)
             continue
-        return energon.parse_splits(data, place=beside)
+        return energon.parse_splits(data, url=beside)
     return None
 
 
@@ -337,13 +337,13 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         SpecError: malformed, or the index of the view has changed. NotAllowedError: of that index.
         FetchError: the index of the view cannot be read.
     """
-    place = request.place
+    url = request.url
     raw, view = _parse_view(request, data)
     if view is None:  # only a name contains the mark
         return _parse(data, request)[0]
     if not request.may_be_view:
-        what = f"view_of: {place} is a view, and must be an index of shards; open that view and save a view of it"
-        raise SpecError(what, path="view_of", url=place)
+        what = f"view_of: {url} is a view, and must be an index of shards; open that view and save a view of it"
+        raise SpecError(what, path="view_of", url=url)
     raw["made_by"] = view.made_by
     if view.view_of is None:
         loaded = _parse(data, request)[0]
@@ -353,15 +353,15 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     selection = load_rows(request, view, loaded.shards.nsamples)
     if selection is None:
         # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
-        return _load_view(request, _read_index(str(place), request.session))
+        return _load_view(request, _read_index(str(url), request.session))
     shards = loaded.shards.select(selection)
     return LoadedIndex(shards.with_header({**shards.header, **raw}), loaded.session)
 
 
 def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
     """(the JSON object, its fields of a view); the second is None if it is not a view."""
-    raw = {**parse_json(data, request.place), **(request.options or {})}
-    return raw, view_file.parse_view(raw, request.place)
+    raw = {**parse_json(data, request.url), **(request.options or {})}
+    return raw, view_file.parse_view(raw, request.url)
 
 
 def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> LoadedIndex:
@@ -370,18 +370,18 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
     Raises:
         SpecError: they have changed, or their index is not a file. FetchError: it cannot be read.
     """
-    place = request.place
+    index_url = request.url
     path = place_of_parent.path if (place_of_parent := Place(parent)).is_local else ""
     if path and os.path.exists(path) and not os.path.isfile(path):  # reading it might never end
-        what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
-        raise SpecError(what, path="view_of", url=place)
-    inner = msgspec.structs.replace(request, place=parent, options=None, session=_narrowed(request), may_be_view=False)
+        what = f"{checks.where(index_url)}view_of: {parent} is a directory or a device, not a file"
+        raise SpecError(what, path="view_of", url=index_url)
+    inner = msgspec.structs.replace(request, url=parent, options=None, session=_narrowed(request), may_be_view=False)
     try:
         loaded = load_index(inner)
     except ShardNotFoundError as error:
-        what = f"{checks.where(place)}view_of: {parent} does not exist; give its new place with `wids index rebase`"
+        what = f"{checks.where(index_url)}view_of: {parent} does not exist; give its new place with `wids index rebase`"
         raise ShardNotFoundError(what, url=parent) from error
-    _check_parent(loaded.shards, view, place=place, parent=parent)
+    _check_parent(loaded.shards, view, index_url=index_url, parent=parent)
     return loaded
 
 
@@ -398,19 +398,20 @@ def load_rows(
     Raises:
         SpecError: they are damaged, or of another view; or they cannot be read. FetchError: remote ones cannot be read.
     """
-    place = request.place
+    index_url = request.url
     url = _resolved(request, view.rows, "rows")
     try:
         rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, session=_narrowed(request))
         return rows.load()
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and place is not None:
-            _, now = _parse_view(request, _read_index(place, request.session))
+        if isinstance(error, FileNotFoundError) and index_url is not None:
+            _, now = _parse_view(request, _read_index(index_url, request.session))
             if now is None or now.rows != view.rows or _is_there(url):
                 return None
         if isinstance(error, FetchError):
             raise
-        raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
+        what = f"{checks.where(index_url)}rows: {url} cannot be read ({error})"
+        raise SpecError(what, path="rows", url=index_url) from error
 
 
 def _is_there(url: str) -> bool:
@@ -424,22 +425,22 @@ def _resolved(request: IndexRequest, written: str, path: str) -> str:
     Raises:
         SpecError: it is not a URL. NotAllowedError: the view is from a remote place, and the URL is a local file.
     """
-    place = request.place
-    url = checks.resolve(Place(place or "").directory, written, path, place)
-    is_remote = place is not None and not Place(place).is_local
+    index_url = request.url
+    url = checks.resolve(Place(index_url or "").directory, written, path, index_url)
+    is_remote = index_url is not None and not Place(index_url).is_local
     if is_remote and not request.allow_local and Place(url).reaches_local:
-        forbid_local(str(place), path, url)
+        forbid_local(str(index_url), path, url)
     return url
 
 
 def _narrowed(request: IndexRequest) -> Session:
     """The session for the files of a view: the options for a remote view apply only to its own server."""
-    if request.place is None or Place(request.place).is_local:
+    if request.url is None or Place(request.url).is_local:
         return request.session
-    return request.session.narrowed(Place(request.place).origins)
+    return request.session.narrowed(Place(request.url).origins)
 
 
-def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
+def _check_parent(shards: ShardList, view: view_file.View, *, index_url: str | None, parent: str) -> None:
     is_same = fingerprint(shards) == view.view_of_fingerprint
     if is_same and not have_changed(view.view_of_contents, contents(shards)):
         return
@@ -453,49 +454,49 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
         else f"it had {then[0]:,} shards and {then[1]:,} samples, and has {now[0]:,} and {now[1]:,} now"
     )
     raise SpecError(
-        f"{checks.where(place)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
+        f"{checks.where(index_url)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
         path="view_of",
-        url=place,
+        url=index_url,
     )
 
 
 # --- compiled indexes
 
 
-def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
-    path = Place(place).absolute.path
-    data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
-    index = _open(data, status, request, path=path, place=place)
+def _map_local(request: IndexRequest, url: str) -> LoadedIndex:
+    path = Place(url).absolute.path
+    data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=url, path=None, hooks=())
+    index = _open(data, status, request, path=path, file_url=url)
     return LoadedIndex(_mapped(index, request, path=path, is_cached=False), request.session)
 
 
 class _RemoteIndex:
     """A compiled index on a server, and its copy in the cache directory."""
 
-    def __init__(self, request: IndexRequest, place: str) -> None:
-        self._request, self._place = request, place
+    def __init__(self, request: IndexRequest, url: str) -> None:
+        self._request, self._url = request, url
         self._indexes = CompiledIndexes(cache_directory(request.cache_dir or default_cache_dir()))
-        written = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
+        written = [url, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
         named = {origin for url in written if isinstance(url, str) for origin in Place(url).origins}
         self._narrow = request.session.narrowed(named)
 
     def load(self) -> LoadedIndex:
         """Its shards, mapped; without space for a copy, read into memory."""
         request, indexes, stat = self._request, self._indexes, self._stat()
-        how = self._place, request.base, request.options, request.allow_local
+        how = self._url, request.base, request.options, request.allow_local
         digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
         is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
-        digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
+        digest = digest or _digest(self._url.encode("utf-8", "surrogatepass"))
 
         def take(file: SharedFile) -> LoadedIndex:
             path = file.path
             if is_known:
-                return self._take(_open(file.data, file.status, request, path=path, place=self._place), path)
+                return self._take(_open(file.data, file.status, request, path=path, file_url=self._url), path)
             return self._take(self._check(file.data), path)
 
         loaded = indexes.get(digest, self._download, take, is_new=not is_known)
         if loaded is None:
-            loaded = self._take(self._check(read_bytes(self._place, session=request.session)), "")
+            loaded = self._take(self._check(read_bytes(self._url, session=request.session)), "")
         return loaded
 
     def _take(self, index: Compiled, path: str) -> LoadedIndex:
@@ -503,17 +504,17 @@ class _RemoteIndex:
 
     def _stat(self) -> Stat:
         def once() -> Stat:
-            with open_source(self._place, self._request.session) as source:
+            with open_source(self._url, self._request.session) as source:
                 return source.stat()
 
-        return retrying.try_repeatedly(once, url=self._place, path=None, hooks=())
+        return retrying.try_repeatedly(once, url=self._url, path=None, hooks=())
 
     def _download(self, path: str, _: int) -> None:
         def check() -> None:
             self._check(atomic.map_file(path)[0])
 
         download_to(
-            self._place,
+            self._url,
             path,
             check=check,
             max_bytes=MAX_READ_BYTES,
@@ -526,13 +527,13 @@ class _RemoteIndex:
         Raises:
             SpecError: it is damaged. NotAllowedError: it points at local files.
         """
-        index = _unpack(data, self._request, place=self._place, is_whole=False)
+        index = _unpack(data, self._request, file_url=self._url, is_whole=False)
         for k, url in enumerate(index.shards.urls):
             if not self._request.allow_local and Place(url).reaches_local:
-                forbid_local(self._place, f"shardlist[{k}].url", url)
+                forbid_local(self._url, f"shardlist[{k}].url", url)
         for url in itertools.chain.from_iterable(packs for _, packs in index.shards.packs):
             if not self._request.allow_local and Place(url).reaches_local:
-                forbid_local(self._place, PACKS, url)
+                forbid_local(self._url, PACKS, url)
         return index
 
 
@@ -549,7 +550,7 @@ def _mapped(index: Compiled, request: IndexRequest, *, path: str, is_cached: boo
 
 
 def _open(
-    data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, place: str
+    data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, file_url: str
 ) -> compiled.Compiled:
     """Read a compiled index from a file; the checksum is compared once for each machine.
 
@@ -557,10 +558,10 @@ def _open(
         SpecError: it is none, or damaged, or the options cannot be.
     """
     if len(data) < compiled_files.LIMITS.checked_bytes:
-        return _unpack(data, request, place=place, is_whole=False)
+        return _unpack(data, request, file_url=file_url, is_whole=False)
     indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
     is_whole = indexes is not None and indexes.is_checked(path, status)
-    index = _unpack(data, request, place=place, is_whole=is_whole)
+    index = _unpack(data, request, file_url=file_url, is_whole=is_whole)
     if not is_whole:
         atomic.drop_pages(data)  # all of them were read for the checksum
     if indexes is not None and not is_whole:
@@ -568,22 +569,22 @@ def _open(
     return index
 
 
-def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:
+def _unpack(data: bytes | memoryview, request: IndexRequest, *, file_url: str, is_whole: bool = True) -> Compiled:
     """Read a compiled index; if it is the request's own, its base and options hold.
 
     Raises:
         SpecError: it is none, or damaged, or the options cannot be.
     """
-    index = request.place or ""
+    index = request.url or ""
     if not compiled.is_compiled(index):
-        return compiled.unpack(data, place=place, home=None, is_whole=is_whole)
+        return compiled.unpack(data, file_url=file_url, home=None, is_whole=is_whole)
     options, home = request.options or {}, Place(index).directory
     for key in ("shardlist", "datasets"):
         if key in options:
             raise SpecError(f"{index}: options: the {key} of a compiled index cannot be changed", path=key, url=index)
     own_base = options.get("base") or options.get("base_path")
     base = request.base if request.base is not None else str(home.join(own_base if isinstance(own_base, str) else ""))
-    unpacked = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    unpacked = compiled.unpack(data, file_url=file_url, home=base, is_whole=is_whole)
     shards, header = unpacked.shards, {**unpacked.shards.header, **options}
     packs = [(k, tuple(str(home.join(url)) for url in written)) for k, written in shards.packs]
     if PACKS in options:

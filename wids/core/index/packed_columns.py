@@ -132,13 +132,13 @@ class Texts:
     Args:
         ends: the end of each.
         blob: all of them.
-        place: the file's name in errors.
+        file_url: the file's name in errors.
     """
 
-    place: str
+    file_url: str
 
-    def __init__(self, ends: memoryview, blob: memoryview, *, place: str) -> None:
-        self._ends, self._blob, self.place = ends, blob, place
+    def __init__(self, ends: memoryview, blob: memoryview, *, file_url: str) -> None:
+        self._ends, self._blob, self.file_url = ends, blob, file_url
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -161,7 +161,7 @@ class Texts:
         try:
             return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise damaged(self.place, f"has a text that is not UTF-8 ({error.reason})") from error
+            raise damaged(self.file_url, f"has a text that is not UTF-8 ({error.reason})") from error
 
 
 class Places(Column[str]):
@@ -239,9 +239,9 @@ class SparseKeys:
         try:
             keys = TOLERANT.parse(self._texts[at])
         except JsonError as error:
-            raise damaged(self._texts.place, f"has keys of a shard that are not JSON ({error})") from error
+            raise damaged(self._texts.file_url, f"has keys of a shard that are not JSON ({error})") from error
         if not isinstance(keys, dict):
-            raise damaged(self._texts.place, "has keys of a shard that are not a JSON object")
+            raise damaged(self._texts.file_url, "has keys of a shard that are not a JSON object")
         return keys
 
 
@@ -264,6 +264,6 @@ def sort_hashes(texts: Iterable[str]) -> tuple[memoryview, memoryview]:
     return memoryview(hashes[order]), memoryview(order)  # type: ignore[arg-type]  # numpy's are buffers
 
 
-def damaged(place: str, what: str) -> SpecError:
+def damaged(file_url: str, what: str) -> SpecError:
     """The error for an unusable compiled index."""
-    return SpecError(f"{place}: this compiled index {what}; {REMEDY}", path="", url=place)
+    return SpecError(f"{file_url}: this compiled index {what}; {REMEDY}", path="", url=file_url)

@@ -25,7 +25,7 @@ class ViewShards(NamedTuple):
     """The shards of a view.
 
     Attributes:
-        parent: place of the index that lists them; None: the view lists them itself.
+        parent: URL or path of the index that lists them; None: the view lists them itself.
         digest: their fingerprint.
     """
 

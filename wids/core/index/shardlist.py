@@ -48,7 +48,7 @@ class Row(msgspec.Struct):
 GROUPING_KEYS = {"rule": "key_rule", "group": "group"}
 
 
-def said_grouping(keys: Mapping[str, Any], place: str | None = None) -> dict[str, str]:
+def said_grouping(keys: Mapping[str, Any], index_url: str | None = None) -> dict[str, str]:
     """The keys of an index that say how members become samples.
 
     ``group`` with a value that is none of ours, such as the name of a data set, says nothing of that: indexes had such
@@ -62,21 +62,21 @@ def said_grouping(keys: Mapping[str, Any], place: str | None = None) -> dict[str
         del said["group"]
     if (rule := said.get("key_rule", NAMED_RULES[0])) not in NAMED_RULES:
         raise SpecError(
-            f"{'' if place is None else f'{place}: '}key_rule is {rule!r:.200}; it must be {NAMED_RULES[0]!r} or "
-            f"{NAMED_RULES[1]!r} (options={{'key_rule': None}} ignores it)",
+            f"{'' if index_url is None else f'{index_url}: '}key_rule is {rule!r:.200}; it must be {NAMED_RULES[0]!r} "
+            f"or {NAMED_RULES[1]!r} (options={{'key_rule': None}} ignores it)",
             path="key_rule",
-            url=place,
+            url=index_url,
         )
     return said
 
 
-def parse_grouping(keys: Mapping[str, Any], place: str | None = None) -> GroupOptions:
+def parse_grouping(keys: Mapping[str, Any], index_url: str | None = None) -> GroupOptions:
     """The way in which members become samples, by keys of an index; the standard way where it has none.
 
     Raises:
         SpecError: see `said_grouping`.
     """
-    said: Any = said_grouping(keys, place)
+    said: Any = said_grouping(keys, index_url)
     return GroupOptions(rule=said.get("key_rule", NAMED_RULES[0]), group=said.get("group", GROUPS[0]))
 
 
@@ -137,7 +137,7 @@ class ShardList:
         defaults: the keys that all shards of each component have.
         packs: (first shard, URLs of the packs of member tables that hold from there on), ascending.
         home: base of relative URLs; None: they are taken as they stand.
-        place: name in errors of the file that the columns are in.
+        file_url: name in errors of the file that the columns are in.
         summary: of a compiled index; None: unknown.
         origin: the place of a compiled index; with it, a pickle holds that place and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
@@ -155,7 +155,7 @@ class ShardList:
     defaults: Sequence[dict[str, Any]] = ()
     packs: Sequence[tuple[int, tuple[str, ...]]] = ()
     home: str | None = None
-    place: str = ""
+    file_url: str = ""
     summary: Summary | None = None
     origin: Origin | None = None
     selection: Selection | None = None
@@ -168,7 +168,7 @@ class ShardList:
     def __post_init__(self) -> None:
         sections = self.sections
         hashes = (sections["hashes"], sections["hashed"]) if "hashes" in sections else None
-        texts, known = Texts(sections["url_ends"], sections["urls"], place=self.place), sections["known"]
+        texts, known = Texts(sections["url_ends"], sections["urls"], file_url=self.file_url), sections["known"]
         columns = {
             "urls": Places(texts, hashes, home=self.home),
             "nsamples": Numbers(sections["counts"]),
@@ -346,7 +346,7 @@ class ShardList:
         if self.origin is not None:
             return _reopen, (self.origin, self.header, self.packs, self.selection)
         columns = {name: _shrunk(self.sections[name]) for name in _COLUMNS}
-        more = self.starts, self.defaults, self.packs, self.home, self.place, self.selection
+        more = self.starts, self.defaults, self.packs, self.home, self.file_url, self.selection
         return _restore, (columns, self.header, dict(self.extras.items()), *more)
 
 
@@ -448,7 +448,7 @@ def _restore(
     """The list that was pickled."""
     sections = {name: _restored(column) for name, column in columns.items()}
     sections["ends"] = _sum(sections["counts"])
-    starts, defaults, packs, home, place, selection = more
+    starts, defaults, packs, home, file_url, selection = more
     return ShardList(
         sections=sections,
         header=header,
@@ -457,7 +457,7 @@ def _restore(
         defaults=defaults,
         packs=packs,
         home=home,
-        place=place,
+        file_url=file_url,
         selection=selection,
     )
 

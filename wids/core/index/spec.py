@@ -93,7 +93,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     """Surroundings of a component.
 
     Attributes:
-        place: URL or path of the JSON text it is in; None when that came from an open file.
+        index_url: URL or path of the JSON text it is in; None when that came from an open file.
         base: base of its relative URLs.
         keys: of its sub-datasets' shards, unless something nearer says otherwise.
         packs: of member tables, in the same form.
@@ -103,7 +103,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
         depth: components around it.
     """
 
-    place: str | None
+    index_url: str | None
     base: Place
     keys: dict[str, Any]
     path: str
@@ -165,7 +165,7 @@ def list_shards(
 def parse_index(
     data: bytes | str,
     *,
-    place: str | None,
+    index_url: str | None,
     load: Load,
     base: str | None = None,
     options: dict[str, Any] | None = None,
@@ -176,7 +176,7 @@ def parse_index(
 
     Args:
         data: the JSON text.
-        place: the URL or path it came from; None when it came from an open file.
+        index_url: the URL or path it came from; None when it came from an open file.
         load: gives the bytes behind a sub-dataset's ``source_url``.
         base: overrides the base of relative URLs.
         options: top-level keys that override the index's.
@@ -188,49 +188,49 @@ def parse_index(
         SpecError: malformed; ``path`` names the value, ``url`` the index.
         NotAllowedError: a remote index points at local files or at a program.
     """
-    raw = {**parse_json(data, place), **(options or {})}
+    raw = {**parse_json(data, index_url), **(options or {})}
     if named is not None:
-        written = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
+        written = [index_url, base, *((options or {}).get(key) for key in ("base", "base_path"))]
         named.update(origin for url in written if isinstance(url, str) for origin in Place(url).origins)
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
-    checks.check_nesting(header, "", place)
+    checks.check_nesting(header, "", index_url)
     builder = ShardListBuilder()
     parser = _SpecParser(builder, load, allow_local=allow_local, named=named)
-    parser.read(raw, place, base)
+    parser.read(raw, index_url, base)
     header |= parser.grouping
     if not len(builder):
-        checks.fail(place, "shardlist", "lists no shards")
+        checks.fail(index_url, "shardlist", "lists no shards")
     shards = builder.build(header)
-    checks.check_total(shards.nsamples, shards.filesizes, place)
+    checks.check_total(shards.nsamples, shards.filesizes, index_url)
     return shards
 
 
-def own_keys(header: dict[str, Any], place: str | None) -> dict[str, Any]:
+def own_keys(header: dict[str, Any], index_url: str | None) -> dict[str, Any]:
     """The keys that an index's own shards have from its header.
 
     Raises:
         SpecError: one of them is of another type.
     """
-    index = checks.convert(header, _Index, place=place)
+    index = checks.convert(header, _Index, index_url=index_url)
     return _known(weight=index.weight, name=index.name)
 
 
-def own_packs(header: dict[str, Any], place: str | None, home: str | None) -> tuple[str, ...]:
+def own_packs(header: dict[str, Any], index_url: str | None, home: str | None) -> tuple[str, ...]:
     """The packs of member tables that an index's header names, their URLs resolved.
 
     Args:
         header: the top-level keys.
-        place: its name in errors.
+        index_url: its name in errors.
         home: base of relative URLs: the directory of the index.
 
     Raises:
         SpecError: they are no URLs.
     """
-    index = checks.convert({PACKS: header.get(PACKS)}, _Component, place=place)
-    return _resolve_packs(index, Place(home or ""), "", place)
+    index = checks.convert({PACKS: header.get(PACKS)}, _Component, index_url=index_url)
+    return _resolve_packs(index, Place(home or ""), "", index_url)
 
 
-def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
+def parse_json(data: bytes | str, index_url: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
     """The JSON object that an index is; ``may_repeat``: keys may stand twice in it, which the caller looks after.
 
     Raises:
@@ -242,28 +242,28 @@ def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False
         text = data[:_HEAD] if isinstance(data, str) else data[:_HEAD].decode("latin-1")
         if text.lstrip("\ufeff\xef\xbb\xbf \t\r\n").lower().startswith(("<!doctype", "<html", "<?xml")):
             raise SpecError(
-                f"{checks.where(place)}not valid JSON: it is a web page or XML, perhaps of a login; look at "
+                f"{checks.where(index_url)}not valid JSON: it is a web page or XML, perhaps of a login; look at "
                 "it in a browser, and see whether the address needs credentials",
                 path="",
-                url=place,
+                url=index_url,
             ) from error
         if text.startswith("PAR1"):
             raise SpecError(
-                f"{checks.where(place)}is a table (Parquet), not an index; give the index that it belongs to, or the "
-                "one that wids pack makes of it",
+                f"{checks.where(index_url)}is a table (Parquet), not an index; give the index that it belongs to, or "
+                "the one that wids pack makes of it",
                 path="",
-                url=place,
+                url=index_url,
             ) from error
         raise SpecError(
-            f"{checks.where(place)}not valid JSON ({error}); an index is made by `wids index create`",
+            f"{checks.where(index_url)}not valid JSON ({error}); an index is made by `wids index create`",
             path="",
-            url=place,
+            url=index_url,
         ) from error
     if not isinstance(raw, dict):
         rows = "; rows for wids pack are lines of a .jsonl file" if isinstance(raw, list) else ""
-        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object{rows}")
+        checks.fail(index_url, "", f"is a JSON {type(raw).__name__}; it must be an object{rows}")
     if not may_repeat and (len(data) <= _MAX_CHECKED or _may_repeat(data, raw)):
-        _check_unique(data, place)
+        _check_unique(data, index_url)
     return raw
 
 
@@ -286,7 +286,7 @@ def _row_lists(raw: Any) -> Iterator[list[Any]]:
             yield from _row_lists(part)
 
 
-def _check_unique(data: bytes | str, place: str | None) -> None:
+def _check_unique(data: bytes | str, index_url: str | None) -> None:
     """Refuse a key that an object has twice: JSON lets the last one win.
 
     Raises:
@@ -299,18 +299,18 @@ def _check_unique(data: bytes | str, place: str | None) -> None:
             names = [name for name, _ in pairs]
             name = next(name for name in names if names.count(name) > 1)
             where = f" of the shard {shown(mapping['url'])}" if isinstance(mapping.get("url"), str) else ""
-            checks.fail(place, name, f"stands twice in one object{where}, and only one can hold; delete the other")
+            checks.fail(index_url, name, f"stands twice in one object{where}, and only one can hold; delete the other")
         return mapping
 
     _TEXTS.parse_pairs(data, check)
 
 
-def check_head(data: bytes, place: str) -> None:
+def check_head(data: bytes, index_url: str) -> None:
     """Refuse a file by its first bytes, before the others are read, unless it may be JSON.
 
     Args:
         data: its beginning.
-        place: its URL or path.
+        index_url: its URL or path.
 
     Raises:
         SpecError: it is a tar, or a compressed file, or no JSON.
@@ -320,12 +320,12 @@ def check_head(data: bytes, place: str) -> None:
     except ValueError:
         is_header = False
     if is_header:
-        way = f"give it in a list: ShardListDataset([{place!r}]), or make its index (wids index create)"
+        way = f"give it in a list: ShardListDataset([{index_url!r}]), or make its index (wids index create)"
         what = f"is a tar, not an index; {way}"
-        raise SpecError(f"{place}: {what}", path="", url=place)
+        raise SpecError(f"{index_url}: {what}", path="", url=index_url)
     text = data.lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n")
     if text and text[:2].strip(b"\0")[:1] not in (b"{", b"["):
-        parse_json(data[: 4 * _HEAD], place)
+        parse_json(data[: 4 * _HEAD], index_url)
 
 
 def is_index(data: bytes) -> bool:
@@ -353,24 +353,25 @@ class _SpecParser:
         self._grouped: tuple[GroupOptions, str] | None = None
         self.misspelt: set[str] = set()
 
-    def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
+    def read(self, raw: dict[str, Any], index_url: str | None, base: str | None) -> None:
         """Read the top-level index."""
-        index = checks.convert(raw, _Index, place=place)
+        index = checks.convert(raw, _Index, index_url=index_url)
         if raw.keys().isdisjoint(("wids_version", "shardlist", "datasets")):
             if foreign := foreign_data.recognise_index(raw):
-                checks.fail(place, "", foreign)
-            checks.fail(place, "", 'has no "shardlist"; an index is made by `wids index create`')
+                checks.fail(index_url, "", foreign)
+            checks.fail(index_url, "", 'has no "shardlist"; an index is made by `wids index create`')
         if index.wids_version != 1:
             version = "is missing" if index.wids_version is None else f"is {index.wids_version}"
-            checks.fail(place, "wids_version", f"{version}; this wids reads version 1")
-        home = Place(place or "").directory.join(_own_base(index)) if base is None else Place(base)
-        grouping = said_grouping(raw, place)
-        scope = _Scope(place=place, base=home, keys={}, path="", chain=(place or "",), depth=0, grouping=grouping)
+            checks.fail(index_url, "wids_version", f"{version}; this wids reads version 1")
+        home = Place(index_url or "").directory.join(_own_base(index)) if base is None else Place(base)
+        grouping = said_grouping(raw, index_url)
+        chain = (index_url or "",)
+        scope = _Scope(index_url=index_url, base=home, keys={}, path="", chain=chain, depth=0, grouping=grouping)
         self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
         """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
-        is_guarded = self.is_guarded(scope.place)
+        is_guarded = self.is_guarded(scope.index_url)
         if component.shardlist:
             self.note_grouping(raw, scope)
         packs = self.find_packs(component, scope, is_guarded=is_guarded)
@@ -378,21 +379,21 @@ class _SpecParser:
         self.shards.begin_component(keys, packs)
         listed_urls: list[str] = []
         if len(self.shards) + len(component.shardlist or ()) > MAX_SHARDS:
-            checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
+            checks.fail(scope.index_url, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
-            checks.check_digests(row, path, scope.place)
-            checks.check_count(row, path, scope.place)
-            url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
+            checks.check_digests(row, path, scope.index_url)
+            checks.check_count(row, path, scope.index_url)
+            url = checks.resolve(scope.base, row.url, f"{path}.url", scope.index_url)
             if is_guarded and Place(url).reaches_local:
-                forbid_local(scope.place, f"{path}.url", url)
+                forbid_local(scope.index_url, f"{path}.url", url)
             row_keys = raw["shardlist"][k]
             if not KNOWN_KEYS.issuperset(row_keys):
-                checks.check_nesting(row_keys, path, scope.place)
-                _warn_of_misspelt(row_keys, self.misspelt, f"{checks.where(scope.place)}{path}")
+                checks.check_nesting(row_keys, path, scope.index_url)
+                _warn_of_misspelt(row_keys, self.misspelt, f"{checks.where(scope.index_url)}{path}")
             self.shards.append(url, row, row_keys)
             listed_urls.append(url)
-        self.note_named(scope.place, listed_urls)
+        self.note_named(scope.index_url, listed_urls)
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
@@ -402,13 +403,13 @@ class _SpecParser:
         Raises:
             SpecError: it is another way than that of a component before.
         """
-        keys = said_grouping(raw, scope.place)
+        keys = said_grouping(raw, scope.index_url)
         grouping = parse_grouping({**scope.grouping, **keys})
         where = scope.path.removesuffix(".") or "the index"
         if self._grouped is not None and grouping != self._grouped[0]:
             before = " and ".join(f"{GROUPING_KEYS[name]} {value!r}" for name, value in self._grouped[0].items())
             checks.fail(
-                scope.place,
+                scope.index_url,
                 f"{scope.path}{next(iter(keys), 'shardlist')}",
                 f"groups members by {' and '.join(map(repr, grouping.values()))}, and {self._grouped[1]} has {before}; "
                 "a dataset has one way: open both, and mix them (wids.mix)",
@@ -418,23 +419,24 @@ class _SpecParser:
 
     def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
         """Packs of member tables for a component; inherited from the enclosing component if it names none."""
-        home = scope.base if scope.place is None else Place(scope.place).directory
-        packs = _resolve_packs(component, home, scope.path, scope.place)
+        home = scope.base if scope.index_url is None else Place(scope.index_url).directory
+        packs = _resolve_packs(component, home, scope.path, scope.index_url)
         for url in packs:
             if is_guarded and Place(url).reaches_local:
-                forbid_local(scope.place, f"{scope.path}{PACKS}", url)
-        self.note_named(scope.place, packs)
+                forbid_local(scope.index_url, f"{scope.path}{PACKS}", url)
+        self.note_named(scope.index_url, packs)
         return packs or scope.packs
 
     def take_part(self, raw: dict[str, Any], part: _Component, scope: _Scope, path: str) -> None:
         """Append one sub-dataset, whose shards are listed in place or behind its ``source_url``."""
         if scope.depth >= _MAX_DEPTH:
-            checks.fail(scope.place, path, f"is a sub-dataset within {_MAX_DEPTH} others; list its shards further up")
+            what = f"is a sub-dataset within {_MAX_DEPTH} others; list its shards further up"
+            checks.fail(scope.index_url, path, what)
         if part.source_url is not None:
             self.take_source(part, part.source_url, scope, path)
             return
         if part.shardlist is None and part.datasets is None:
-            checks.fail(scope.place, path, "has neither source_url nor shardlist")
+            checks.fail(scope.index_url, path, "has neither source_url nor shardlist")
         keys = {**scope.keys, **_known(weight=part.weight, dataset=part.name)}
         inner = msgspec.structs.replace(
             scope,
@@ -442,26 +444,26 @@ class _SpecParser:
             keys=keys,
             path=f"{path}.",
             depth=scope.depth + 1,
-            grouping={**scope.grouping, **said_grouping(raw, scope.place)},
+            grouping={**scope.grouping, **said_grouping(raw, scope.index_url)},
         )
         self.take(raw, part, inner, keys)
 
     def take_source(self, part: _Component, source_url: str, scope: _Scope, path: str) -> None:
         """Load the index behind a sub-dataset's ``source_url`` and append its shards."""
-        home = scope.base if scope.place is None else Place(scope.place).directory
-        source = checks.resolve(home, source_url, f"{path}.source_url", scope.place)
-        if self.is_guarded(scope.place) and Place(source).reaches_local:
-            forbid_local(scope.place, f"{path}.source_url", source)
+        home = scope.base if scope.index_url is None else Place(scope.index_url).directory
+        source = checks.resolve(home, source_url, f"{path}.source_url", scope.index_url)
+        if self.is_guarded(scope.index_url) and Place(source).reaches_local:
+            forbid_local(scope.index_url, f"{path}.source_url", source)
         if source in scope.chain:
-            checks.fail(scope.place, f"{path}.source_url", f"leads back to {source}")
+            checks.fail(scope.index_url, f"{path}.source_url", f"leads back to {source}")
         self.count += 1
         if self.count > _MAX_SOURCES:
-            checks.fail(scope.place, f"{path}.source_url", f"is one more than the {_MAX_SOURCES:,} that are read")
-        self.note_named(scope.place, [source])
+            checks.fail(scope.index_url, f"{path}.source_url", f"is one more than the {_MAX_SOURCES:,} that are read")
+        self.note_named(scope.index_url, [source])
         if source not in self.sources:
             self.sources[source] = self.load(source)
         raw = parse_json(self.sources[source], source)
-        index = checks.convert(raw, _Index, place=source)
+        index = checks.convert(raw, _Index, index_url=source)
         # Sub-indexes written by other tools leave the version out; if there is one, it must be known.
         if index.wids_version not in (None, 1):
             checks.fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
@@ -474,17 +476,17 @@ class _SpecParser:
         base = scope.base.join(said) if said else Place(source).directory.join(_own_base(index))
         chain = (*scope.chain, source)
         inner = _Scope(
-            place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1, packs=scope.packs
+            index_url=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1, packs=scope.packs
         )
         self.take(raw, index, inner, keys)
 
-    def is_guarded(self, place: str | None) -> bool:
-        """True if the index at ``place`` may not point at local files or programs."""
-        return not (self.allow_local or _is_own(place))
+    def is_guarded(self, index_url: str | None) -> bool:
+        """True if the index at ``index_url`` may not point at local files or programs."""
+        return not (self.allow_local or _is_own(index_url))
 
-    def note_named(self, place: str | None, named_urls: Iterable[str]) -> None:
-        """Note the servers of URLs that stand in the index at ``place``, if that is the caller's own."""
-        if self.named is not None and _is_own(place):
+    def note_named(self, index_url: str | None, named_urls: Iterable[str]) -> None:
+        """Note the servers of URLs that stand in the index at ``index_url``, if that is the caller's own."""
+        if self.named is not None and _is_own(index_url):
             # Nearly all of a million shards are on one server.
             heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in named_urls}
             self.named.update(origin for head in heads for origin in Place(head).origins)
@@ -499,15 +501,15 @@ def _warn_of_misspelt(keys: Iterable[str], warned: set[str], where: str) -> None
             logger.warning("%s: has the key %r, which means nothing to wids; is it %r?", where, key, meant)
 
 
-def _resolve_packs(component: _Component, home: Place, path: str, place: str | None) -> tuple[str, ...]:
+def _resolve_packs(component: _Component, home: Place, path: str, index_url: str | None) -> tuple[str, ...]:
     named = component.member_tables
     written = [named] if isinstance(named, str) else named or []
-    return tuple(dict.fromkeys(checks.resolve(home, url, f"{path}{PACKS}", place) for url in written))
+    return tuple(dict.fromkeys(checks.resolve(home, url, f"{path}{PACKS}", index_url) for url in written))
 
 
-def _is_own(place: str | None) -> bool:
-    """True if a text from ``place`` is the caller's: a local file, or one that was passed open."""
-    return place is None or Place(place).is_local
+def _is_own(index_url: str | None) -> bool:
+    """True if a text from ``index_url`` is the caller's: a local file, or one that was passed open."""
+    return index_url is None or Place(index_url).is_local
 
 
 def _plain(value: Any) -> Any:
@@ -539,11 +541,11 @@ def _expand(pattern: str, path: str) -> Iterable[str]:
         raise SpecError(f"{path}: {error}", path=path) from error
 
 
-def forbid_local(place: str | None, path: str, url: str) -> NoReturn:
-    """Raise the NotAllowedError that the remote index at ``place`` has a local URL at ``path``."""
+def forbid_local(index_url: str | None, path: str, url: str) -> NoReturn:
+    """Raise the NotAllowedError that the remote index at ``index_url`` has a local URL at ``path``."""
     raise NotAllowedError(
-        f"{checks.where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
+        f"{checks.where(index_url)}{path} is {url!r}: an index from a remote place may not point at local files or "
         "programs; pass allow_local=True if you trust it",
         path=path,
-        url=place,
+        url=index_url,
     )

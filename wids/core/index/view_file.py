@@ -68,7 +68,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     made_by: list[str] = msgspec.field(default_factory=list)
 
 
-def parse_view(index: dict[str, Any], place: str | None) -> View | None:
+def parse_view(index: dict[str, Any], index_url: str | None) -> View | None:
     """The view that an index is; None: it is another index.
 
     Raises:
@@ -77,8 +77,9 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
     if "rows" not in index or "view_of_fingerprint" not in index:
         return None
     if (version := index.get("wids_version", 1)) != 1:
-        checks.fail(place, "wids_version", f"is {version}; this wids reads version 1")
-    view: View = checks.convert({key: index[key] for key in View.__struct_fields__ if key in index}, View, place=place)
+        checks.fail(index_url, "wids_version", f"is {version}; this wids reads version 1")
+    keys = {key: index[key] for key in View.__struct_fields__ if key in index}
+    view: View = checks.convert(keys, View, index_url=index_url)
     return view
 
 
@@ -112,13 +113,13 @@ class RowsFile(NamedTuple):
     offset: int
 
 
-def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place: str) -> RowsFile:
+def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, file_url: str) -> RowsFile:
     """The rows in a file with the contents ``data``.
 
     Args:
         data: the file.
         counts: number of samples of each shard; None: the rows are not compared with the shards.
-        place: its name in errors.
+        file_url: its name in errors.
 
     Raises:
         SpecError: it is damaged, or of other shards.
@@ -126,7 +127,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place
 
     def broken(what: str) -> SpecError:
         return SpecError(
-            f"{place}: as the rows of a view, this file {what}; save the view again", path="rows", url=place
+            f"{file_url}: as the rows of a view, this file {what}; save the view again", path="rows", url=file_url
         )
 
     unpacked = _ROWS.unpack(data, broken)

@@ -218,7 +218,7 @@ class ViewRows:
         return SharedSelection(ends, rows, place=place)
 
     def _unpack(self, data: bytes | memoryview) -> RowsFile:
-        rows_file = view_file.unpack_rows(data, counts=self._counts, place=self._url)
+        rows_file = view_file.unpack_rows(data, counts=self._counts, file_url=self._url)
         actual = view_file.checksum_of(data), len(rows_file[1])
         expected = self._view.rows_checksum, self._view.nsamples
         if actual != expected:

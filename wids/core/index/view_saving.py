@@ -46,7 +46,7 @@ def save(
     selection: Selection,
     path: str,
     *,
-    place: str | None,
+    index_url: str | None,
     made_by: Sequence[str],
     inputs: Sequence[tuple[str, str]] = (),
     overwrite: bool = False,
@@ -58,7 +58,7 @@ def save(
         shards: all that the rows are of.
         selection: its samples.
         path: a local path.
-        place: of the index that lists these shards; None: the view lists them itself.
+        index_url: of the index that lists these shards; None: the view lists them itself.
         made_by: the steps that made it.
         inputs: (URL or path, words for it) of other files that are never replaced.
         overwrite: also replace a file that is no view, or a view of other shards.
@@ -74,7 +74,7 @@ def save(
     home = os.path.dirname(path)
     view = View(
         name=shards.header.get("name"),
-        view_of=None if place is None else writing.written(name_parent(absolute(place)), home),
+        view_of=None if index_url is None else writing.written(name_parent(absolute(index_url)), home),
         view_of_fingerprint=digest,
         view_of_counts=(len(shards), sum(shards.nsamples)),
         view_of_contents=contents(shards),
@@ -86,7 +86,7 @@ def save(
     said = {key: shards.header.get(key) for key in GROUPING_KEYS.values()}
     index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view), **said}
     more = dict[str, Any]()
-    if place is None:
+    if index_url is None:
         more = {key: value for key, value in shards.header.items() if key not in COMPUTED and key != "weight"}
         entries = [shards.describe(k) for k in range(len(shards))]
         written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
@@ -97,7 +97,7 @@ def save(
             path,
             inputs=[*inputs, *((name, "a part of the index that this is a view of") for name in parts)],
             shards=itertools.chain(shards.urls, shards.all_packs()),
-            view=ViewShards(place, digest),
+            view=ViewShards(index_url, digest),
             overwrite=overwrite,
         )
         kept = {**earlier.own_keys(), **more}
@@ -111,7 +111,7 @@ def save_mixture(
     """Write an index of sub-datasets with weights, each with the shards of a source.
 
     Args:
-        parts: (name, weight, shards, place of the index that lists them, or None) of each source.
+        parts: (name, weight, shards, URL of the index that lists them, or None) of each source.
         path: a local path.
         overwrite: a file that is no index is replaced.
 
@@ -120,8 +120,8 @@ def save_mixture(
     """
     path = check_output(path)
     home, inputs, datasets = os.path.dirname(path), [], []
-    for name, weight, shards, place in parts:
-        inputs += [(place, f"the index of source {name!r}")] if place is not None else []
+    for name, weight, shards, index_url in parts:
+        inputs += [(index_url, f"the index of source {name!r}")] if index_url is not None else []
         entries = [shards.describe(k) for k in range(len(shards))]
         urls = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
         rows = [
@@ -171,25 +171,25 @@ def _write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
     _publish(path, text, rows, parts)
 
 
-def check_not_parent(path: str, parent: str | None, place: str = "this") -> None:
+def check_not_parent(path: str, parent: str | None, view: str = "this") -> None:
     """Refuse an output that would replace the index that a view is of.
 
     Args:
         path: of the output, absolute.
         parent: URL or path of that index; None: none exists.
-        place: of the view, in words.
+        view: of the view, in words.
 
     Raises:
         OutputExistsError: it would. OutputError: there is a device.
     """
-    inputs = [] if parent is None else [(parent, f"the index that {place} is a view of")]
+    inputs = [] if parent is None else [(parent, f"the index that {view} is a view of")]
     check_replaceable(path, "index", lambda _: True, inputs=inputs)
 
 
-def name_parent(place: str) -> str:
+def name_parent(url: str) -> str:
     """The name of the index of a view in the view's file; the index is at a URL or path."""
-    shown = Place(place).unsigned
-    if shown != place:
+    shown = Place(url).unsigned
+    if shown != url:
         logger.warning(
             "%s: what gives access to this index is not saved with a view of it; open the view with storage_options, "
             "or with options={'view_of': URL}",

@@ -1,7 +1,7 @@
 """Build an index (the JSON object) from the entries of shards; merge, split and rebase indexes.
 
 Pure. An index is a dict as JSON has it, an entry one element of its ``shardlist``; keys that wids does not know
-stay. A place is a URL or an absolute path; an entry's URL is written relative to a directory if it is below it.
+stay. A URL here may be an absolute path; an entry's URL is written relative to a directory if it is below it.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ def _dump_value(value: Any) -> str:
     return "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
 
 
-def relative_to(place: str, home: str | None) -> str:
-    """``place`` relative to the directory ``home``, if it is below it; otherwise unchanged.
+def relative_to(url: str, home: str | None) -> str:
+    """``url`` relative to the directory ``home``, if it is below it; otherwise unchanged.
 
     Args:
-        place: a URL or an absolute path, also as `wids.core.place.Place.of_path` gives it.
+        url: a URL or an absolute path, also as `wids.core.place.Place.of_path` gives it.
         home: a URL or an absolute path.
     """
-    name = Place(place).below(home)
-    return place if not name or _NOT_RELATIVE.match(name) else name
+    name = Place(url).below(home)
+    return url if not name or _NOT_RELATIVE.match(name) else name
 
 
-def written(place: str, home: str | None, *, base: str | None = None) -> str:
-    """The form of a place in an index: relative to the directory ``home`` if it is below it.
+def written(url: str, home: str | None, *, base: str | None = None) -> str:
+    """The form of a URL in an index: relative to the directory ``home`` if it is below it.
 
     Args:
-        place: a URL or an absolute path.
+        url: a URL or an absolute path.
         home: the directory.
         base: the index's other base of its relative URLs.
     """
-    name, is_web = relative_to(place, home), Place(place).is_web
-    if name == place:
-        below = Place(place).below(home)
+    name, is_web = relative_to(url, home), Place(url).is_web
+    if name == url:
+        below = Place(url).below(home)
         if below and not is_web and not below.startswith("/") and "://" not in below:
             return f"./{below}"
-        return str(Place.of_path(place)) if place.startswith("/") else place
+        return str(Place.of_path(url)) if url.startswith("/") else url
     if not is_web:
         return relative_name(name)
-    return name if Place(base or place).is_web else relative_name(unquote(name))
+    return name if Place(base or url).is_web else relative_name(unquote(name))
 
 
-def common_directory(places: Sequence[str]) -> str:
+def common_directory(urls: Sequence[str]) -> str:
     """The deepest directory that contains all of them; ``""`` if none does. For ``file:`` URLs, a path."""
     common: str | None = None
-    plain = (Place(place).path if place.startswith("file:///") else place for place in places)
-    for directory in dict.fromkeys(str(Place(place).directory) for place in plain):
+    plain = (Place(url).path if url.startswith("file:///") else url for url in urls)
+    for directory in dict.fromkeys(str(Place(url).directory) for url in plain):
         if common is None:
             common = directory
         while common and directory != common and not directory.startswith(common.rstrip("/") + "/"):
@@ -94,25 +94,25 @@ def common_directory(places: Sequence[str]) -> str:
     return common or ""
 
 
-def place_entries(places: Sequence[str], *, home: str | None, base: str | None = None) -> list[str]:
-    """The URLs of the shards at ``places`` as they are written in an index.
+def place_entries(urls: Sequence[str], *, home: str | None, base: str | None = None) -> list[str]:
+    """The URLs of the shards at ``urls`` as they are written in an index.
 
     Args:
-        places: URLs or absolute paths.
+        urls: URLs or absolute paths.
         home: the directory of the index.
         base: the index's own base, if it is to have one. URLs below it are written relative to it. Where nothing
             does, the shards are assumed to be there as they are below their common directory here.
     """
     if not base:
-        return [written(place, home) for place in places]
+        return [written(url, home) for url in urls]
     full = str(Place(home or "").join(base))
-    names = [relative_to(place, full) for place in places]
-    if any(name != place for name, place in zip(names, places, strict=True)):
-        return [written(place, full) for place in places]
-    common = common_directory(places)
+    names = [relative_to(url, full) for url in urls]
+    if any(name != url for name, url in zip(names, urls, strict=True)):
+        return [written(url, full) for url in urls]
+    common = common_directory(urls)
     if not common:
         raise SpecError(f"base {base}: the shards have no directory in common below which they could be found there")
-    return [written(place, common, base=full) for place in places]
+    return [written(url, common, base=full) for url in urls]
 
 
 def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
@@ -184,6 +184,6 @@ def shorten_name(name: str) -> str:
     return "-".join(dict.fromkeys(words))
 
 
-def stem_of(place: str) -> str:
-    """The name of an index, from its place: ``/d/train.json`` is ``train``."""
-    return posixpath.splitext(Place(place).name)[0]
+def stem_of(url: str) -> str:
+    """The name of an index, from its URL: ``/d/train.json`` is ``train``."""
+    return posixpath.splitext(Place(url).name)[0]

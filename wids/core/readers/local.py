@@ -270,9 +270,9 @@ class LocalReader(Reader):
             sample["__key__"] = key if is_text else key.decode("utf-8", "surrogateescape")
             samples.append(sample)
         if apart:
-            samples_apart = self._read_all_apart([rows[place] for place in apart], None)
-            for place, sample in zip(apart, samples_apart, strict=True):
-                samples[place] = sample
+            samples_apart = self._read_all_apart([rows[position] for position in apart], None)
+            for position, sample in zip(apart, samples_apart, strict=True):
+                samples[position] = sample
         return samples
 
     def expect(self, rows: Sequence[int]) -> None:

@@ -54,10 +54,10 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
         """The positions of a sample's members for each group; several differ in case alone."""
         best: list[tuple[int, list[int]]] = [(len(self), [])] * len(self.groups)
         for position, extension in enumerate(extensions):
-            place = self._places.get(extension.casefold())
-            if place is None:
+            known = self._places.get(extension.casefold())
+            if known is None:
                 continue
-            number, rank = place
+            number, rank = known
             if rank < best[number][0]:
                 best[number] = rank, [position]
             elif rank == best[number][0]:
@@ -87,7 +87,7 @@ class FieldNames:
             self.fields.names or (), self.fields.groups, self.fields.choose(extensions), strict=True
         ):
             if len(places) != 1:
-                raise _explain(sample, name, group, [extensions[place] for place in places])
+                raise _explain(sample, name, group, [extensions[position] for position in places])
             named[name] = sample[extensions[places[0]]]
         return {**named, **{name: value for name, value in sample.items() if not name.startswith(".")}}
 
@@ -103,7 +103,7 @@ class FieldNames:
 
 def _explain(sample: Mapping[str, Any], name: str, group: Sequence[str], extensions: Sequence[str]) -> SelectionError:
     shard, key = sample.get("__shard__"), sample.get("__key__")
-    place = f"fields: sample {shown(key)} (index {sample.get('__index__')}) in shard {shard} has "
+    subject = f"fields: sample {shown(key)} (index {sample.get('__index__')}) in shard {shard} has "
     if extensions:
         listed = " and ".join(map(shown, extensions))
         words = f"{listed}, of which {shown(name)} can be one; give their extensions without names"
@@ -112,7 +112,7 @@ def _explain(sample: Mapping[str, Any], name: str, group: Sequence[str], extensi
             f"none of {', '.join(group)} for {shown(name)}; name its extension too, leave the sample out, or give "
             "extensions without names, which a sample may lack"
         )
-    return SelectionError(place + words, shard=shard, key=key, field=name)
+    return SelectionError(subject + words, shard=shard, key=key, field=name)
 
 
 def parse_fields(fields: FieldsArgument) -> tuple[str, ...] | None:

@@ -43,15 +43,15 @@ class Directory:
         size: of the pack, in bytes.
 
     Attributes:
-        place: the pack's URL or path.
+        url: the pack's URL or path.
         size: of the pack, in bytes.
     """
 
-    place: str
+    url: str
     size: int
 
-    def __init__(self, columns: Sections, *, start: int, place: str, size: int) -> None:
-        self.place, self.size, self._start = place, size, start
+    def __init__(self, columns: Sections, *, start: int, url: str, size: int) -> None:
+        self.url, self.size, self._start = url, size, start
         self._hashes, self._offsets, self._lengths = (np.asarray(columns[name]) for name in _COLUMNS)
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Directory:
 
     def find(self, url: str) -> tuple[int, int] | None:
         """(offset, length in bytes) of the table of a shard; None: it is not in the pack."""
-        for name in dict.fromkeys((name_in(self.place, url), url)):
+        for name in dict.fromkeys((name_in(self.url, url), url)):
             wanted = np.uint64(hash_of(name))
             at = int(self._hashes.searchsorted(wanted))
             if at < len(self._hashes) and self._hashes[at] == wanted:
@@ -67,27 +67,27 @@ class Directory:
         return None
 
 
-def name_in(place: str, url: str) -> str:
-    """The name of a shard in the pack at ``place``: relative to the pack's directory if the shard is below it."""
+def name_in(pack_url: str, url: str) -> str:
+    """The name of a shard in the pack at ``pack_url``: relative to the pack's directory if the shard is below it."""
     shard = Place(url)
-    name = shard.below(str(Place(place).directory))
+    name = shard.below(str(Place(pack_url).directory))
     return plain_name(name) if name and shard.is_web else name or url
 
 
-def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:
+def pack_head(names: Sequence[str], lengths: Sequence[int], *, url: str) -> bytes:
     """Header and directory; the tables follow in the same order, each with zeros up to a multiple of 8.
 
     Args:
         names: of the shards (`name_in`), each once.
         lengths: of their tables, in bytes.
-        place: its name in errors.
+        url: its name in errors.
 
     Raises:
         TableError: two names have the same hash, or there are more than a dataset can have.
     """
     n = len(names)
     if n > MAX_SHARDS:
-        raise _damaged(place, f"would have {n:,} tables, and has room for {MAX_SHARDS:,}")
+        raise _damaged(url, f"would have {n:,} tables, and has room for {MAX_SHARDS:,}")
     hashes = np.fromiter(map(hash_of, names), "<u8", n)
     sizes = np.asarray(lengths, "<i8")
     padded = (sizes + 7) // 8 * 8
@@ -97,45 +97,45 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
     if len(same):
         one, other = (names[order[same[0] + k]] for k in (0, 1))
         raise TableError(
-            f"{place}: {one} and {other} have the same hash, and one would get the table of the other; rename one of "
+            f"{url}: {one} and {other} have the same hash, and one would get the table of the other; rename one of "
             "these shards",
-            url=place,
+            url=url,
         )
     columns = dict(zip(_COLUMNS, (hashes[order], (ends - padded)[order], sizes[order]), strict=True))
     return b"".join(_DIRECTORY.pack(NoHeader(), columns, tail=int(ends[-1]) if n else 0))
 
 
-def head_end(data: bytes | memoryview, *, place: str) -> int:
+def head_end(data: bytes | memoryview, *, url: str) -> int:
     """Offset of the end of a pack's header, by its first `START_BYTES`.
 
     Raises:
         TableError: not a pack, or of another version.
     """
-    return _DIRECTORY.head_end(data, _broken(place))
+    return _DIRECTORY.head_end(data, _broken(url))
 
 
-def directory_end(data: bytes | memoryview, *, place: str, size: int | None = None) -> int:
+def directory_end(data: bytes | memoryview, *, url: str, size: int | None = None) -> int:
     """Offset at which the directory of a pack ends, and its tables begin; at most the size of the pack.
 
     Args:
         data: the beginning of the pack: its header or more (`head_end`).
-        place: its name in errors.
+        url: its name in errors.
         size: bytes of the pack, if that is known.
 
     Raises:
         TableError: not a pack, another version, damaged, or of another size.
     """
-    return _DIRECTORY.body_end(data, _broken(place), size=size)
+    return _DIRECTORY.body_end(data, _broken(url), size=size)
 
 
 def read_head(
-    read: Callable[[int, int], bytes], *, place: str, size: int | None = None, data: bytes = b""
+    read: Callable[[int, int], bytes], *, url: str, size: int | None = None, data: bytes = b""
 ) -> tuple[bytes, int]:
     """(the beginning of a pack to the end of its directory or further, the offset of the directory's end).
 
     Args:
         read: (offset, length in bytes) -> bytes.
-        place: its name in errors.
+        url: its name in errors.
         size: bytes of the pack, if that is known.
         data: the beginning of the pack, if some of it was read before.
 
@@ -144,28 +144,28 @@ def read_head(
     """
     data, end = data or read(0, START_BYTES), 0
     for find in (head_end, partial(directory_end, size=size)):
-        end = find(data, place=place)
+        end = find(data, url=url)
         if end > len(data):
             data += read(len(data), end - len(data))
     return data, end
 
 
-def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> Directory:
+def unpack(data: bytes | memoryview, *, url: str, size: int | None = None) -> Directory:
     """The directory of a pack; its columns are views of ``data``.
 
     Args:
         data: the pack, or its beginning up to the end of the directory or further.
-        place: the pack's URL or path.
+        url: the pack's URL or path.
         size: bytes of the pack; None: it is ``data``.
 
     Raises:
         TableError: not a pack, another version, cut short, or damaged.
     """
     length = len(data) if size is None else size
-    unpacked = _DIRECTORY.unpack(data, _broken(place), size=length)
+    unpacked = _DIRECTORY.unpack(data, _broken(url), size=length)
     if not _is_consistent(unpacked.columns, length - unpacked.end):
-        raise _damaged(place, "has a directory that points outside of it")
-    return Directory(unpacked.columns, start=unpacked.end, place=place, size=length)
+        raise _damaged(url, "has a directory that points outside of it")
+    return Directory(unpacked.columns, start=unpacked.end, url=url, size=length)
 
 
 def _is_consistent(columns: Sections, size: int) -> bool:
@@ -178,12 +178,12 @@ def _is_consistent(columns: Sections, size: int) -> bool:
     return True
 
 
-def _damaged(place: str, what: str) -> TableError:
-    return TableError(f"{place}: this pack of member tables {what}; make it again (wids index tables)", url=place)
+def _damaged(url: str, what: str) -> TableError:
+    return TableError(f"{url}: this pack of member tables {what}; make it again (wids index tables)", url=url)
 
 
-def _broken(place: str) -> Callable[[str], TableError]:
-    return lambda what: _damaged(place, what)
+def _broken(url: str) -> Callable[[str], TableError]:
+    return lambda what: _damaged(url, what)
 
 
 _COLUMNS = ("hashes", "offsets", "lengths")

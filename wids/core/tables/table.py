@@ -243,7 +243,7 @@ class MemberTable:
         if fields is not asked:
             if isinstance(fields, Alternatives):
                 groups = fields.choose([self.extensions[ids[m]] for m in span])
-                return sorted([span[place] for group in groups for place in group])
+                return sorted([span[position] for group in groups for position in group])
             kinds = self.ids_of(fields)
         return [m for m in span if ids[m] in kinds]
 
@@ -437,8 +437,8 @@ def _reordered(
 ) -> tuple[_Columns, dict[int, int]]:
     *members, starts = columns
     offsets, sizes, ids = (array(column.typecode, np.asarray(column)[order].tobytes()) for column in members)
-    place = dict(zip(order.tolist(), range(len(order)), strict=True)) if links else {}
-    return (offsets, sizes, ids, starts), dict(sorted((place[m], header) for m, header in links.items()))
+    position_of = dict(zip(order.tolist(), range(len(order)), strict=True)) if links else {}
+    return (offsets, sizes, ids, starts), dict(sorted((position_of[m], header) for m, header in links.items()))
 
 
 def _check_distinct(columns: _Columns, keys: list[bytes], names: list[str], shard: str) -> None:

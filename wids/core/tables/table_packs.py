@@ -159,12 +159,12 @@ class TablePacks:
         lacking = 0
         for url in _nearest_first(shard):
             while (pack := self._find(url, seconds)) is not None:
-                place = pack.directory.find(shard.url)
-                if place is None:
+                span = pack.directory.find(shard.url)
+                if span is None:
                     lacking += 1
                     break
                 try:
-                    return self._read(pack, place, shard, shard_bytes, seconds, is_cancelled)
+                    return self._read(pack, span, shard, shard_bytes, seconds, is_cancelled)
                 except ChangedShardError as error:
                     self._note_replaced(pack, error)
                     continue
@@ -185,11 +185,11 @@ class TablePacks:
             TableError: it is too long to be one. FetchError: it cannot be read.
         """
         while (pack := self._find(url, seconds)) is not None:
-            place = pack.directory.find(shard.url)
-            if place is None:
+            span = pack.directory.find(shard.url)
+            if span is None:
                 return None
             try:
-                return self._fetch(pack, place, shard, shard_bytes, seconds, lambda: False)[0]
+                return self._fetch(pack, span, shard, shard_bytes, seconds, lambda: False)[0]
             except ChangedShardError as error:
                 self._note_replaced(pack, error)
         return None
@@ -197,14 +197,14 @@ class TablePacks:
     def _read(
         self,
         pack: OpenPack,
-        place: tuple[int, int],
+        span: tuple[int, int],
         shard: Shard,
         shard_bytes: int | None,
         seconds: float,
         is_cancelled: Callable[[], bool],
     ) -> MemberTable:
         start = time.perf_counter()
-        data, source = self._fetch(pack, place, shard, shard_bytes, seconds, is_cancelled)
+        data, source = self._fetch(pack, span, shard, shard_bytes, seconds, is_cancelled)
         where = f"the member table in {pack.url}"
         table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
         if not Place(pack.url).is_local:
@@ -214,14 +214,14 @@ class TablePacks:
     def _fetch(
         self,
         pack: OpenPack,
-        place: tuple[int, int],
+        span: tuple[int, int],
         shard: Shard,
         shard_bytes: int | None,
         seconds: float,
         is_cancelled: Callable[[], bool],
     ) -> tuple[bytes, ShardBytes]:
         """The bytes of a table, and what they came through."""
-        at, length = place
+        at, length = span
         if length > member_tables.max_published_bytes(shard_bytes):
             raise TableError(f"{pack.url}: the table of {shard.url} is too long to be one ({length} bytes)")
         source = ShardBytes(
@@ -281,7 +281,7 @@ class TablePacks:
             ValueError: it is damaged.
         """
         try:
-            end = pack_format.directory_end(data, place=url)
+            end = pack_format.directory_end(data, url=url)
             note = _NOTES.parse(data[end:])
             pack = _opened(data[:end], note)
         except TableError as error:
@@ -299,12 +299,12 @@ class TablePacks:
             needs_version=True,
         )
         first = source.read_first(self.limits.first_bytes)
-        data, end = pack_format.read_head(source.read, place=url, size=source.size, data=first)
+        data, end = pack_format.read_head(source.read, url=url, size=source.size, data=first)
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
     def _digest(self, url: str) -> str:
-        place = f"{url}\n{self._session.endpoint_of(Place(url))}"
-        return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()
+        text = f"{url}\n{self._session.endpoint_of(Place(url))}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _is_usable(self, url: str) -> bool:
         return member_tables.may_be_published(Place(url)) and self._retry_at.get(url, 0.0) <= time.monotonic()
@@ -352,10 +352,8 @@ def _read_local(url: str) -> OpenPack:
     fd, _ = atomic.open_file(Place(url).path)
     try:
         status = os.fstat(fd)
-        head, end = pack_format.read_head(
-            lambda at, length: system.pread(fd, length, at), place=url, size=status.st_size
-        )
-        directory = pack_format.unpack(head[:end], place=url, size=status.st_size)
+        head, end = pack_format.read_head(lambda at, length: system.pread(fd, length, at), url=url, size=status.st_size)
+        directory = pack_format.unpack(head[:end], url=url, size=status.st_size)
     finally:
         os.close(fd)
     # As `wids.core.transport.stores.LocalSource` has it.
@@ -374,4 +372,4 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _opened(data: bytes | memoryview, note: _Note) -> OpenPack:
-    return OpenPack(note.url, pack_format.unpack(data, place=note.url, size=note.size), note.stat)
+    return OpenPack(note.url, pack_format.unpack(data, url=note.url, size=note.size), note.stat)

@@ -455,10 +455,10 @@ async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
     """On a redirect to another scheme, host or port, drop the caller's own headers."""
     from yarl import URL
 
-    here, place = params.response.url, params.response.headers.get("Location")
+    here, location = params.response.url, params.response.headers.get("Location")
     with contextlib.suppress(ValueError):
         # Without a Location, aiohttp follows the URI of old servers.
-        if place and here.join(URL(place, encoded=True)).origin() == here.origin():
+        if location and here.join(URL(location, encoded=True)).origin() == here.origin():
             return
     for name in [name for name in params.headers if name.lower() not in _NEUTRAL_HEADERS]:
         params.headers.popall(name, None)

@@ -249,15 +249,15 @@ class _Exchange:
         for _ in range(_MOST_REDIRECTS + 1):
             response = self._send(url)
             headers = response.headers
-            place = headers.get("Location") or headers.get("URI") if response.status in _REDIRECTS else None
-            if not place:
+            location = headers.get("Location") or headers.get("URI") if response.status in _REDIRECTS else None
+            if not location:
                 return _answer_of(response, url)
             self._close()
             with contextlib.suppress(ValueError):  # of what is no URL
-                place = urljoin(url, place).partition("#")[0]
-            if "Set-Cookie" in headers or not _PLAIN.fullmatch(place):
+                location = urljoin(url, location).partition("#")[0]
+            if "Set-Cookie" in headers or not _PLAIN.fullmatch(location):
                 break
-            url = place
+            url = location
         raise NeedsMoreError
 
     def _send(self, url: str) -> http.client.HTTPResponse:

@@ -225,8 +225,8 @@ def check_replaceable(
     with contextlib.suppress(OSError, ValueError, RecursionError):
         is_own = is_such(path)
     needed = [*inputs] if is_own else [*inputs, *((url, "one of the shards") for url in shards)]
-    for place, words in needed:
-        if _is_file(place, status):
+    for name, words in needed:
+        if _is_file(name, status):
             raise OutputExistsError(f"{path}: is {words}; give the output another name", path=path)
     objection = other() if is_own else f"exists, and is no {what}"
     if objection is not None and not overwrite and status.st_size:

@@ -49,7 +49,7 @@ def start(
 
     index, marks = os.fspath(index) if isinstance(index, os.PathLike) else index, os.fspath(marks)
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
-    place = index if isinstance(index, str) else index._collection.place  # noqa: SLF001
+    place = index if isinstance(index, str) else index._collection.index_url  # noqa: SLF001
 
     def make() -> PageServer:
         served = Served(index, cache_dir=cache_dir, storage_options=storage_options, marks=marks)

@@ -66,7 +66,7 @@ class Served:
             if cache_dir is not None or storage_options is not None:
                 raise InputError("cache_dir and storage_options are the dataset's own; give them with an index only")
             self.dataset = index._undecoded()  # noqa: SLF001 - as below
-            self.index = self.dataset._collection.place  # noqa: SLF001
+            self.index = self.dataset._collection.index_url  # noqa: SLF001
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
         known = self.index or self.dataset.dataset_name
