@@ -148,7 +148,7 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         return self.__wids__().state(consumed if batches is None else batches)
 
     def _values(self, name: str, values: Any) -> Any:
-        """One value for each sample: (n,)."""
+        """One value for each sample: (nsamples,)."""
         if isinstance(values, str):
             return read_column(self.sampler.dataset, values, of=name)
         return _read_values(name, values)
@@ -264,7 +264,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
 
 class _BatchIteration:
-    """Batches of a sampler's iteration, which knows how far it is."""
+    """Batches of a sampler's iteration, which knows its position."""
 
     def __init__(self, sampler: DistributedChunkedSampler, batch_size: int) -> None:
         self._indices: Any = iter(sampler)

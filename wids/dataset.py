@@ -705,7 +705,7 @@ class ShardListDataset(Dataset[T_co]):
         return self._own_columns().find_rows(self._collection, predicate)
 
     def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
+        """A column as an array: (n,), a value for each of the n samples, in order; missing ones are NaN or None.
 
         Integers with missing values become floats, or Python integers if floats would change them (beyond 2**53).
         A column of vectors is (n, d), with rows of NaN for missing ones of floats; of vectors of several

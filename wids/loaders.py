@@ -94,7 +94,7 @@ class CountedBatches(msgspec.Struct, frozen=True):
         progress: of the sampler.
         size: items of its iteration in a batch: samples, or 1 batch.
         is_dropping: a last smaller batch is left out.
-        is_plain: the batches are torch's, of any size, so a state also says how many there were.
+        is_plain: the batches are torch's, of any size, so a state has their number, too.
     """
 
     sampler: Any

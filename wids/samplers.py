@@ -447,7 +447,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         drop_last: True is ``tail="drop"``, False ``tail="pad"``.
         chunksize: the maximal number of samples in a chunk; chunks are cut at shard boundaries too.
         window: chunks that are mixed at a time, so that a batch has samples of several shards; 1 mixes each by itself.
-        tail: how ranks get equal counts of an epoch that they do not divide: ``"pad"`` (default) repeats a sample on
+        tail: the way to equal counts for ranks that do not divide an epoch: ``"pad"`` (default) repeats a sample on
             some ranks, ``"drop"`` leaves out fewer samples than there are ranks, ``"mask"`` pads and adds
             ``__valid__`` to every sample dict, False for repeated samples, for exact evaluation.
         lanes: default: ``num_replicas``, or those of a loaded state.
@@ -457,11 +457,11 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epoch_size: samples of all ranks in a nominal epoch. Nominal epochs are consecutive parts of the endless
             sequence of passes, so that every sample is seen equally often; their ends are rounded up to equal counts
             on all ranks. With ``weights``, the samples of a pass.
-        weights: how often samples come: a number for each sample of the dataset, or the name of a column. A sample's
+        weights: frequencies of samples: a number for each sample of the dataset, or the name of a column. A sample's
             expected copies in a pass are its part of all weights, times ``epoch_size`` (default: the samples there
             are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
-        source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
-            each global batch is of one source, and nominal epochs are whole global batches; see
+        source_batch: of a mixture, the number of samples in turn that a rank reads of one source. With the loader's
+            batch size, each global batch is of one source, and nominal epochs are whole global batches; see
             `wids.MixtureBatchSampler`.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, as ``device_mesh["dp"]``, in place of
             ``num_replicas`` and ``rank``: processes of one tensor- or pipeline-parallel group get the same samples.

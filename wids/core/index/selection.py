@@ -220,7 +220,7 @@ def deal(parts: Sequence[float], draws: npt.NDArray[np.uint64]) -> list[Integers
 
     Args:
         parts: their shares, adding up to 1.
-        draws: a random number for each index: uint64, (n,).
+        draws: a random number for each of n indices: uint64, (n,).
     """
     edges = np.cumsum(parts)[:-1]
     at = np.searchsorted(edges, draws / 2.0**64, side="right")

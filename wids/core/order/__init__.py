@@ -5,10 +5,10 @@
     epoch         a plan -> the one sequence of all samples, from any position on
     layout        a dataset -> where its shards begin; indices -> the shards they are in
     population    a dataset -> what is read of it, and its plan
-    rank_epochs   a plan, a rank and an end -> the rank's indices, and how many
+    rank_epochs   a plan, a rank and an end -> the rank's indices, and their number
     cursor        set_epoch, load_state_dict, iterations -> which epoch is next, and from where
     progress      a population and a cursor -> iterations and states
-    iteration     an iterator that knows how far it is
+    iteration     an iterator that knows its position
     state         a position as a dict, and back
     mask          indices that are marked as repeated or not
     validation    arguments -> integers

@@ -5,8 +5,8 @@
     batches of a block    step 0: lanes 0 .. L - 1; step 1: lanes 0 .. L - 1; ...
     rank r of W           reads batch r, r + W, r + 2 W, ... counted from the place where the ranks began
 
-So with as many ranks as lanes, a rank reads its own lane. A place is a block, and how many of its batches all ranks
-together have had; blocks before it need not be known. Pure.
+So with as many ranks as lanes, a rank reads its own lane. A place is a block, and the number of its batches that all
+ranks together have had; blocks before it need not be known. Pure.
 """
 
 from __future__ import annotations

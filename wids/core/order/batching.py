@@ -62,10 +62,10 @@ class BatchRule:
     """The bounds of a batch.
 
     Attributes:
-        lengths: of each sample, above 0: (n,); None: all are 1.
+        lengths: of each sample, above 0: (nsamples,); None: all are 1.
         max_cost: of a batch; None: any.
         is_padded: a batch costs its longest sample times its count; False: the sum of its lengths.
-        buckets: the number of the bucket of each sample: (n,); None: all are in one.
+        buckets: the number of the bucket of each sample: (nsamples,); None: all are in one.
         names: of the buckets, by their numbers.
         sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
         skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
@@ -92,7 +92,7 @@ class BatchRule:
         return min(samples, sum(self.sizes) / len(self.sizes)) if self.sizes else samples
 
     def lengths_of(self, samples: Indices) -> NDArray[np.float64]:
-        """The lengths of samples: (n,) or (rows, lanes), the same shape. All computing with lengths begins here."""
+        """The lengths of n samples, (n,), or of rows of them, (rows, lanes). All computing with lengths begins here."""
         if self.lengths is None:
             return np.ones(samples.shape)
         lengths: NDArray[np.float64] = self.lengths[samples].astype(np.float64)
@@ -605,7 +605,7 @@ class _BucketRows:
 
 
 def number_buckets(values: Any) -> tuple[Indices, list[Any]]:
-    """(the number of each value's bucket, the buckets) of words or numbers: (n,).
+    """(the number of each value's bucket, the buckets) of n words or numbers: (n,).
 
     Raises:
         InputError: a value is missing (None, NaN, NaT), or they cannot be sorted.

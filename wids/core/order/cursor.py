@@ -133,7 +133,7 @@ class Run(ABC, Generic[EpochsT]):
 
     @abstractmethod
     def blocks(self) -> Iterator[Any]:
-        """Everything from the place on, for `pieces`: blocks with ``samples``, (n,); pure, so as often as asked for."""
+        """Everything from the place on, for `pieces`: blocks of n ``samples``, (n,); pure, so as often as asked for."""
 
     @abstractmethod
     def pieces(self, blocks: Iterable[Any]) -> Iterator[Iterator[Any]]:

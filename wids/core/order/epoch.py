@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return max(min(self.chunksize, n // shards), 1)
 
     def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
-        """The range, half-open, and how many chunks of a lane of it are mixed at a time."""
+        """The range, half-open, and the number of chunks of a lane of it that are mixed at a time."""
         lo, hi = (self.lo, self.hi) if self.copies is None else self.copies.span
         if self.chunks is not None:
             lo, hi = (int(self.chunks.min()), int(self.chunks.max())) if len(self.chunks) else (0, 0)
@@ -217,7 +217,7 @@ class EpochOrder:
             start += count * step
 
     def samples(self, places: Indices) -> Indices:
-        """The samples at places of the range: (n,) -> (n,); they are the places, but by weights."""
+        """The samples at n places of the range: (n,) -> (n,); they are the places, but by weights."""
         return places
 
     def copies(self, places: Indices, samples: Indices) -> int | Indices:
@@ -226,7 +226,7 @@ class EpochOrder:
         return 0
 
     def places_of(self, samples: Indices) -> Indices:
-        """All places of the range with some samples: (n,), ascending, each once -> (m,), the same."""
+        """All m places of the range with n samples: (n,), ascending, each once -> (m,), the same."""
         return samples
 
     def _source(self, t: int) -> tuple[int, int]:
@@ -258,7 +258,7 @@ class EpochOrder:
         return samples
 
     def take(self, positions: Indices) -> Indices:
-        """G at ascending positions below n: (count,) -> (count,)."""
+        """G at so many ascending positions below n: (count,) -> (count,)."""
         return self.samples(self.places_at(positions))
 
     def places_at(self, positions: Indices) -> Indices:
@@ -334,7 +334,7 @@ class Stream:
         self._pass: EpochOrder | None = None  # that was taken from last
 
     def take(self, positions: Indices) -> Indices:
-        """The stream at ascending positions: (count,) -> (count,); n is above 0."""
+        """The stream at so many ascending positions: (count,) -> (count,); n is above 0."""
         n, parts = len(self.plan), []
         while len(positions):
             number = int(positions[0]) // n

@@ -1,4 +1,4 @@
-"""One iteration of a sampler: an iterator over its items (indices, or batches) that knows how far it is.
+"""One iteration of a sampler: an iterator over its items (indices, or batches) that knows its position.
 
 An iteration takes its epochs and place with the first item drawn, not before: DataLoader makes two iterators of
 a sampler and advances one where it has workers and no batches (batch_size=None), which would skip an epoch each time.
@@ -41,7 +41,7 @@ class _Start:
 
 
 class Iteration(Generic[T]):
-    """An iterator over a sampler's items that knows how far it is.
+    """An iterator over a sampler's items that knows its position.
 
     Args:
         progress: of the sampler.

@@ -100,7 +100,7 @@ def expand(chunks: Indices) -> Indices:
 
 
 def matches(block: Indices, wanted: Indices) -> list[int]:
-    """Places of the wanted samples, which ascend, each once, in a block: (n,), (nwanted,) -> at most n."""
+    """Places of the wanted samples, which ascend, each once, in a block of n: (n,), (nwanted,) -> at most n."""
     if len(wanted) == 1:
         return np.flatnonzero(block == wanted[0]).tolist()
     at = np.searchsorted(wanted, block)
@@ -149,7 +149,7 @@ class Lane:
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._ends[:0]
 
     def take(self, rows: Indices) -> Indices:
-        """The samples in ascending rows: (n,) -> (n,)."""
+        """The samples in n ascending rows: (n,) -> (n,)."""
         taken = np.empty(len(rows), np.int64)
         done = 0
         while done < len(rows):
@@ -166,7 +166,7 @@ class Lane:
         """(row, sample) of those of the wanted samples that it holds; the slots that mix their chunks are read.
 
         Args:
-            wanted: (n,), ascending, each once.
+            wanted: samples, ascending, each once: (nwanted,).
         """
         by_start = np.argsort(self.chunks[:, 0], kind="stable")
         starts = self.chunks[by_start, 0]

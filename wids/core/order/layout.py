@@ -141,7 +141,7 @@ class Layout:
     )
 
     def places_of(self, indices: Indices) -> Indices:
-        """The place of each index: (n,) -> (n,)."""
+        """The place of each of n indices: (n,) -> (n,)."""
         places = np.empty(len(indices), np.int64)
         for piece in self.pieces:
             inside = (indices >= piece.first) & (indices < piece.first + piece.count)

@@ -105,7 +105,7 @@ class MixedSource:
     contents: dict[str, str] | None = None
 
     def to_indices(self, samples: Indices) -> Indices:
-        """Indices of the mixture: (n,) -> (n,)."""
+        """Indices of n samples in the mixture: (n,) -> (n,)."""
         samples = samples + self.offset
         return samples if self.regrouping is None else self.regrouping.take(samples)
 
@@ -240,7 +240,7 @@ class MixedOrder:
             start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
 
     def take(self, positions: Indices, seeds: Indices | None = None) -> Indices:
-        """The indices at ascending positions of one segment: (n,) -> (n,).
+        """The indices at n ascending positions of one segment: (n,) -> (n,).
 
         Args:
             positions: (n,).

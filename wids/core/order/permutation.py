@@ -83,7 +83,7 @@ def random_words(n: int, *, seed: int, epoch: int, stream: int, position: int = 
 def word_of_each(
     positions: Indices, *, seed: int, epoch: int | Indices, stream: int, block: int | Indices = 0
 ) -> NDArray[np.uint64]:
-    """Word number ``4 * block`` of `random_words` at each position: (n,) -> (n,).
+    """Word number ``4 * block`` of `random_words` at each of n positions: (n,) -> (n,).
 
     Philox for many counters at once; `numpy.random.Philox` has to be set up for each.
 

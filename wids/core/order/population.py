@@ -110,7 +110,7 @@ class RangePopulation(Population):
         lo: the first one.
         hi: one past the last.
         layout: of the dataset; None: not known.
-        weights: of all samples of the dataset: (n,); None: each comes once.
+        weights: of all samples of the dataset: (nsamples,); None: each comes once.
         is_whole: it is all of the dataset.
 
     Raises:

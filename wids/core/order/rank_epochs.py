@@ -1,4 +1,4 @@
-"""`RankEpochs`: all that a rank's indices depend on, as one value; which indices, and how many.
+"""`RankEpochs`: all that a rank's indices depend on, as one value; the indices, and their number.
 
 The order of an epoch is the `Plan`'s: one sequence, which all ranks read together. `RankEpochs` add the rank that reads
 (``rank`` of ``world``) and where an epoch ends. An `EpochPosition` is where an epoch begins, or resumes::
@@ -163,7 +163,7 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
     def read(
         self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool = False, piece: int = 0
     ) -> Iterator[SampleBlock]:
-        """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds, (n,), or None.
+        """The indices at positions ``start:stop:step`` in blocks of n, (n,), and their seeds, (n,), or None.
 
         Of an order that has chunks of its own, at least ``piece`` come at a time, where there are as many.
 
@@ -223,7 +223,7 @@ class SampleRun(Run[RankEpochs]):
     """The progress of one iteration over samples."""
 
     def blocks(self) -> Iterator[SampleBlock]:
-        """The indices from the place to its epoch's end, (n,) at a time, and their seeds; see `RankEpochs.read`."""
+        """The indices from the place to its epoch's end, and their seeds, in blocks; see `RankEpochs.read`."""
         epochs, (start, stop) = self.epochs, self.epochs.span(self.place)
         return epochs.read(self.place.epoch, start + epochs.rank, stop, epochs.world, has_seeds=epochs.has_seeds)
 

@@ -74,7 +74,7 @@ class Turns:
         return counted + np.bincount(self._block(number)[0][:at], minlength=len(counted)) if at else counted
 
     def take(self, rows: Indices) -> tuple[Indices, Indices]:
-        """(source, how many turns it had before) of each row: (n,), ascending -> (n,), (n,)."""
+        """(source, number of its turns before) of each of n rows: (n,), ascending -> (n,), (n,)."""
         sources, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         done = 0
         while done < len(rows):

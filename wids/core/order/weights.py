@@ -41,7 +41,7 @@ class Copies:
     """Expected copies of the samples ``first .. first + len(weights)`` in a pass.
 
     Args:
-        weights: of the samples, in the order in which they are read: (n,), none below 0.
+        weights: of the samples, in the order in which they are read: (nsamples,), none below 0.
         count: N, the places of a pass.
         first: the first sample.
         boundaries: sorted samples where a shard ends and another begins; None: not known.
@@ -102,11 +102,11 @@ class Draw:
         self._ends, self._first, self._offset, self.boundaries = ends, first, offset, boundaries
 
     def samples(self, places: Indices) -> Indices:
-        """The samples at places: (n,) -> (n,)."""
+        """The samples at n places: (n,) -> (n,)."""
         return self._first + np.searchsorted(self._ends, places + self._offset, side="right")
 
     def places_of(self, samples: Indices) -> Indices:
-        """All places of samples: (n,), ascending, each once -> (m,), the same; samples beyond the weights have none."""
+        """All m places of n samples: (n,), ascending, each once -> (m,), the same; none of those beyond the weights."""
         rows = samples - self._first
         rows = rows[(rows >= 0) & (rows < len(self._ends))]
         starts = _first_places(np.where(rows > 0, self._ends[rows - 1], 0.0), self._offset)
@@ -123,7 +123,7 @@ class Draw:
 
 
 def _first_places(starts: NDArray[np.float64], offset: float) -> Indices:
-    """The first place at or behind which the stretches that begin at ``starts`` are: (n,) -> (n,)."""
+    """The first place at or behind which n stretches are that begin at ``starts``: (n,) -> (n,)."""
     return np.maximum(np.ceil(starts - offset), 0).astype(np.int64)
 
 
@@ -155,7 +155,7 @@ def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
     c samples comes in proportion to c ** (1 - power).
 
     Args:
-        labels: the class of each sample: (n,), of numbers, strings or any values that can be keys of a dict.
+        labels: the class of each of n samples: (n,), of numbers, strings or any values that can be keys of a dict.
         power: degree of evening out.
 
     Returns:

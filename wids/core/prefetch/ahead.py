@@ -259,7 +259,7 @@ def prefetch(
     Args:
         dataset: see `wids.core.order.layout.Shards`; shard lists supply the downloads
             (`wids.core.order.layout.SamplerInterface`).
-        upcoming: the indices that will be read, in blocks: (position of the first one, (n,)). Taken in a thread.
+        upcoming: the indices that will be read, in blocks of n: (position of the first one, (n,)). Taken in a thread.
         position: number of indices drawn.
         mixed: (first index, last index + 1, number of shards read at a time), as far as known.
     """
@@ -405,7 +405,7 @@ def _warn_of_limit(limit: int, needs: Sequence[tuple[int, int, int]]) -> bool:
 
     Args:
         limit: of the cache, in bytes.
-        needs: of one rank, for each range of indices: shards that it reads at a time, of how many, bytes of one, about.
+        needs: of one rank, for each range of indices: shards that it reads at a time, their total, bytes of one, about.
     """
     ranks = ranks_of_node()
     counts = [distance.needed_shards(mixed, ranks, total=total) for mixed, total, _ in needs]

@@ -75,7 +75,7 @@ _MISSING = JsonParser(_Missing)
 
 
 class _Asking(msgspec.Struct):
-    """This process asks for the first tables of a directory: the lock of that, and how many of its threads ask."""
+    """Requests of this process for the first tables of a directory: their lock, and the number of its threads."""
 
     lock: contextlib.ExitStack
     threads: int = 0

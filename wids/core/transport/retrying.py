@@ -1,4 +1,4 @@
-"""Patience: the errors that are tried again, and for how long.
+"""Patience: the errors that are tried again, and the time for that.
 
 Transient errors (time-outs, resets, 408/429/5xx, short or damaged transfers) are retried with backoff and jitter, and
 the bytes that have arrived stay; final ones are raised at once, with advice. Time limits end the retries, see
