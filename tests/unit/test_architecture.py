@@ -38,7 +38,7 @@ EMPTY_STARTS = {
     "Why",
 }
 # Names that anything could have: a type, or a noun, says more.
-EMPTY_NAMES = {"facts", "found", "given"}
+EMPTY_NAMES = {"facts", "found", "given", "own"}
 # `found` is an attribute of all errors of wids, which programs read.
 NAMED_SO = {("errors.py", "found")}
 # From the bottom up. A room may import those of the rows above it, and what `BESIDE` adds.
@@ -582,6 +582,18 @@ def test_names_say_what_they_are_of():
         for path in sorted([*ROOT.glob("*.py"), *(ROOT / "core").rglob("*.py")])
         for name in sorted(names_in(path))
         if name.strip("_") in EMPTY_NAMES and (path.name, name) not in NAMED_SO
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_text_is_no_place():
+    """In the core, a `place` is a `Place`, or a position: a URL or path that is not parsed has another name."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "core").rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if ast.unparse(getattr(node, "annotation", None) or ast.Constant(0)) in ("str", "str | None")
+        and (node.arg if isinstance(node, ast.arg) else ast.unparse(getattr(node, "target", node))) == "place"
     ]
     assert not wrong, "\n".join(wrong)
 
