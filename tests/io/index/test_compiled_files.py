@@ -56,12 +56,12 @@ def cache(tmp_path):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """What is read and parsed: a list of ("read", URL) and ("parse", place)."""
+    """What is read and parsed: a list of ("read", URL) and ("parse", URL)."""
     seen = []
 
     def note(kind, function):
         def call(*args, **options):
-            seen.append((kind, os.path.basename(options.get("place") or args[0])))
+            seen.append((kind, os.path.basename(options.get("index_url") or args[0])))
             return function(*args, **options)
 
         return call
