@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
     Transform: TypeAlias = Callable[[Any], Any]
-    # What ``transformations=`` takes.
+    # The argument ``transformations``.
     Transforms: TypeAlias = "str | Transform | Sequence[str | Transform] | None"
 
-# What a sample is after the transformations.
+# The type of a sample after the transformations.
 T_co = TypeVar("T_co", covariant=True, default=Any)
 T = TypeVar("T")
 # The marks of a sample that was asked for by a plain int.

@@ -68,7 +68,7 @@ fallback: _Fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 
-# Of a log record: the bar or the report of a command says the same.
+# Extra of a log record: the bar or the report of a command says the same.
 REPORTED: dict[str, bool] = {"is_reported": True}
 
 # The remedy for names in two Unicode forms.

@@ -301,7 +301,7 @@ class DataModule(LightningDataModule):
             trainer.reload_dataloaders_every_n_epochs = 1
             loop = trainer.fit_loop.epoch_loop
             if getattr(loop, "restarted_on_train_batch_end", False) and loop.batch_progress.is_last_batch:
-                # Of a checkpoint after an epoch's last batch Lightning begins the next epoch, if that is not longer.
+                # Lightning begins the next epoch of a checkpoint after an epoch's last batch, if that is not longer.
                 done = loop.batch_progress.current
                 done.completed = max(done.completed, len(loader))
         elif self._users_reload is not None:

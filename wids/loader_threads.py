@@ -118,7 +118,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         InputError: a setting has no meaning for threads.
     """
 
-    # As of torch's iterations with worker processes: batches that were asked for, and that the loop has had.
+    # Numbers of batches that were asked for, and that the loop has had, as torch's iterations with processes have them.
     _send_idx = _rcvd_idx = 0
     _work: _Work | None = None
 

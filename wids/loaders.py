@@ -692,7 +692,7 @@ def count_by(loader: Any) -> CountedBatches | StrangeBatches:
     if "__wids__" not in vars(definer):
         return StrangeBatches(batch_sampler)
     progress = batch_sampler.__wids__()
-    # Of batches of a mixture, the progress is that of their samples.
+    # The progress of batches of a mixture is that of their samples.
     return CountedBatches(batch_sampler, progress, batch_sampler.batch_size if progress.samples is progress else 1)
 
 

@@ -2,11 +2,13 @@
 
 import ast
 import functools
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from tests.support.shards import write_index
 from wids.core.order import permutation
 
 ROOT = Path(wids.__file__).parent
-# First words of a docstring that leave out what it is about: a verb or a noun says more.
+# First words of a docstring, or a comment, that leave out what it is about: a verb or a noun says more.
 EMPTY_STARTS = {
     "As",
     "How",
@@ -557,6 +559,28 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path in sorted(ROOT.rglob("*.py"))
         for text in docstrings(path)
+        if (word := re.match(r"\W*(\w+)", text)) and word[1] in EMPTY_STARTS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def comments(path: Path) -> list[str]:
+    """The comments of a module that have lines of their own, each as its first line."""
+    first, before = [], 0
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        line = token.start[0]
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
+            first += [token.string] if line != before + 1 else []
+            before = line
+    return first
+
+
+def test_comments_begin_with_a_verb_or_a_noun():
+    """In the face and the core."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in sorted([*ROOT.glob("*.py"), *(ROOT / "core").rglob("*.py")])
+        for text in comments(path)
         if (word := re.match(r"\W*(\w+)", text)) and word[1] in EMPTY_STARTS
     ]
     assert not wrong, "\n".join(wrong)

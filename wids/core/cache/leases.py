@@ -18,7 +18,7 @@ from typing import Protocol
 from wids.core.files import finalizers, forks, locks
 from wids.core.files.open_file import OpenFile
 
-# How often a directory is looked at, and for how long more often: one request is mostly followed by others.
+# Seconds between two looks at a directory; the same, and for how long, after a request: mostly, others follow.
 _IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.005, 1.0
 
 
@@ -84,7 +84,7 @@ class Leases:
 
     def _watch(self) -> None:
         """Pass on requests of other processes, as long as anything is leased."""
-        # Who has just begun to lease, or has released all that it leased, may be asked (again) in a moment.
+        # A process that has just begun to lease, or has released all its leases, may be asked (again) in a moment.
         busy_until = time.monotonic() + _SERIES_SECONDS
         while self._drop_unused():
             finalizers.do_left()  # leases of files that were forgotten

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
-# Where files cannot be locked, a part file that no process has written to for so long counts as left behind.
+# A part file that no process has written to for so long counts as left behind, where files cannot be locked.
 _STALE_SECONDS = 86_400.0
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
 _CROWD = 32
@@ -161,7 +161,7 @@ class Space:
                 self.release_idle()
                 continue
             is_over = isinstance(decision, Refuse) or waited > limits.LIMITS.wait_seconds
-            # What this process alone holds is no reason to wait. Once for each pause: its threads may open them again.
+            # Shards that this process alone holds are no reason to wait. Once for each pause: threads may reopen them.
             if decision.is_blocked and not (is_over or has_released) and self.release_idle():
                 has_released = True
                 continue

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
 
-# How often a cache directory may vanish under a download before that is an error.
+# A cache directory may vanish so often under a download before that is an error.
 _WIPED_ATTEMPTS = 2
 
 

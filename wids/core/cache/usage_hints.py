@@ -24,7 +24,7 @@ from wids.errors import CacheError, JsonError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Where files cannot be locked, a plan that was not renewed for so long counts as left behind.
+# A plan that was not renewed for so long counts as left behind, where files cannot be locked.
 _STALE_SECONDS = 600.0
 
 

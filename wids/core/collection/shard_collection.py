@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
 T = TypeVar("T")
-# What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a directory or glob of
+# The argument ``shards`` of a program: an index (URL, path, open file), a tar, a brace pattern, a directory or glob of
 # tars, or a list of shards.
 ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
@@ -68,8 +68,8 @@ OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _TABLES_AT_A_TIME = 16  # that are requested
 _NAMED = 10  # extensions in a message
-# Of a sample, and of a batch of them: the C library gives freed memory of this size back to the kernel, which clears it
-# for each use.
+# Sizes of a sample, and of a batch of them: the C library gives freed memory of this size back to the kernel, which
+# clears it for each use.
 _LARGE_BYTES, _LARGE_BATCH_BYTES = 16 << 10, 2 << 20
 _MANY_TO_COUNT = 100  # local shards: it takes a second, and more on a network file system
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.

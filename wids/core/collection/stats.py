@@ -77,7 +77,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(f"{name}: {count:,} requests, {size / 1e6:,.1f} MB" for name, (count, size) in kinds.items())
 
 
-# What other processes go by: stored and never added to, so that no thread can lose it.
+# Signals for other processes: stored and never added to, so that no thread can lose one.
 SIGNALS = {PrefetchBegun: "prefetching", SampleSubstituted: "substituted"}
 COLUMNS = (*Stats.__struct_fields__, *SIGNALS.values())
 _FIGURES = len(Stats.__struct_fields__)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SLICE = re.compile(r"-?\d+|(-?\d*(?::-?\d*){1,2})")
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
-# How a step begins that made a part of a split.
+# The beginning of a step that made a part of a split.
 PART = "part "
 
 

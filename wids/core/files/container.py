@@ -129,7 +129,7 @@ class Format(Generic[F]):
         self.kind, self.version = kind, version
         self._prefix = _START.pack(MAGIC, kind.encode(), version, 0, 0, 0)[:_PREFIX_BYTES]
         self._sections, self._invariants = dict(sections), tuple(invariants)
-        # Which sections a file may list, each with its type.
+        # Listings of sections that a file may have, each with its type.
         self._listings: set[tuple[tuple[str, str], ...]] = {()}
         for name, typed in self._sections.items():
             more = {(*listing, (name, typed.rstrip("?"))) for listing in self._listings}
@@ -229,11 +229,11 @@ class Format(Generic[F]):
         first = at = self.head_end(view, broken)
         if at > len(view):
             raise broken(f"was cut short ({len(view)} of {at} bytes)")
-        # That of the sections and the header are next to each other.
+        # The checksums of the sections and of the header are next to each other.
         if crc32(view[28:at], crc32(view[8:24])) != int.from_bytes(view[24:28], "little"):
             raise broken("is damaged (the checksum of its header is another)")
         head = self._parse(view[START_BYTES:at], broken)
-        # Those of a later version follow the others.
+        # Sections of a later version follow the others.
         nknown = sum([name in self._sections for name, _, _ in head.sections])
         listing = tuple([(name, typed) for name, typed, _ in head.sections[:nknown]])
         if listing not in self._listings or head.tail < 0:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Of msgspec, whose own errors are no ValueErrors before 0.19.
+# Errors of msgspec, whose own are no ValueErrors before 0.19.
 _REFUSALS = (ValueError, RecursionError, msgspec.MsgspecError)
 
 MAX_BYTES = 1 << 30
@@ -68,7 +68,7 @@ class JsonParser(Generic[T]):
         except _REFUSALS as error:
             if self._is_plain:
                 raise JsonError(_words(error)) from error
-            # What msgspec refuses and JSON has: a byte order mark, UTF-16, half a surrogate pair, long integers.
+            # JSON that msgspec refuses: a byte order mark, UTF-16, half a surrogate pair, long integers.
             value = self._convert(self.parse_pairs(text, dict))
         if self._is_shallow:
             _check_depth(value, text)

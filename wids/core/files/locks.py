@@ -109,7 +109,7 @@ class HeldLock:
             return
         try:
             if not is_kept and self._is_ours():
-                # Those who wait on the deleted file see that it is deleted, and lock a new one.
+                # Processes that wait on the deleted file see that it is deleted, and lock a new one.
                 with contextlib.suppress(OSError):
                     os.unlink(self._path)
             system.unlock(self._file.fileno())

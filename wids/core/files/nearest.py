@@ -37,7 +37,7 @@ def name_nearest(path: str) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> str | None:
-    # Of a series, one is missing, and the others were not meant.
+    # One of a series is missing, and the others were not meant.
     series = _DIGIT.sub("0", name)
     folded = {each.casefold(): each for each in sorted(names) if _DIGIT.sub("0", each) != series}
     matches = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_CUTOFF)

@@ -19,8 +19,8 @@ _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", 
 _NETWORK |= {"ocfs2", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs", "fuse"}
 _MOUNTS = "/proc/self/mountinfo"
 _CGROUPS = "/proc/self/cgroup"
-# Of control groups, by the name of their controller there (version 2 has none): the directory of all, the file with a
-# limit, and what programs take of it.
+# Control groups by the name of their controller (version 2 has none): the directory of all, the file with a limit, and
+# the figure of the memory in use.
 _LIMITED = {
     "": ("/sys/fs/cgroup", "memory.max", "anon"),
     "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),

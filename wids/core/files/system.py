@@ -24,7 +24,7 @@ READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC
 _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
 _GRANTED_CALLS, _GRANTED_SECONDS = 50, 0.02
-# What network file systems say of an open file whose name may lead to a good one: it was moved to another server, the
+# Errors of network file systems for an open file whose name may lead to a good one: it was moved to another server, the
 # server was restarted, or the mount's process was.
 _STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
 
@@ -101,7 +101,7 @@ def free_bytes(directory: str) -> tuple[int, int]:
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
-# Where nothing else bounds the writing, a hundredth of a file system stays free, and at most so many bytes.
+# A hundredth of a file system stays free, and at most so many bytes, where nothing else bounds the writing.
 MAX_FREE_BYTES = 1 << 30
 
 

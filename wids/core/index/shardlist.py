@@ -408,7 +408,7 @@ class ShardListBuilder:
         )
 
 
-# What all other columns follow from.
+# Columns from which all others follow.
 _COLUMNS = ("counts", "filesizes", "md5s", "crc32s", "known", "url_ends", "urls")
 _SMALL = 1 << 31
 

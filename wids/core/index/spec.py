@@ -62,7 +62,7 @@ __all__ = [
 
 # The key of an index that names packs of member tables (`wids.core.tables.pack_format`).
 PACKS = "member_tables"
-# What keys of a shard may be meant by others, spelt without dashes and a last s.
+# Keys of a shard that may be meant by others, spelt without dashes and a last s.
 _MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum", "crc": "crc32"}
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
@@ -469,7 +469,7 @@ class _SpecParser:
             checks.fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
         if index.shardlist is None and index.datasets is None:
             checks.fail(source, "shardlist", "is missing")
-        # As in the original: the name in the index itself wins, and the weight is the reference's.
+        # The name in the index itself wins, and the weight is the reference's, as in the original.
         known = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
         keys = {**scope.keys, **known}
         said = _own_base(part)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wids.core.files.container import Sections
     from wids.core.index.selection import Integers
 
-# What a text has in it that is a view.
+# Mark of a text that is a view.
 MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
 _CHECKED_AT_A_TIME = 1 << 20
 # More than a header of rows has.

@@ -152,7 +152,7 @@ class _InheritedFile:
     def __init__(self, opened: tuple[int, RowsPlace]) -> None:
         number, place = opened
         weakref.finalize(self, os.close, number)
-        # Where the system has this file, which is open in this process, for all processes.
+        # Path of this file, which is open in this process, for all processes.
         self.place = place._replace(path=f"/proc/{os.getpid()}/fd/{number}")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Entry = dict[str, Any]
 
 KIND = "wids-shard-index-v1"
-# What a relative name must not begin with or hold, for it would be read as a URL or a home directory; with ./ it may.
+# A relative name must not begin with this or hold it: it would be read as a URL or a home directory. With ./ it may.
 _NOT_RELATIVE = re.compile(r"~|/|pipe:|.*(::|://)", re.DOTALL)
 
 

@@ -183,7 +183,7 @@ class BatchEpochs:
                 numbers = range(ats[k], len(block), self.world)
                 dealt = [*held[k], *map(block.batch, numbers)]
                 ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
-                # Of a round that other ranks may not complete, the batch is held back: it may be left out.
+                # The batch of a round that other ranks may not complete is held back: it may be left out.
                 is_whole = self.tail != "drop" or ats[k] <= rank
                 held[k], dealt = ([], dealt) if is_whole else (dealt[-1:], dealt[:-1])
                 chunks.append(self._chunk(dealt, size=len(block), end=end))
@@ -191,7 +191,7 @@ class BatchEpochs:
             yield chunks
         if last is None or self.tail == "drop":
             return
-        # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
+        # The last ranks have had one batch less, and are nearer to the end, where the ranks do not divide the batches.
         late = [at < rank for at, rank in zip(ats, ranks, strict=True)]
         if any(late):
             rounds = [[last.batch(at % len(last))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]

@@ -556,7 +556,7 @@ class _BucketRows:
             return [(c, self._bucket, self._rows[batch]) for c, batch in zip(costs, batches, strict=True)]
         low, high = self._lengths[0], self._budget
         runs = self._runs(high)
-        # Of the least lengths there are, none lies in the middle.
+        # None lies in the middle of the least lengths there are.
         while high - low > high * _PRECISION and low < (middle := (low + high) / 2) < high:
             tried = self._runs(middle)
             if len(tried) > count:

@@ -154,7 +154,7 @@ class Run(ABC, Generic[EpochsT]):
         if said is None:
             return drawn
         count = parse_int(name, said, minimum=0) - before
-        # Of a run that is over, batches times batch size is too many where the last batch is smaller.
+        # Batches times batch size is too many of a run that is over, if the last batch is smaller.
         if not 0 <= count <= drawn and not is_over:
             raise ValueError(
                 f"{name} is {said}, and from {before} to {before + drawn} indices were drawn; it counts the samples "

@@ -35,7 +35,7 @@ _WORD = 1 << 64
 # A new generator draws from the operating system first, which takes four times as long as a few words.
 _idle: list[np.random.Philox] = []
 _EMPTY = np.zeros(4, np.uint64)
-# Of Philox4x64-10.
+# Constants of Philox4x64-10.
 _ROUNDS, _MULTIPLIERS, _KEY_STEPS = (
     10,
     (0xD2E7470EE14C6C93, 0xCA5A826395121157),

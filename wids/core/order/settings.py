@@ -73,7 +73,7 @@ class SamplerSettings:
         }
 
 
-# Those that are integers above 0, or None.
+# Settings that are integers above 0, or None.
 _COUNTS = ("chunksize", "window", "num_replicas", "lanes", "epochs", "epoch_size", "source_batch")
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wids.core.order.permutation import Indices
     from wids.core.shard import Shard
 
-# How deep, and in how many items of a list, a dataset of ours is looked for in another one.
+# Depth, and number of items of a list, to which a dataset of ours is looked for in another one.
 _DEPTH, _SEARCHED = 3, 16
 # Shards whose sizes tell that of a shard.
 _SIZED_SHARDS = 64

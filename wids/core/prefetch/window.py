@@ -461,7 +461,7 @@ class PrefetchWindow(Generic[D]):
         """True if a download that begins now is worth it."""
         if self._reach_of(download).limits.cache_size is None or not download.reads_early:
             return True
-        # Where the reader will be, about, when it has ended.
+        # The reader's position, about, when it has ended.
         arrival = self._position + max([self._lag, *(self._position - each.begun for each in self._running)])
         while True:
             first, last = download.stay()

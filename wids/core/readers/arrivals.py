@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wids.core.cache.located import Located
     from wids.core.cache.store import ShardCache
 
-# How often it is looked at whether a process downloads a shard.
+# Seconds between two looks for a process that downloads a shard.
 _LOOK_SECONDS = 0.25
 
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
 _SMALLEST, _LARGEST = 16, 512
-# What Python says of a generator (PEP 479): it would end the loop over the dataset or its loader, unseen.
+# Words for Python's rule of generators (PEP 479): it would end the loop over the dataset or its loader, unseen.
 STOPPED = "a transformation, localname or key_rule raised StopIteration (a next() without a default, mostly)"
-# When each open shard was used last: a count that all pools share, so that their shards compare.
+# Count of uses for the last use of each open shard; all pools share it, so that their shards compare.
 _uses = itertools.count()
 
 

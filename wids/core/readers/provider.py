@@ -57,7 +57,7 @@ def parse_access(access: Any) -> AccessMode:
     return checked
 
 
-# How often it is looked at whether it is a process's turn to ask for byte ranges; the event never comes.
+# Seconds between two looks if it is a process's turn to ask for byte ranges; the event never comes.
 _TURN_SECONDS, _pause = 0.05, threading.Event()
 
 

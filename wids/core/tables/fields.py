@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# What ``fields=`` takes: extensions, or names for them; alternatives are joined by ";".
+# The argument ``fields``: extensions, or names for them; alternatives are joined by ";".
 FieldsArgument: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MIN_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 # A published one that is longer than this is not read, for shards of any size.
 _MAX_PUBLISHED_BYTES, _UNKNOWN_BYTES = 512 << 20, 32 << 20
-# That there is no table. A bucket that cannot be listed says 403 for an object that does not exist.
+# Errors of a table that does not exist. A bucket that cannot be listed says 403 for such an object.
 NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 
 

@@ -356,7 +356,7 @@ def _read_local(url: str) -> OpenPack:
         directory = pack_format.unpack(head[:end], url=url, size=status.st_size)
     finally:
         os.close(fd)
-    # As `wids.core.transport.stores.LocalSource` has it.
+    # The stat is that of `wids.core.transport.stores.LocalSource`.
     return OpenPack(url, directory, Stat(status.st_size, (status.st_mtime_ns, status.st_ino), has_ranges=True))
 
 

@@ -102,7 +102,7 @@ class _NotSentError(Exception):
     """Ends the client's call, once the request is made."""
 
 
-# Where to put the request that this task makes, instead of sending it.
+# A list for the request that this task makes, which is then not sent.
 _wanted: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("_wanted", default=None)
 
 

@@ -36,7 +36,7 @@ MAX_READ_BYTES = 1 << 30
 # A compressed answer unpacks to so many bytes, or to so many times its own: text does, and a bomb to a thousand times.
 _MIN_UNPACKED_BYTES, _MAX_UNPACKED_TIMES = 64 << 20, 32
 _LOOK_BYTES = 1 << 20
-# Where the size is unknown, space is reserved in steps: as much again as has arrived, within these bounds.
+# Space for a file of unknown size is reserved in steps: as much again as has arrived, within these bounds.
 _MIN_STEP_BYTES, _MAX_STEP_BYTES = 1 << 20, 64 << 20
 
 

@@ -371,7 +371,7 @@ class _BucketTypes:
         return kind
 
 
-# Whether this task asks for the kind of a bucket. That it cannot be known is no fault, and gcsfs warns of it.
+# True if this task asks for the kind of a bucket. An unknown kind is no fault, and gcsfs warns of it.
 _asks_kind: contextvars.ContextVar[bool] = contextvars.ContextVar("_asks_kind", default=False)
 
 

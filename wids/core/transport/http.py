@@ -50,7 +50,7 @@ class HttpSource(ByteSource):
 
     is_blocking: bool = False
     answers_have_stat: bool = True
-    # Whether bodies are the object's bytes as they are, whatever encoding the answer names.
+    # True if bodies are the object's bytes as they are, whatever encoding the answer names.
     is_as_stored: bool = False
     url: str
     go_on: Callable[[], None]
