@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import math
+import struct
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from wids.columns import kinds
 from wids.columns.packages import import_arrow
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.core.codecs.decode import SampleDecoder
+from wids.core.codecs.decoders import open_image
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
 from wids.core.index.discovery import FoundShard, look_local
@@ -49,6 +51,8 @@ _ROWS = 1024
 _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
 _INFLATED = ".wids-inflated.gz"
+# What a member is to be, for each way to read it.
+_WHOLE = {"json": "JSON object", "text": "UTF-8 text", "picture": "picture"}
 # So many members of a shard that cannot be parsed are named.
 _MAX_NAMED = 10
 
@@ -290,6 +294,7 @@ class _Values:
         self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
             "json": _parse_json,
             "text": _parse_text,
+            "picture": _parse_picture,
             "field": partial(decode_value, decoder, url, has_vectors=True),
         }
 
@@ -334,7 +339,7 @@ class _Values:
         self._failed += is_error
         if len(self._errors) < _MAX_NAMED if is_error else not self.trouble:
             cause = error.__cause__ if isinstance(error, DecodeError) and error.__cause__ is not None else error
-            what = {"json": "JSON object", "text": "UTF-8 text"}.get(rules[0][1].how, "value of a column")
+            what = _WHOLE.get(rules[0][1].how, "value of a column")
             story = f"{self._url}: sample {key!r}: {extension} is no {what} that can be read ({cause})"
             if is_error:
                 self._errors.append(DecodeError(story, shard=self._url, key=key, field=extension))
@@ -351,6 +356,16 @@ def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
 
 def _parse_text(data: bytes, _key: str, _extension: str) -> str:
     return data.decode("utf-8-sig")  # a byte order mark is no part of the text
+
+
+def _parse_picture(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
+    """Its properties, by `PICTURE_KEYS`."""
+    try:
+        image = open_image(data)
+    except (DecodeError, OSError, SyntaxError, TypeError, IndexError, struct.error) as error:  # of Pillow's readers
+        raise ValueError(f"{error}") from error
+    with image:
+        return {"width": image.width, "height": image.height, "mode": image.mode}
 
 
 def decode_value(

@@ -23,6 +23,8 @@ OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
 # Beyond so many extensions (file names with many dots make one of each member) there are no columns of sizes.
 MAX_SIZES = 256
 
+# What the header of a picture says.
+PICTURE_KEYS = ("width", "height", "mode")
 # Changed when the same rules give other columns: shards are then read again.
 _VERSION = 4
 _NOT_WORD = re.compile(r"\W+")
@@ -39,14 +41,14 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         name: of the column.
         extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
-            ``"text"``: the member as text, UTF-8.
-        keys: the path in the JSON object: a key, and keys of nested objects.
+            ``"text"``: the member as text, UTF-8. ``"picture"``: a property of a picture, from its header.
+        keys: the path in the JSON object: a key, and keys of nested objects; one of `PICTURE_KEYS`.
         missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
     name: Text
     extension: Text
-    how: Literal["field", "json", "text"]
+    how: Literal["field", "json", "text", "picture"]
     keys: tuple[Text, ...] = ()
     missing: Literal["error", "null"] = "error"
 
@@ -105,7 +107,10 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(
                     f"{name}: extension={rule.extension!r}: give extensions that begin with a dot, as .jpg;.png"
                 )
-            if bool(rule.keys) != (rule.how == "json"):
+            if rule.how == "picture":
+                if len(rule.keys) != 1 or rule.keys[0] not in PICTURE_KEYS:
+                    raise InputError(f"{name}: keys={rule.keys!r}: give one of {', '.join(PICTURE_KEYS)}")
+            elif bool(rule.keys) != (rule.how == "json"):
                 raise InputError(f"{name}: keys={rule.keys!r}: give at least 1 for how='json', and none for others")
         check_names(self.names)
 
@@ -135,6 +140,7 @@ def parse_spec(
     fields: str | Iterable[str] = (),
     jsons: str | Iterable[str] = (),
     texts: str | Iterable[str] = (),
+    pictures: str | Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
     """Parse the rules of a program or a command line.
@@ -145,6 +151,8 @@ def parse_spec(
         jsons: each ``.json:width,meta.size=size``: keys of the object; a dot leads into a nested object. The last key
             names the column unless a name is given.
         texts: each ``.txt=caption`` or ``.txt``.
+        pictures: each ``.jpg`` (columns ``width`` and ``height`` in pixels, and ``mode``, Pillow's: ``RGB``, ``L``,
+            ...) or ``.jpg=photo`` (``photo_width``, ...), from the headers of the pictures.
         missing: ``"null"``: a member that cannot be parsed is null; ``"error"``: it fails its shard.
 
     Raises:
@@ -162,6 +170,11 @@ def parse_spec(
     _check_new(rules, "jsons")
     rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
     _check_new(rules, "texts")
+    for text in texts_of("pictures", pictures):
+        whole = _parse_whole(text, "picture")
+        start = f"{whole.name}_" if "=" in text else ""
+        rules += [msgspec.structs.replace(whole, name=f"{start}{key}", keys=(key,)) for key in PICTURE_KEYS]
+    _check_new(rules, "pictures")
     return ColumnSpec(rules=tuple(msgspec.structs.replace(rule, missing=missing) for rule in rules))
 
 
@@ -246,7 +259,7 @@ def stem_of(extension: str) -> str:
     return _NOT_WORD.sub("_", extension).strip("_") or "field"
 
 
-def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
+def _parse_whole(text: str, how: Literal["field", "text", "picture"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
     parameter, advice = f"{how}s", "write it like .cls=label"
     if ":" in extension:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import wids
 from tests.support import columns as made
@@ -114,6 +115,44 @@ def test_many_kinds_of_fields(tmp_path, caplog):
     told = create_columns([str(tmp_path / "s.tar")], str(tmp_path / "s.parquet"))
     assert list(told.columns) == ["index", "shard", "row", "key", "bytes"]
     assert "no columns of their sizes" in caplog.text
+
+
+def picture(form, mode, size):
+    """The bytes of a picture."""
+    data = io.BytesIO()
+    Image.new(mode, size).save(data, form)
+    return data.getvalue()
+
+
+def test_properties_of_pictures(tmp_path):
+    """Width, height and mode, of whatever a sample has; without a picture null. No pixel is needed."""
+    whole = picture("JPEG", "RGB", (640, 480))
+    members = [
+        *(("a.jpg", whole[:-100]), ("b.PNG", picture("PNG", "P", (3, 5)))),
+        *(("c.txt", b"x"), ("d.jpg", picture("JPEG", "L", (1, 2)))),
+    ]
+    write_tar(tmp_path / "s.tar", members)
+    asked, output = parse_spec(pictures=[".jpg;.png"]), str(tmp_path / "s.parquet")
+    told = create_columns([str(tmp_path / "s.tar")], output, asked)
+    rows = [tuple(row[name] for name in ("width", "height", "mode")) for row in made.read_rows(told.output)]
+    assert rows == [(640, 480, "RGB"), (3, 5, "P"), (None, None, None), (1, 2, "L")]
+    assert (told.columns["width"], told.columns["mode"], told.unparsed) == ("int64", "string", 0)
+    assert create_columns([str(tmp_path / "s.tar")], output, asked).surveyed == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"", "it is empty"), (b"GIF", "not a JPEG"), (picture("PNG", "L", (9, 9))[:20], "Truncated|not a JPEG")],
+)
+def test_what_is_no_picture(tmp_path, data, words):
+    """It fails its shard, or is null and named."""
+    write_tar(tmp_path / "s.tar", [("a.png", data), ("b.png", picture("PNG", "L", (7, 8)))])
+    output = str(tmp_path / "s.parquet")
+    with pytest.raises(JobError, match=f"'a': .png is no picture that can be read .*({words})"):
+        create_columns([str(tmp_path / "s.tar")], output, parse_spec(pictures=[".png"]))
+    told = create_columns([str(tmp_path / "s.tar")], output, parse_spec(pictures=[".png"], missing="null"))
+    assert [row["width"] for row in made.read_rows(told.output)] == [None, 7]
+    assert (told.unparsed, told.nulls) == (1, {"width": 1, "height": 1, "mode": 1})
 
 
 def test_types_follow_all_shards(tmp_path):

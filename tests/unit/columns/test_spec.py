@@ -2,7 +2,7 @@
 
 import pytest
 
-from wids.columns.spec import ColumnRule, check_names, parse_spec, size_names
+from wids.columns.spec import ColumnRule, ColumnSpec, check_names, parse_spec, size_names
 from wids.errors import InputError
 
 
@@ -30,6 +30,18 @@ def test_what_is_asked_for():
     assert len({label.digest, lenient.digest, text.digest}) == 3
 
 
+def test_properties_of_pictures():
+    """Three columns of one member; a name goes before theirs."""
+    spec = parse_spec(pictures=[".jpg;.png", ".seg.png=mask"])
+    names = ["width", "height", "mode", "mask_width", "mask_height", "mask_mode"]
+    assert [rule.name for rule in spec.rules] == names
+    assert spec.rules[0] == ColumnRule(name="width", extension=".jpg;.png", how="picture", keys=("width",))
+    assert spec.extensions == (".jpg", ".png", ".seg.png")
+    spec.check()
+    with pytest.raises(InputError, match="give one of width, height, mode"):
+        ColumnSpec(rules=(ColumnRule(name="a", extension=".jpg", how="picture", keys=("size",)),)).check()
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -50,6 +62,8 @@ def test_what_is_asked_for():
         ({"jsons": [".json=w:width"]}, "has '=' in an extension; write it like .json:width"),
         ({"fields": [".cls=Key"]}, "would be called 'Key'"),
         ({"fields": [".cls=a"], "texts": [".txt=A"]}, "would be called 'A'"),
+        ({"pictures": [".jpg", ".png"]}, "two columns would be called 'mode'"),
+        ({"pictures": [".jpg:width"]}, "':' in an extension"),
         ({"missing": "drop"}, "give one of 'error', 'null'"),
     ],
 )

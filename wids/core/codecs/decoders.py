@@ -199,11 +199,16 @@ def image_formats() -> tuple[str, ...]:
     return tuple(name for name in _IMAGE_FORMATS if name in Image.OPEN)
 
 
-def _decode_image(options: Options, data: bytes) -> Any:
+def open_image(data: bytes) -> Any:
+    """The picture in these bytes, as Pillow opens it: size and mode of its header, no pixel yet.
+
+    Raises:
+        DecodeError: they are no picture, or one of too many pixels.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(data), formats=image_formats())
+        return Image.open(io.BytesIO(data), formats=image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
         if not data:
             raise DecodeError("it is empty; pack the sample again, or leave it out") from error
@@ -213,7 +218,10 @@ def _decode_image(options: Options, data: bytes) -> Any:
         ) from error
     except Image.DecompressionBombError as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust it") from error
-    array = None
+
+
+def _decode_image(options: Options, data: bytes) -> Any:
+    image, array = open_image(data), None
     if options.format != "PIL" and image.format in _JPEGS and image.mode in ("L", "RGB"):
         array = jpeg.decode(data)
     if array is None:

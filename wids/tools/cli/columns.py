@@ -37,6 +37,14 @@ class ColumnFlags:
         list[str] | None,
         typer.Option("--text", metavar=".EXT[=NAME]", help="A member as text, UTF-8; repeatable."),
     ] = None
+    pictures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pictures",
+            metavar=".EXT[;.EXT][=PREFIX]",
+            help="width, height and mode of the first of these pictures, from its header; repeatable.",
+        ),
+    ] = None
     missing: Annotated[
         Literal["error", "null"],
         typer.Option("--missing", help="What a member that cannot be parsed is. One that is not there is always null."),
@@ -86,7 +94,11 @@ def create_columns(
     from wids.tools.cli.progress import job_signals
 
     spec = parse_spec(
-        fields=flags.field or (), jsons=flags.json_keys or (), texts=flags.text or (), missing=flags.missing
+        fields=flags.field or (),
+        jsons=flags.json_keys or (),
+        texts=flags.text or (),
+        pictures=flags.pictures or (),
+        missing=flags.missing,
     )
     try:
         place = place_of_table(index) if output is None else output
