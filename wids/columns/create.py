@@ -76,13 +76,14 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         empty: columns for which no sample has a value -> their rules; fields or keys may be misspelt.
         surveyed: shards that were read.
         unchanged: shards known from an earlier run.
-        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN, also within
-            JSON.
+        nulls: name of a column that was asked for -> number of samples without a value, if any.
+        nans: name of a column that was asked for -> number of samples with NaN, if any, also within JSON.
         doubled: samples that have a field twice, in upper and in lower case; the sizes are added.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> the reason for its first unparsed member.
         warnings: sentences about the above that were logged.
-        requests, read_bytes: sent to servers, and received from them.
+        requests: number sent to servers.
+        read_bytes: number of bytes received from servers.
 
     Example:
         >>> outcome = jobs.create_columns("train.json")

@@ -62,7 +62,8 @@ class ValueRecord(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kinds: of the values; see `wids.columns.kinds`.
-        nulls, nans: the number of samples without a value, and with NaN, also within JSON.
+        nulls: number of samples without a value.
+        nans: number of samples with NaN, also within JSON.
         unparsed: members that could not be parsed, and are null.
     """
 
@@ -76,8 +77,10 @@ class PartRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The record of the columns of one shard.
 
     Attributes:
-        url: of the shard. nsamples: in it.
-        size, mark: its version; see `wids.core.index.discovery.FoundShard`.
+        url: of the shard.
+        nsamples: number of samples in it.
+        size: its bytes.
+        mark: its version; see `wids.core.index.discovery.FoundShard`.
         columns: digest of a rule -> the record of its values.
         extensions: of the members, in lower case; empty if there are more than the limit of size columns.
         doubled: samples that have a field twice, in upper and in lower case.
@@ -109,7 +112,8 @@ class Part(msgspec.Struct, kw_only=True):
             an Arrow stream. None: the shard is unchanged.
         is_rest: the shard is unchanged, and ``data`` has only the rules that the earlier record lacks.
         trouble: the reason for the first member that could not be parsed.
-        requests, read_bytes: sent to servers, and received from them.
+        requests: number sent to servers.
+        read_bytes: number of bytes received from servers.
     """
 
     record: PartRecord
@@ -127,7 +131,8 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
         shard: which.
         spec: the rules.
         known: the record of an earlier run; of an unchanged shard, only what it lacks is read.
-        rule, group: how members become samples; see `wids.core.tables.table.build_table`.
+        rule: the rule of keys; see `wids.core.tables.table.build_table`.
+        group: the rule of samples; see there.
         session: opens URLs.
     """
 

@@ -55,8 +55,11 @@ class TableHeader(msgspec.Struct, kw_only=True):
 
     Attributes:
         version: of this format.
-        fingerprint, contents: of the index; see `wids.core.index.fingerprint`. samples: in it.
-        columns: names of the requested columns. kinds: the kinds of values in each; see `wids.columns.kinds`.
+        fingerprint: of the index; see `wids.core.index.fingerprint`.
+        contents: likewise.
+        samples: number of its samples.
+        columns: names of the requested columns.
+        kinds: the kinds of values in each; see `wids.columns.kinds`.
         sizes: extension -> name of the column of its sizes.
         state: digest of the state beside it.
         rules: of the requested columns.

@@ -40,7 +40,8 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
         on: ``"key"`` or ``"index"``: a column of the table, matched with the samples' key or index (a view: its own).
         columns: which columns of it; None: all but key and index.
         missing: for samples without a row in the table: null, or an error.
-        cache_dir, session: for remote files.
+        cache_dir: for remote files.
+        session: likewise.
     """
 
     table: Any

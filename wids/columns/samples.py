@@ -46,7 +46,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         index: the index that its own table is beside; None: no such table is looked for.
         table: path or URL of the index's own table, if it is elsewhere.
-        cache_dir, session: for a remote one.
+        cache_dir: for a remote one.
+        session: likewise.
         joined: tables with one row for each sample.
         shown: (column, its table) of the columns that are added to samples.
         fields: the dataset's names of fields: name -> their alternatives, as extensions.

@@ -35,7 +35,10 @@ class Claim(msgspec.Struct, frozen=True):
     """The count of one shard in a file.
 
     Attributes:
-        directory, name: of the shard. nsamples: its count. source: the file.
+        directory: of the shard.
+        name: of the shard.
+        nsamples: its count.
+        source: the file.
     """
 
     directory: str

@@ -57,8 +57,9 @@ class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
         has_tables: publish their member tables.
         is_skipping: leave out and list shards that cannot be read; otherwise the first one ends the job.
         is_dropping_missing: also leave out shards that do not exist any more, without listing them.
-        rule, group: how members become samples: ``"first-dot"`` or ``"last-dot"``, ``"adjacent"`` or ``"key"``; kept in
-            the index, for datasets and commands. None: as an index that is replaced or updated says, else the first.
+        rule: of the members' keys: ``"first-dot"`` or ``"last-dot"``; kept in the index, for datasets and commands.
+            None: as an index that is replaced or updated says, else the first.
+        group: of members as samples: ``"adjacent"`` or ``"key"``; likewise.
         counts: places of sample counts, which replace reading the shards; see `wids.jobs.counts`.
         session: opens URLs.
 
@@ -85,18 +86,23 @@ class IndexOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         output: the index's path.
-        samples, members, bytes: of the shards in the index.
+        samples: of the shards in the index.
+        members: of these shards.
+        bytes: of these shards.
         surveyed: shards that were read.
         unchanged: shards known from an earlier run.
         counted: shards indexed by their counts, not read.
         counts: file of counts -> number of counts from it.
         unused_counts: shards that these files name and the sources do not.
-        added: by an update. dropped: by an update, or not named by a new run any more.
+        added: by an update.
+        dropped: by an update, or not named by a new run any more.
         gone: the shards of the earlier index that are not in this one, without those in ``failed`` and those that an
             update was told to drop.
-        kept, kept_of_shards: keys of the earlier index and of its shards that stay, because wids does not compute them.
+        kept: keys of the earlier index that stay, because wids does not compute them.
+        kept_of_shards: likewise, keys of its shards.
         dropped_keys: keys of the earlier index that do not stay.
-        requests, read_bytes: byte ranges of remote shards.
+        requests: number of byte ranges of remote shards.
+        read_bytes: their bytes.
         tables: member tables that could not be written beside their shards: place -> path.
         repeated: further name of a file that the index already has -> its first name.
         behind: shard with bytes after its end marker, which are not read -> the offset of these bytes.
@@ -104,7 +110,8 @@ class IndexOutcome(JobOutcome, kw_only=True):
         empty: shard without a sample -> the number of its files.
         left_files: files of all shards that are part of no sample.
         repeated_keys: samples whose key an earlier sample of their shard has.
-        rule, group: how members become samples, as the index says.
+        rule: of the members' keys, as the index says.
+        group: of members as samples, as the index says.
         merged: shard -> (key, field, field): two fields of one sample that look like two samples, whose names have a
             dot in them; none where a key rule is given.
         apart: shard -> (key, key, number): by the key rule ``"last-dot"``, samples that look like parts of others: the

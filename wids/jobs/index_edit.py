@@ -59,7 +59,8 @@ class Merged(msgspec.Struct, kw_only=True):
 
     Attributes:
         output: the path of the index.
-        shards, samples: in it; of a view, the chosen samples and their shards.
+        shards: number of its shards; of a view, those of the chosen samples.
+        samples: number of its samples; of a view, the chosen ones.
         repeated: further occurrences of shards in several indexes; the output has each shard once.
         gone: of a merge: shards of the earlier index at the output that are not in this one.
         kept: keys of that index that stay, because wids does not compute them and no input has them.

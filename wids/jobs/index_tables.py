@@ -75,13 +75,15 @@ class TablesOutcome(JobOutcome, kw_only=True):
     """The results for the shards, so far or at the end.
 
     Attributes:
-        index, output: paths of the index and of the pack.
+        index: path of the index.
+        output: path of the pack.
         tables: in the pack.
         bytes: of the pack.
         beside: tables read beside their shards.
         scanned: those made from shards.
         known: those of an earlier run.
-        requests, read_bytes: of remote shards that were scanned.
+        requests: number for remote shards that were scanned.
+        read_bytes: their bytes.
 
     Example:
         >>> outcome = jobs.create_tables("train.json")
@@ -111,8 +113,10 @@ class FoundTable(msgspec.Struct, kw_only=True):
     """The table of a shard, as a ``.widx`` file has it.
 
     Attributes:
-        data: the table. is_scanned: it was made from the shard.
-        requests, read_bytes: of the scan of a remote shard.
+        data: the table.
+        is_scanned: it was made from the shard.
+        requests: number for the scan of a remote shard.
+        read_bytes: their bytes.
     """
 
     data: bytes
@@ -125,8 +129,14 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's record of a table in the spool.
 
     Attributes:
-        url, filesize, md5sum, crc32: of its shard in the index. mark: version of a local shard.
-        offset, length: of the table in the spool. checksum: its CRC-32, because a crash may lose bytes of the spool.
+        url: of its shard in the index.
+        filesize: likewise.
+        md5sum: likewise.
+        crc32: likewise.
+        mark: version of a local shard.
+        offset: of the table in the spool.
+        length: of the table.
+        checksum: its CRC-32, because a crash may lose bytes of the spool.
     """
 
     url: str

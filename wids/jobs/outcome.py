@@ -57,7 +57,8 @@ class JobProgress(msgspec.Struct, kw_only=True):
         failed: shards that failed.
         bytes: read or written so far.
         retries: of downloads.
-        total, done: samples or bytes, in all and so far, for jobs whose shards differ in size.
+        total: samples or bytes in all, for jobs whose shards differ in size.
+        done: samples or bytes so far, likewise.
 
     Example:
         >>> seen = []

@@ -27,7 +27,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         where: in the shard, or the file beside it; ``""``: as a whole.
         advice: for the user.
         detail: the full message, if it says more.
-        key, field, row: of the sample and member, for ``decode``.
+        key: of the sample, for ``decode``.
+        field: of the member, likewise.
+        row: of the sample, likewise.
 
     Example:
         >>> import os
@@ -52,7 +54,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         number: of the shard in its index.
         url: of the shard.
-        size_bytes, nsamples: as found; None: unknown.
+        size_bytes: its size; None: unknown.
+        nsamples: its number of samples; None: unknown.
         left_files: number of files that are part of no sample.
         undecoded: members that were not decoded, because that could run code.
         version: of the shard and the tables beside it; None: unknown, or not requested.
@@ -85,7 +88,8 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_quick: check only existence and size.
         has_digest: check the checksums that the index has.
-        rule, group: how members become samples; see `wids.core.tables.table.build_table`. None: as the index says.
+        rule: of the members' keys; see `wids.core.tables.table.build_table`. None: as the index says.
+        group: of members as samples; likewise.
         session: opens URLs.
 
     Example:

@@ -59,9 +59,13 @@ class ShardResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: as in its task.
-        nsamples, nmembers: counts. filesize: bytes.
-        md5sum, crc32: if requested; the CRC-32 also if all bytes were read anyway.
-        nleft: files that are part of no sample. nrepeated: samples whose key had appeared before.
+        nsamples: number of its samples.
+        nmembers: number of its members.
+        filesize: its bytes.
+        md5sum: if requested.
+        crc32: if requested, or if all bytes were read anyway.
+        nleft: number of files that are part of no sample.
+        nrepeated: number of samples whose key had appeared before.
         behind: offset of the first byte after the end marker that is not zero; None: all are zero.
         zeros: number of zeros from the end marker on, if they are more than any writer appends.
         nalike: samples whose key is another one in a second Unicode form.
@@ -70,10 +74,13 @@ class ShardResult(msgspec.Struct, kw_only=True, omit_defaults=True):
         table: its member table, until `scan_shard` returns, so that it is not pickled.
         unpublished: a requested member table that cannot be written beside the shard.
         error: in its headers; the counts are then invalid.
-        requests, read_bytes: of byte ranges, for a remote shard.
+        requests: number of byte ranges, for a remote shard.
+        read_bytes: their bytes.
         is_unchanged: known from an earlier run, and not read again.
-        rule, group: how members became samples. merged, apart: see `wids.core.tables.table.find_merged` and
-            `find_apart`.
+        rule: of the members' keys.
+        group: of members as samples.
+        merged: see `wids.core.tables.table.find_merged`.
+        apart: see `wids.core.tables.table.find_apart`.
         is_claimed: not read: the count was written by another program, the size is of a listing (0: unknown).
     """
 
@@ -127,7 +134,8 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         has_table: publish its member table beside it.
         keeps_sum: a CRC-32 is wanted of a remote shard of which (nearly) all bytes are read anyway.
         known: result of an earlier run; it is returned, if size and mark have not changed.
-        rule, group: how members become samples; see `wids.core.tables.table.build_table`.
+        rule: of the members' keys; see `wids.core.tables.table.build_table`.
+        group: of members as samples; see there.
         session: opens URLs.
     """
 

@@ -104,7 +104,9 @@ class ReaderSuite(_WayToOpen):
     A subclass has `put` and `make`, and declares ``is_local`` or ``has_ranges``.
 
     Attributes:
-        home, is_local, has_ranges: see `put` and `make`, and the fixture ``tmp_path``, which is ``home``.
+        home: the fixture ``tmp_path``; see `put` and `make`.
+        is_local: see `make`.
+        has_ranges: see `make`.
     """
 
     def test_open_reads_samples(self) -> None:
@@ -257,7 +259,9 @@ class ShardProviderSuite(_WayToOpen):
     ``has_dataset = False`` as long as no dataset uses the provider.
 
     Attributes:
-        home, is_local, has_ranges: see `ReaderSuite`.
+        home: see `ReaderSuite`.
+        is_local: see there.
+        has_ranges: see there.
         has_dataset: `open_dataset` gives a dataset; else the tests that need one are skipped and say so.
     """
 

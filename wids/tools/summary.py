@@ -190,7 +190,9 @@ class FieldSummary:
     """The fields of the samples of some shards.
 
     Attributes:
-        shards, samples: how many were looked at. fields: by their extensions.
+        shards: number of shards looked at.
+        samples: number of samples looked at.
+        fields: by their extensions.
     """
 
     shards: int = 0

@@ -33,7 +33,8 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the shards that are written.
 
     Attributes:
-        head, tail: the text before and after the number; ``head`` begins with the directory.
+        head: the text before the number; it begins with the directory.
+        tail: the text after the number.
         digits: the fewest digits of the number.
     """
 

@@ -30,7 +30,8 @@ class Served:
     Args:
         index: as `wids.ShardListDataset` takes it, as a text; or such a dataset, whose samples, columns, cache
             directory and credentials are taken as they are.
-        cache_dir, storage_options: as there; of an index only.
+        cache_dir: as there; of an index only.
+        storage_options: likewise.
         marks: path of the file that marked samples are kept in; see `wids.tools.serve.marks.Marks`.
 
     Attributes:

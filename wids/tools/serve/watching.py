@@ -57,7 +57,8 @@ class WatchedShard(msgspec.Struct, kw_only=True):
     Attributes:
         number: of this watch, for as long as it lasts. name: its file's.
         size_bytes: with its member table.
-        arrived_seconds, used_seconds: when it was downloaded, and used last, in seconds since 1970.
+        arrived_seconds: time of its download, in seconds since 1970.
+        used_seconds: time of its last use, in seconds since 1970.
         is_kept: it is marked as not to be evicted.
         inode: of its file.
     """
@@ -122,17 +123,23 @@ class Look(NamedTuple):
     """The result of one scan of a directory.
 
     Attributes:
-        seconds: when, since 1970. exists: there is such a directory.
-        shards: how many. used_bytes: all that counts against a limit. strangers: files that no cache made.
-        free_bytes, disk_bytes: of the file system that it is on, or will be.
+        seconds: its time, since 1970.
+        exists: there is such a directory.
+        shards: their number.
+        used_bytes: all that counts against a limit.
+        strangers: files that no cache made.
+        free_bytes: those that its file system, or the one where it will be, has left.
+        disk_bytes: size of that file system.
         shown: some shards: open ones, those whose next use comes first, those used last.
         uses: name -> when a live job uses it next, in seconds since 1970.
         readers: name -> ids of the processes that have it open.
         holders: those processes, and those of ``jobs`` that can be seen.
         sees_all: the readers of all shards are known, not only of those shown.
-        downloads, changes: as they are; the newest change last. jobs: live ones that say something of themselves.
-        plans: how many live jobs have a plan here.
-        listed_seconds: how old the list of names is.
+        downloads: those under way.
+        changes: the newest one last.
+        jobs: live ones that say something of themselves.
+        plans: number of live jobs that have a plan here.
+        listed_seconds: age of the list of names.
     """
 
     seconds: float

@@ -90,9 +90,11 @@ class Counts:
     """Samples of a job.
 
     Attributes:
-        samples: of the dataset. read: by all ranks, in all epochs.
-        left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture,
-            of its sources, and with weights or in batches of like length of its samples.
+        samples: of the dataset.
+        read: by all ranks, in all epochs.
+        left_out: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture, of its
+            sources, and with weights or in batches of like length of its samples.
+        repeated: likewise.
     """
 
     samples: int
@@ -106,8 +108,10 @@ class Splits:
     """Shards that several read, in all epochs together.
 
     Attributes:
-        by_ranks, by_nodes: how many shards more than one of them reads. most_ranks: that read one shard.
-        shards: the shards that several ranks read, and which ranks those are.
+        by_ranks: number of shards that more than one rank reads.
+        by_nodes: number of shards that more than one node reads.
+        most_ranks: the maximum of ranks that read one shard.
+        shards: shard that several ranks read -> these ranks.
     """
 
     by_ranks: int
@@ -121,7 +125,8 @@ class Mixing:
     """The mixing of the order, over some batches of the first epoch; see benchmarks/shuffle.py.
 
     Attributes:
-        in_global_batch, in_batch: distinct shards in the batches of all ranks together, and of one rank.
+        in_global_batch: distinct shards in the batches of all ranks together.
+        in_batch: distinct shards in the batch of one rank.
         neighbours: probability that a rank's next sample is of the same shard.
     """
 
@@ -281,11 +286,16 @@ class Batching:
     """Batches of like length, of all ranks and epochs. None: there are no lengths, or is no budget.
 
     Attributes:
-        batches: how many. smallest, median, largest: samples in one.
+        batches: their number.
+        smallest: samples in the smallest one.
+        median: the median of their samples.
+        largest: samples in the largest one.
         padding: tokens with the padding of each batch to its longest sample, as a multiple of those without.
-        imbalance_mean, imbalance_worst: of the steps: the cost of the costliest rank's batch, as a multiple of the mean
-            of all ranks; without lengths a sample costs 1.
-        used_mean, used_least: what a batch costs, as a share of the budget.
+        imbalance_mean: mean over the steps of the cost of the costliest rank's batch, as a multiple of the mean of all
+            ranks; without lengths a sample costs 1.
+        imbalance_worst: likewise, the maximum over the steps.
+        used_mean: mean of the costs of batches, as a share of the budget.
+        used_least: likewise, the minimum.
         max_tokens: the budget.
         too_long: samples of the dataset that are longer than it, and are left out.
         repeated_in_tail: samples that were read again, in an epoch, so that all ranks have as many batches.

@@ -49,22 +49,36 @@ class TrainingJob:
     """All that a simulation depends on.
 
     Attributes:
-        lengths: samples in each shard. sizes: bytes of each.
+        lengths: samples in each shard.
+        sizes: bytes of each.
         footprints: bytes that each takes in a cache, with its member table.
         parts: the sources of a mixture, whose epochs are nominal; None: it is none.
         source_batch: of a mixture: samples in turn that a rank reads of one source.
-        world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
-        chunksize, window, lanes, seed, shuffle, reshuffle, tail: of the sampler.
-        weights: how often samples come, (n,); None: once in a pass.
-        passes, nbatches, epoch_size: passes in an epoch without a tail between them, or batches of each rank in an
-            epoch, or samples of all ranks.
-        rule, block: of batches of like length, see `wids.core.order.batch_epochs.BatchEpochs.of`; then ``batch_size``
-            is
-            about that of a batch. None: batches are of ``batch_size`` samples.
+        world: number of its ranks.
+        ranks_per_node: number of ranks of a node.
+        epochs: number of epochs.
+        batch_size: samples in a rank's batch.
+        workers: those of a rank's loader.
+        chunksize: of the sampler.
+        window: of the sampler.
+        lanes: of the sampler.
+        seed: of the sampler.
+        shuffle: of the sampler.
+        reshuffle: of the sampler.
+        tail: of the sampler.
+        weights: frequencies of the samples, (nsamples,); None: each comes once in a pass.
+        passes: passes in an epoch, without a tail between them.
+        nbatches: instead, batches of each rank in an epoch.
+        epoch_size: instead, samples of all ranks in an epoch.
+        rule: of batches of like length; then ``batch_size`` is about that of a batch. None: batches are of
+            ``batch_size`` samples.
+        block: of batches of like length; see `wids.core.order.batch_epochs.BatchEpochs.of`.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
         cache_size: bytes of a node's cache; None: no limit.
-        bandwidth: bytes a second that a node gets. latency: seconds to a shard's first byte.
-        step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
+        bandwidth: bytes a second that a node gets.
+        latency: seconds to a shard's first byte.
+        step_seconds: seconds of computing, once all ranks have their batches.
+        decode_seconds: a worker's seconds for a batch.
         prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
         connections: byte ranges of a rank under way at a time.
         has_tables: member tables are published; else a node has those of the shards that it has downloaded.
@@ -253,8 +267,10 @@ class Epoch:
     Positions are such that step ``s`` begins at ``s * job.batch_size``, also where batches have other sizes.
 
     Attributes:
-        visits, coming: of each rank: as it reads, and as its prefetcher sees them.
-        counts: positions of each rank. steps: batches of each.
+        visits: of each rank, as it reads.
+        coming: visits of each rank, as its prefetcher sees them.
+        counts: positions of each rank.
+        steps: batches of each rank.
         shards: of each rank, the shard of each sample; None: not looked at, or needed.
         batches: of each rank; None: they are of ``job.batch_size`` samples.
     """
@@ -278,7 +294,8 @@ class RankBatches:
     """The reading of a rank in an epoch of batches of like length.
 
     Attributes:
-        samples, fills: in the order in which they are read, and which of them fill up the tail: (n,).
+        samples: in the order in which they are read: (nsamples,).
+        fills: those of them that fill up the tail: (nsamples,).
         edges: where batches begin, and the last one ends: (steps + 1,).
     """
 

@@ -52,10 +52,13 @@ class SimulationProgress:
 
     Attributes:
         outcome: its figures so far.
-        downloads_left: after so many more it is given up. is_strict: give up when the first shard is downloaded again.
+        downloads_left: after so many more it is given up.
+        is_strict: give up when the first shard is downloaded again.
         clock: the time.
-        offset, past_steps: positions and steps of the epochs before this one. step: of this epoch.
-        position: what the ranks have drawn up to, over all epochs.
+        offset: positions of the epochs before this one.
+        past_steps: steps of the epochs before this one.
+        step: of this epoch.
+        position: the position up to which the ranks have drawn, over all epochs.
         waiting: the step that waits; None: none does.
     """
 
@@ -134,15 +137,18 @@ class Node:
     """One node of a job.
 
     Args:
-        job: as given.
+        job: the job.
         number: of the node.
         progress: of the job.
 
     Attributes:
-        ranks: those of the node. sizes: bytes of each shard. cache: of the node.
-        pending: what the step that waits cannot begin without: shards, and ``~step`` for its own batch's ranges.
-        arrived_at: when the last of it came.
-        has_ended, has_looked: at this step, visits have ended, and prefetchers have looked at their ranks.
+        ranks: those of the node.
+        sizes: bytes of each shard.
+        cache: of the node.
+        pending: needs of the step that waits: shards, and ``~step`` for its own batch's ranges.
+        arrived_at: time at which the last of them came.
+        has_ended: visits have ended at this step.
+        has_looked: prefetchers have looked at their ranks at this step.
     """
 
     job: TrainingJob

@@ -27,13 +27,21 @@ class NodeCache:
 
     Attributes:
         used: bytes in the cache, those promised to shards on their way included.
-        cached: shard -> when it was used last. coming: shards on their way.
+        cached: shard -> time of its last use.
+        coming: shards on their way.
         plans: shard -> the positions at which the ranks' plans use it.
         open: shard -> the visits under way: (rank, visit) -> the first and the last position in the epoch.
-        missing: those of them that are not cached. finished: visits that loaders have read, and not handed out.
+        missing: those of them that are not cached.
+        finished: visits that loaders have read, and not handed out.
         again: shards that were evicted although they were being read.
         gone: shards that were evicted, for prefetchers to take note of. evicted: how many.
-        now, second, disk, free, floor, promised, uses: see `wids.core.cache.reservation.Snapshot`.
+        now: see `wids.core.cache.reservation.Snapshot`.
+        second: see there.
+        disk: see there.
+        free: see there.
+        floor: see there.
+        promised: see there.
+        uses: see there.
     """
 
     limit: int | None

@@ -98,8 +98,13 @@ class Timetable:
         batch_size: samples in a rank's batch, at least 1.
 
     Attributes:
-        epochs, epoch, batch_size: as given. plan: the order's. world: how many ranks there are.
-        samples: that each rank reads in the epoch. steps: batches of each rank; the last one may be smaller.
+        epochs: the argument.
+        epoch: the argument.
+        batch_size: the argument.
+        plan: of the order.
+        world: number of ranks.
+        samples: number that each rank reads in the epoch.
+        steps: batches of each rank; the last one may be smaller.
 
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
@@ -226,8 +231,11 @@ class BatchTimetable:
             epoch is left to `go_on`.
 
     Attributes:
-        epochs, epoch: as given. world: how many ranks there are.
-        is_whole: all of the epoch has been cut. done: up to which position it has.
+        epochs: the argument.
+        epoch: the argument.
+        world: number of ranks.
+        is_whole: all of the epoch has been cut.
+        done: the position up to which it has.
         too_long: samples of the dataset that are in no batch, for they are longer than the budget.
 
     Raises:

@@ -36,7 +36,8 @@ class Visits(NamedTuple):
     """Stretches in which a rank reads a shard, sorted by their first positions; (nvisits,) each.
 
     Attributes:
-        first, last: positions in the rank's epoch, both included.
+        first: first position, in the rank's epoch.
+        last: last position, included.
         shard: its number.
     """
 

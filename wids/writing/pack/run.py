@@ -47,8 +47,10 @@ class PackOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         index: its URL.
-        sources, form: the files that were packed, or the folder; their kind, as in `PackSource`.
-        samples, bytes: in the ``shards`` that exist now.
+        sources: the files that were packed, or the folder.
+        form: their kind, as in `PackSource`.
+        samples: in the ``shards`` that exist now.
+        bytes: of these shards.
         kept: number of shards from an earlier run.
         removed: conflicting shards of an earlier dataset.
         ignored: number of files that are not part of any sample; ``ignored_files``: paths of the first.

@@ -84,13 +84,18 @@ class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         output: the pattern, ``out/train-%06d.tar``.
-        samples, size: limits of a shard, as for `wids.writing.writer.ShardWriter`.
+        samples: limit of a shard, as for `wids.writing.writer.ShardWriter`.
+        size: likewise.
         selected: the chosen samples of the listing.
         seed: of the shuffle; None: the listing's order, but see `for_kind`.
         keeps_order: never shuffle.
         numbers_keys: use the samples' numbers as keys.
         skips_errors: leave out samples that cannot be read.
-        md5, tables, name, overwrite, session: as for `wids.writing.writer.ShardWriter`.
+        md5: as for `wids.writing.writer.ShardWriter`.
+        tables: likewise.
+        name: likewise.
+        overwrite: likewise.
+        session: likewise.
 
     Example:
         >>> settings = jobs.PackSettings(output="packed/train-%06d.tar", samples=5, keeps_order=True)

@@ -58,7 +58,8 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         form: its kind: ``"folder"`` (class/x.jpg), ``"files"`` (key.ext), ``"manifest"``, ``"dataset"``; or ``"auto"``.
         fields: of a manifest: ``".jpg=path"``, ``".cls=label"``, ``".json=a,b"``.
-        key, base: of a manifest: the column of keys (None: rows are numbered); the base of relative paths.
+        key: of a manifest: the column of keys; None: rows are numbered.
+        base: of a manifest: the base of relative paths.
         classes: a file of all classes by number, for labels and class folders.
         keep_fields: only these fields of files and datasets (``".jpg;.png"``: the first of them that a sample has).
         where: SQL that is true for the samples to pack.

@@ -59,7 +59,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a cache directory.
 
     Attributes:
-        directory: which.
+        directory: its path.
         shards: the one used last first.
         used_bytes: all that counts against a limit: shards with their tables, remembered tables, downloads, files left
             behind.
@@ -68,9 +68,10 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         remembered: member tables of evicted shards.
         strangers: files that no cache made.
         jobs: live jobs with plans in this directory.
-        free_bytes, disk_bytes: of the file system.
+        free_bytes: those that the file system has left.
+        disk_bytes: size of the file system.
         holders: the processes that have shards open, as far as they can be seen; ``files`` are names of shards.
-        unknown: why states are unknown; "" if they are not.
+        unknown: the reason for states that are unknown; "" if they are not.
     """
 
     directory: str

@@ -41,8 +41,10 @@ class ReportRow(NamedTuple):
     """One figure.
 
     Attributes:
-        name, value: for programs; without a name it is for people alone.
-        label, words: for people; without words it is for programs alone.
+        name: for programs; without one it is for people alone.
+        value: for programs.
+        label: for people.
+        words: for people; without them it is for programs alone.
     """
 
     name: str
