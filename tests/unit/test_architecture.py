@@ -564,6 +564,20 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     assert not wrong, "\n".join(wrong)
 
 
+def test_arguments_and_attributes_have_a_line_each():
+    """In all of wids."""
+    sections = re.compile(r"^(?:Args|Attributes):\n((?: .*\n?|\n)*)", flags=re.MULTILINE)
+    several = re.compile(r"^    (?:\w+, .*: .*|\w+: .*\. [a-z_]\w*: .*)", flags=re.MULTILINE)
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for text in docstrings(path)
+        for section in sections.findall(text)
+        for line in several.findall(section)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def comments(path: Path) -> list[str]:
     """The comments of a module that have lines of their own, each as its first line."""
     first, before = [], 0

@@ -462,7 +462,8 @@ class _ColumnLayout:
 
     Attributes:
         kinds: the kinds of values in each column of a rule.
-        sizes: extension -> name of the column of its sizes. has_sizes: they are not too many.
+        sizes: extension -> name of the column of its sizes.
+        has_sizes: they are not too many.
     """
 
     def __init__(self, spec: ColumnSpec, parts: Sequence[PartRecord]) -> None:

@@ -269,7 +269,8 @@ class _Values:
         table: of its members.
 
     Attributes:
-        columns: the values so far, for each rule. unparsed: the members that could not be parsed, for each.
+        columns: the values so far, for each rule.
+        unparsed: the members that could not be parsed, for each.
         trouble: the reason for the first of them.
     """
 

@@ -83,7 +83,9 @@ class TableFile(msgspec.Struct, frozen=True):
     """An open table.
 
     Attributes:
-        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. header: stored in it.
+        path: of the file.
+        file: a ``pyarrow.parquet.ParquetFile``.
+        header: stored in it.
     """
 
     path: str

@@ -42,7 +42,8 @@ class GivenTable(NamedTuple):
     """An open table.
 
     Attributes:
-        names: of its columns. nrows: their number of rows.
+        names: of its columns.
+        nrows: their number of rows.
         read: an Arrow table of some columns.
         close: the files.
     """

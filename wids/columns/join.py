@@ -153,7 +153,8 @@ class _JoinedTable:
     """A user's table. Columns are read when they are needed; a file is read only for these.
 
     Attributes:
-        names: of the columns to join. nrows: of the table.
+        names: of the columns to join.
+        nrows: of the table.
     """
 
     def __init__(self, request: JoinRequest) -> None:

@@ -36,7 +36,8 @@ class MappedTable:
         is_owned: the file is deleted with this object.
 
     Attributes:
-        names: of the columns. nrows: one for each sample.
+        names: of the columns.
+        nrows: one for each sample.
         table: a ``pyarrow.Table`` over the map.
 
     Raises:

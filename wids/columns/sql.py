@@ -253,8 +253,8 @@ class SqlNames(NamedTuple):
     """The names in SQL, in lower case.
 
     Attributes:
-        names: of columns, and of fields in them. own: those of them that are columns of ``samples``, and nothing that
-            the statement itself calls so.
+        names: of columns, and of fields in them.
+        own: those of them that are columns of ``samples``, and nothing that the statement itself calls so.
     """
 
     names: frozenset[str]
@@ -347,7 +347,8 @@ class KeyJoin(NamedTuple):
 
     Attributes:
         rows: the row of the table for each sample that SQL sees, int32 or int64; -1: none.
-        repeated: (number of repeated keys in the table, some of them). repeated_samples: likewise of samples.
+        repeated: (number of repeated keys in the table, some of them).
+        repeated_samples: likewise of samples.
     """
 
     rows: np.ndarray[Any, Any]

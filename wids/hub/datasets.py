@@ -42,10 +42,12 @@ class NamedSplit(NamedTuple):
     """A split of a data set.
 
     Attributes:
-        named: the data set. commit: its commit.
+        named: the data set.
+        commit: its commit.
         files: path -> bytes, of all files of the repository.
         read: returns the bytes of a file; it keeps the last few, which several callers may need.
-        found: the shards. split: their paths, and the other splits.
+        found: the shards.
+        split: their paths, and the other splits.
     """
 
     named: Named

@@ -102,7 +102,9 @@ class Named(NamedTuple):
     """A data set by its name.
 
     Attributes:
-        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``. split, config: their names; None: not given.
+        root: of its files, as ``hf://datasets/ORG/NAME@REVISION``.
+        split: its name; None: not named.
+        config: its name; None: not named.
     """
 
     root: str
@@ -121,8 +123,10 @@ class RepositorySplit(NamedTuple):
     """The shards of a split.
 
     Attributes:
-        name: of the split. shards: paths, in order.
-        others: other splits -> their number of shards. left: shards of no split.
+        name: of the split.
+        shards: paths, in order.
+        others: other splits -> their number of shards.
+        left: shards of no split.
         config: the configuration of the card that was asked for, if any.
         notes: what the user should know of the choice, as sentences.
     """
@@ -147,7 +151,8 @@ class RepositoryCounts(NamedTuple):
     """Sample counts of shards.
 
     Attributes:
-        nsamples: path -> count, if a file has it. sources: file -> the number of counts from it.
+        nsamples: path -> count, if a file has it.
+        sources: file -> the number of counts from it.
     """
 
     nsamples: dict[str, int]
@@ -336,8 +341,10 @@ class _SplitSource(NamedTuple):
     """The splits of a repository.
 
     Attributes:
-        splits: split -> its shards. unsure: shards that may be of several splits -> these, by their usual names.
-        notes: see `RepositorySplit`. is_by_names: the names of files assign them.
+        splits: split -> its shards.
+        unsure: shards that may be of several splits -> these, by their usual names.
+        notes: see `RepositorySplit`.
+        is_by_names: the names of files assign them.
         empty: the end of the message about a split without shards, from its name.
         unmatched: split -> patterns for .tar files that match none.
     """

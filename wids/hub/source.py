@@ -129,7 +129,8 @@ class HubListing(NamedTuple):
     """All files of a repository at one commit, or of a bucket.
 
     Attributes:
-        commit: "" of a bucket. files: path -> its entry.
+        commit: "" of a bucket.
+        files: path -> its entry.
     """
 
     commit: str
@@ -653,7 +654,9 @@ class _Redirect(NamedTuple):
     """A redirect of the Hub.
 
     Attributes:
-        url: signed. tag: of the file, from the Hub. at: when it came, by the monotonic clock.
+        url: signed.
+        tag: of the file, from the Hub.
+        at: time of its arrival, by the monotonic clock.
     """
 
     url: str
@@ -803,7 +806,8 @@ class _Pin(msgspec.Struct):
     """The commit of a revision, as other processes of the machine read it.
 
     Attributes:
-        commit: as looked up. at: when, in seconds since 1970.
+        commit: as looked up.
+        at: time of that, in seconds since 1970.
     """
 
     commit: str

@@ -35,7 +35,8 @@ class Commit(NamedTuple):
     """A commit in a repository of the Hub.
 
     Attributes:
-        name: 40 hexadecimal digits. page: its address, for people.
+        name: 40 hexadecimal digits.
+        page: its address, for people.
     """
 
     name: str
@@ -150,11 +151,13 @@ class Published(msgspec.Struct, frozen=True):
     """The result of an upload.
 
     Attributes:
-        root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any. split: of its shards.
+        root: of the repository, ``hf://datasets/ORG/NAME``, and ``@BRANCH`` if any.
+        split: of its shards.
         config: the configuration of its card that was asked for, if any.
         path: of the index in the repository.
         change: "added", "replaced", or "unchanged" (no commit was needed).
-        commit: the commit with the index. page: its web page; "": unchanged.
+        commit: the commit with the index.
+        page: its web page; "": unchanged.
     """
 
     root: str

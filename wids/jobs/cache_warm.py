@@ -236,7 +236,9 @@ class _WarmingNodes(ShardJob[str, WarmOutcome, WarmOutcome]):
     """Nodes of a cluster that download the same shards; each is named by its id.
 
     Attributes:
-        nodes: all of them. parts: the progress of each. done: the nodes that succeeded.
+        nodes: all of them.
+        parts: the progress of each.
+        done: the nodes that succeeded.
     """
 
     def __init__(self, shards: Sequence[Shard], settings: WarmSettings, progress: Progress) -> None:

@@ -63,8 +63,10 @@ class CheckTask(msgspec.Struct, kw_only=True, frozen=True):
     """One shard to check.
 
     Attributes:
-        number: of the shard in its index. shard: its entry in the index.
-        has_version: the finding must name its version. has_keys: it must have the keys of the samples.
+        number: of the shard in its index.
+        shard: its entry in the index.
+        has_version: the finding must name its version.
+        has_keys: it must have the keys of the samples.
         known: a finding of an earlier run; the result, if the version has not changed.
         rows: the samples to decode: int array; None: all.
     """

@@ -51,7 +51,8 @@ class SampleCounts(msgspec.Struct, kw_only=True):
     """Counts for the shards of an index.
 
     Attributes:
-        nsamples: URL of a shard -> its count. sources: file -> number of its counts.
+        nsamples: URL of a shard -> its count.
+        sources: file -> number of its counts.
         unused: names of shards in the files that are not in the index.
     """
 

@@ -310,7 +310,8 @@ class Indexing(ShardJob[str, ShardResult, IndexOutcome]):
     """Collects shards into one index. The next run does not read unchanged shards again.
 
     Attributes:
-        summed: remote shards that also need a CRC-32. listed: shards of the existing index.
+        summed: remote shards that also need a CRC-32.
+        listed: shards of the existing index.
         has_rule: a key rule was given, now or before.
     """
 

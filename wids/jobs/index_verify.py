@@ -135,7 +135,9 @@ class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
     """The journal's record of a checked shard.
 
     Attributes:
-        how: the settings, as text. shard: its entry in the index. finding: of the shard, with its version.
+        how: the settings, as text.
+        shard: its entry in the index.
+        finding: of the shard, with its version.
     """
 
     how: str

@@ -51,12 +51,14 @@ class ShardJob(Generic[K, R, Outcome]):
 
     Args:
         outcome: of the job; its ``shards`` is the number of shards, if known.
-        verb: the work, for the bar, like ``indexing``. unit: of the bar.
+        verb: the work, for the bar, like ``indexing``.
+        unit: of the bar.
         progress: the argument of the job's caller.
         is_skipping: a failed shard loses only its own result; otherwise the first failure ends the job.
 
     Attributes:
-        outcome: the results so far. progress: of the job.
+        outcome: the results so far.
+        progress: of the job.
     """
 
     progress: JobProgress
@@ -191,7 +193,8 @@ class SelectedShards(NamedTuple):
     """Shards of an index.
 
     Attributes:
-        shards: each with its number, local ones by absolute path. numbers: their range.
+        shards: each with its number, local ones by absolute path.
+        numbers: their range.
         session: opens their URLs.
         selection: the samples of a view; None: all samples.
         grouping: how the index says that members become samples.

@@ -127,7 +127,9 @@ class TaskResult(Generic[R]):
     """The result of a task.
 
     Attributes:
-        k: the number of the task. value: the function's result. error: the exception that it raised instead.
+        k: the number of the task.
+        value: the function's result.
+        error: the exception that it raised instead.
     """
 
     k: int

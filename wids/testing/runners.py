@@ -38,7 +38,8 @@ class RunnerSuite:
     Attributes:
         is_in_process: tasks run in this process: what they take and return may be anything.
         can_cancel: tasks run beside the thread that takes results, so that ``close`` finds some under way.
-        has_processes: a task may end its own process. cleans_up: also a task that is cancelled as it begins cleans up.
+        has_processes: a task may end its own process.
+        cleans_up: also a task that is cancelled as it begins cleans up.
     """
 
     is_in_process: bool = False

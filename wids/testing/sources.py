@@ -55,7 +55,9 @@ class ByteSourceSuite:
     Attributes:
         url: of the one object.
         storage_options: for the default of `open_source`.
-        has_ranges: spans can be read. has_size: the size is known before the bytes. has_version: so is the version.
+        has_ranges: spans can be read.
+        has_size: the size is known before the bytes.
+        has_version: so is the version.
         missing: the error where there is no object.
         cannot: names of hooks that are left out; the tests that need them are skipped and say so.
     """
@@ -433,7 +435,8 @@ class _ReceivedBytes:
     """A sink that keeps what it gets.
 
     Attributes:
-        stats: what the store said with the bytes. data: position -> byte.
+        stats: the store's, with the bytes.
+        data: position -> byte.
     """
 
     def __init__(self, *, refuse: bool = False) -> None:

@@ -153,8 +153,12 @@ class FieldSizes:
     """The members of one field in the tables that were looked at.
 
     Attributes:
-        name: its extension. samples: how many have it. bytes, least, largest: of its members.
-        by_size: how many have which size, (256,) in quarters of an octave.
+        name: its extension.
+        samples: number of samples that have it.
+        bytes: of all its members.
+        least: bytes of the smallest one.
+        largest: bytes of the largest one.
+        by_size: number of members of each size: (256,), in quarters of an octave.
     """
 
     name: str
@@ -224,9 +228,13 @@ class Classes:
     """Labels (``.cls``) of some samples.
 
     Attributes:
-        labels: how often each was seen, the most frequent first. count: classes in all, as far as known.
-        per_shard: classes in a shard, on average. shards, samples: how many were looked at.
-        is_sorted: samples of one class stand together. is_whole: all labels of these shards were read.
+        labels: (label, number of times that it was seen), the most frequent first.
+        count: classes in all, as far as known.
+        per_shard: classes in a shard, on average.
+        shards: number of shards looked at.
+        samples: number of samples looked at.
+        is_sorted: samples of one class stand together.
+        is_whole: all labels of these shards were read.
     """
 
     labels: list[tuple[bytes, int]]

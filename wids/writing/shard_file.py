@@ -34,7 +34,8 @@ class ShardFile:
 
     Attributes:
         part: the part file; `finish` closes it and leaves it to the caller.
-        nsamples: samples so far. member_bytes: size of their members in the archive.
+        nsamples: samples so far.
+        member_bytes: size of their members in the archive.
 
     Raises:
         CacheError: the part file cannot be made.

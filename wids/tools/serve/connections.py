@@ -24,7 +24,8 @@ class LimitedProtocol(H11Protocol):
     """A connection, as uvicorn serves it. Headers have an end, which not all of uvicorn's protocols see to.
 
     Attributes:
-        most: connections at a time. seconds: that one may wait for a request, or for more of its body.
+        most: connections at a time.
+        seconds: that one may wait for a request, or for more of its body.
     """
 
     most: int = min(100, system.descriptor_limit() // _SHARE)

@@ -54,7 +54,8 @@ class EpochLimits(NamedTuple):
     """Costs that one answer may have.
 
     Attributes:
-        seconds: about so long it takes at most. open_samples: that are read to see which shards are open.
+        seconds: about so long it takes at most.
+        open_samples: that are read to see which shards are open.
     """
 
     seconds: float = 0.5

@@ -125,7 +125,9 @@ class Schedule:
     """The readings of an epoch by some settings; its user holds the lock, for lanes are read by one at a time.
 
     Attributes:
-        settings: as given. table: who reads what. rule: of batches of like length; None: they are not.
+        settings: as given.
+        table: the readings of the ranks.
+        rule: of batches of like length; None: they are not.
     """
 
     settings: Settings
@@ -141,7 +143,8 @@ class Schedules:
         served: the dataset.
 
     Attributes:
-        parts: its sources, if it is a mixture. ends: where each shard's samples end, (nshards,).
+        parts: its sources, if it is a mixture.
+        ends: end of each shard's samples, (nshards,).
     """
 
     parts: list[SourceSpan] | None

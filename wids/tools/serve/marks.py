@@ -40,7 +40,8 @@ class Marks:
     """The marked samples of a dataset.
 
     Args:
-        dataset: of the samples. name: it as people may see it.
+        dataset: of the samples.
+        name: it as people may see it.
         path: of the file that they are kept in, a local ``.npy``. "": they are in memory.
 
     Attributes:

@@ -36,7 +36,11 @@ class Member:
     """A field, while its shard is open.
 
     Attributes:
-        name: the extension. key: of the sample. url: of its shard. offset, size: of its data in the shard, in bytes.
+        name: the extension.
+        key: of the sample.
+        url: of its shard.
+        offset: of its data in the shard, in bytes.
+        size: of its data, in bytes.
         row: of the sample in the shard.
     """
 

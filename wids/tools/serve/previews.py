@@ -88,7 +88,8 @@ class Preview(NamedTuple):
     """A picture.
 
     Attributes:
-        data: its bytes. media_type: ``"image/jpeg"`` or ``"image/png"``.
+        data: its bytes.
+        media_type: ``"image/jpeg"`` or ``"image/png"``.
     """
 
     data: bytes

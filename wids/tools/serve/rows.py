@@ -57,7 +57,8 @@ class ServedRows:
     """Values of samples, and which samples a predicate chooses.
 
     Args:
-        dataset: of the samples. collection: its samples and shards.
+        dataset: of the samples.
+        collection: its samples and shards.
         is_marked: whether the sample of an index is.
     """
 

@@ -48,7 +48,8 @@ class PageServer:
         has_frames: let notebooks of this machine show the pages in a frame.
 
     Attributes:
-        url: the address to open, with the token. is_local: only this machine's browsers reach it.
+        url: the address to open, with the token.
+        is_local: only this machine's browsers reach it.
 
     Raises:
         InputError: no such host exists. OutputError: the port is in use, or not ours.

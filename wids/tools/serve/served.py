@@ -35,10 +35,15 @@ class Served:
         marks: path of the file that marked samples are kept in; see `wids.tools.serve.marks.Marks`.
 
     Attributes:
-        index: as given, or that of the dataset; None: it is of none. name: it as people may see it, without passwords.
-        dataset: its samples, undecoded. opening: Python that makes the dataset; "": it was made by a program.
-        cache_dir: the directory of its cache. collection: its samples and shards.
-        previews: small pictures of its fields. rows: values of its samples. marks: the marked ones.
+        index: as given, or that of the dataset; None: it is of none.
+        name: it as people may see it, without passwords.
+        dataset: its samples, undecoded.
+        opening: Python that makes the dataset; "": it was made by a program.
+        cache_dir: the directory of its cache.
+        collection: its samples and shards.
+        previews: small pictures of its fields.
+        rows: values of its samples.
+        marks: the marked ones.
         closing: called by `close`, for what a page has begun.
     """
 

@@ -55,7 +55,8 @@ class WatchedShard(msgspec.Struct, kw_only=True):
     """A cached shard.
 
     Attributes:
-        number: of this watch, for as long as it lasts. name: its file's.
+        number: of this watch, for as long as it lasts.
+        name: its file's.
         size_bytes: with its member table.
         arrived_seconds: time of its download, in seconds since 1970.
         used_seconds: time of its last use, in seconds since 1970.
@@ -76,7 +77,8 @@ class WatchedDownload(msgspec.Struct, frozen=True, kw_only=True):
     """A download under way, or left behind.
 
     Attributes:
-        name: the shard's. pid: of the process that began it.
+        name: the shard's.
+        pid: of the process that began it.
         size_bytes: its final size; if no index has it, the received bytes until the server has answered.
         written_bytes: its part on the disk.
         is_locked: its writer is there; None: that is not known from here.
@@ -93,9 +95,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A shard came or went.
 
     Attributes:
-        number: of the change, ascending. seconds: when, since 1970. name: the shard's.
+        number: of the change, ascending.
+        seconds: when, since 1970.
+        name: the shard's.
         size_bytes: of a shard that came, or that was seen before it went; None: not known.
-        has_come: it came; else it was evicted, cleaned, or deleted. is_noted: by a cache; else others did it.
+        has_come: it came; else it was evicted, cleaned, or deleted.
+        is_noted: by a cache; else others did it.
     """
 
     number: int

@@ -87,7 +87,8 @@ class Link:
 
     Args:
         clock: the clock.
-        bandwidth: bytes a second. latency: seconds to a first byte.
+        bandwidth: bytes a second.
+        latency: seconds to a first byte.
         on_carried: called with the number of bytes that came since the last call: when a delivery begins or goes on,
             and when it ends or is interrupted.
         on_arrival: called with a delivery when all of it has come; then `serve` is to be called.

@@ -34,7 +34,8 @@ class NodeCache:
         missing: those of them that are not cached.
         finished: visits that loaders have read, and not handed out.
         again: shards that were evicted although they were being read.
-        gone: shards that were evicted, for prefetchers to take note of. evicted: how many.
+        gone: shards that were evicted, for prefetchers to take note of.
+        evicted: number of evictions.
         now: see `wids.core.cache.reservation.Snapshot`.
         second: see there.
         disk: see there.

@@ -34,9 +34,13 @@ class SimulationResult:
     """The figures of a whole job.
 
     Attributes:
-        traffic: [epoch][node]. epoch_seconds, first_seconds: of each epoch, and to its first batch.
-        stalls: every wait of a step for a node. waits: step -> seconds, of all nodes together.
-        log: of each node: (time, bytes in the cache, bytes downloaded so far). marks: (time, step), ascending.
+        traffic: [epoch][node].
+        epoch_seconds: of each epoch.
+        first_seconds: to the first batch of each epoch.
+        stalls: every wait of a step for a node.
+        waits: step -> seconds, of all nodes together.
+        log: of each node: (time, bytes in the cache, bytes downloaded so far).
+        marks: (time, step), ascending.
         stopped_at: the step at which it was given up: shards are evicted while they are read; None: it was not.
         requests: second -> requests of all nodes that began in it, for shards and for samples.
     """

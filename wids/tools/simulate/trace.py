@@ -202,7 +202,7 @@ def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, fir
     A shard that is open before the first or after the last of these steps is shown from, or to, that step.
 
     Args:
-        table: who reads what.
+        table: the readings of the ranks.
         ends: where each shard's samples end.
         rank: whose.
         first: step.

@@ -30,8 +30,12 @@ class InRow(NamedTuple):
     """A field that a row of a Parquet file has in a column of bytes.
 
     Attributes:
-        extension: of the field. manifest: path or URL of the file. mark: of its version.
-        column: its name. group: number of the row group. row: number in that.
+        extension: of the field.
+        manifest: path or URL of the file.
+        mark: of its version.
+        column: its name.
+        group: number of the row group.
+        row: number in that.
     """
 
     extension: str
@@ -58,7 +62,8 @@ class ParquetRows:
         session: opens URLs.
 
     Attributes:
-        columns: their names. types: column -> Arrow's name of its type.
+        columns: their names.
+        types: column -> Arrow's name of its type.
 
     Raises:
         InputError: it is neither Parquet nor Arrow, or two columns have the same name. FetchError: it cannot be read.

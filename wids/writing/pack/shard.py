@@ -133,7 +133,9 @@ class PackJob(NamedTuple):
     """The common data of all shards of a run; pickled into each process.
 
     Attributes:
-        reader: of the source's items. pattern: where shards go. settings: how they are packed.
+        reader: of the source's items.
+        pattern: paths of the shards.
+        settings: of their packing.
     """
 
     reader: SourceReader
@@ -145,7 +147,8 @@ class PackedShard(msgspec.Struct, kw_only=True):
     """A written shard.
 
     Attributes:
-        k: its number. inputs: as in its task.
+        k: its number.
+        inputs: as in its task.
         entry: its entry in the index; None: all its samples were left out, and it was not written.
         mtime_ns: of the file; 0 if unknown.
         skipped: samples that were left out.

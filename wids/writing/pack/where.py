@@ -96,7 +96,8 @@ class _Looked:
         columns: the names that can be nothing else than columns.
 
     Attributes:
-        named: likewise. bad: samples that could not be inspected.
+        named: likewise.
+        bad: samples that could not be inspected.
     """
 
     def __init__(self, named: frozenset[str], own_names: Sequence[str], columns: frozenset[str]) -> None:

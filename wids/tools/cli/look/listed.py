@@ -87,7 +87,8 @@ class Listed:
         flags: where remote shards are kept, and whether more than one may be fetched.
 
     Attributes:
-        name: the index, as given. collection: the shards, opened one at a time.
+        name: the index, as given.
+        collection: the shards, opened one at a time.
         has_bar: a bar is shown already.
     """
 

@@ -40,7 +40,9 @@ class Described(NamedTuple):
     """Shards that are simulated.
 
     Attributes:
-        lengths: samples of each. sizes: bytes of each. parts: the sources, if the index is a mixture.
+        lengths: samples of each.
+        sizes: bytes of each.
+        parts: the sources, if the index is a mixture.
         collection: of an index.
     """
 

@@ -60,7 +60,8 @@ class Panel(NamedTuple):
     """One quantity over steps.
 
     Attributes:
-        name: the quantity, with its unit. note: what it is, in words.
+        name: the quantity, with its unit.
+        note: its meaning, in words.
         lines: for each node (or rank), a value for each step of the curves.
         bound: of the quantity, if there is one that is not far above; option: the one that gave it.
     """
