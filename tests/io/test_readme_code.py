@@ -26,8 +26,7 @@ E2E = {
     f"wids/core/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate", "fabric")
 }
 HERE = {
-    "README.md#example",
-    "README.md#resume-mid-epoch",
+    "README.md#train-on-your-own-pictures",
     "wids/core/order/README.md#augmentation-that-repeats-exactly",
     "wids/README.md#alternatives-and-names-of-fields",
     "wids/README.md#parts-of-a-dataset",
@@ -79,15 +78,16 @@ def test_all_of_it_is_run():
 
 
 def test_example(tmp_path):
-    """The first one: ten epochs over HTTP, all samples in each."""
-    write_images(tmp_path / "www", samples=20)
+    """The first one: ten epochs, all samples in each; the state of the loader says so."""
+    write_images(tmp_path / "out", samples=20)
     steps = []
-    with testing.Server(tmp_path / "www") as server:
-        replaced = {"https://example.com": server.url, "num_workers=4": "num_workers=0"}
-        execute(only("README.md#example"), replaced, train_step=keep(steps))
+    names = execute(
+        only("README.md#train-on-your-own-pictures"), {"num_workers=4": "num_workers=0"}, train_step=keep(steps)
+    )
     assert len(steps) == 10 * 2
     assert {tuple(images.shape[1:]) for images, _ in steps} == {(3, 224, 224)}
     assert sum(len(labels) for _, labels in steps) == 10 * 40
+    names["loader"].load_state_dict(names["loader"].state_dict())
 
 
 def test_mixtures(tmp_path):
@@ -136,22 +136,6 @@ def test_batches_of_like_length(tmp_path):
     found = [[sample["__index__"] for sample in batch] for batch in names["loader"]]
     assert sorted(index for batch in found for index in batch) == [*range(30)]
     assert all(names["lengths"][batch].max() * len(batch) <= 32_768 for batch in found)
-
-
-def test_resume_in_short(tmp_path):
-    """What was not received before comes after, each sample once; then the next epoch."""
-    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
-    found, state = [], None
-    for _ in range(2):
-        loader = loader_of(dataset, wids.DistributedChunkedSampler(dataset, seed=3))
-        loader = execute(only("README.md#resume-mid-epoch"), {}, wids=wids, loader=loader, state=state)["loader"]
-        for batch in loader:
-            found += [sample["__index__"] for sample in batch]
-            if state is None and len(found) == 24:
-                state = loader.state_dict()
-                break
-    assert sorted(found) == list(range(80))
-    assert len([sample for batch in loader for sample in batch]) == 80
 
 
 def test_workers_that_are_threads(tmp_path):
