@@ -365,7 +365,7 @@ def _parse_text(data: bytes, _key: str, _extension: str) -> str:
 
 
 def _parse_picture(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
-    """Its properties, by `PICTURE_KEYS`."""
+    """Properties of a picture: name -> value."""
     try:
         image = open_image(data)
     except (DecodeError, OSError, SyntaxError, TypeError, IndexError, struct.error) as error:  # of Pillow's readers

@@ -42,7 +42,8 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
             ``"text"``: the member as text, UTF-8. ``"picture"``: a property of a picture, from its header.
-        keys: the path in the JSON object: a key, and keys of nested objects; one of `PICTURE_KEYS`.
+        keys: the path in the JSON object: a key, and keys of nested objects; of a picture, ``width``,
+            ``height`` or ``mode``.
         missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
