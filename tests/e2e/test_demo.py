@@ -41,6 +41,7 @@ class Demo:
 
     def __init__(self, *args, sigint="default_int_handler", home=None, **popen):
         self.mark = uuid.uuid4().hex
+        args = args if "--keep" in args else (*args, "--keep", "")
         self.home = home or tempfile.mkdtemp(prefix="wids-test-")
         env = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": self.home, "MARK": self.mark, "COLUMNS": "200"}
         for name in ("WIDS_CACHE", "HOME"):
@@ -130,7 +131,8 @@ def test_demo_from_end_to_end(tmp_path):
         assert "11 shards went over HTTP once" in shown
         demo.assert_gone()
     assert sum(name.endswith(".tar") for name in os.listdir(kept)) == 11
-    looks = re.search(r"\nWhere next:\n.*\n    (wids show .*); (wids info .*)\n", shown).groups()
+    assert f"wids serve {shlex.quote(str(kept / 'shapes-train.json'))}\n" in shown.partition("\nWhere next:\n")[2]
+    looks = re.search(r"\n    (wids show .*); (wids info .*)\n", shown).groups()
     asked = [run_ok(*shlex.split(command)[1:]) for command in looks]
     assert "48 x 48 RGB JPEG" in asked[0]
     assert "3,001" in asked[1]
@@ -138,10 +140,21 @@ def test_demo_from_end_to_end(tmp_path):
 
 
 def test_demo_keeps_nothing_where_something_is(tmp_path):
-    """A directory with files, or a path that cannot be one, is refused before anything is drawn."""
+    """A directory with other files, or a path that cannot be one, is refused before anything is drawn."""
     (tmp_path / "file").touch()
-    assert complaint(1, "demo", "--keep", tmp_path) == f"wids: {tmp_path}: is not empty; name another directory"
+    (tmp_path / "shapes-test.json").touch()
+    words = "has files that are not the demo's; name another directory (--keep DIR)"
+    assert complaint(1, "demo", "--keep", tmp_path) == f"wids: {tmp_path}: {words}"
+    assert len(os.listdir(tmp_path)) == 2
     assert "cannot be made" in complaint(1, "demo", "--keep", tmp_path / "file" / "below")
+
+
+def test_demo_replaces_its_own_files(tmp_path):
+    """Those of an earlier run."""
+    for name in ("shapes-train-000000.tar", "shapes-train.json", "shapes-test-000012.tar"):
+        (tmp_path / name).touch()
+    command._make_empty(str(tmp_path))
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.thorough

@@ -1,13 +1,14 @@
 """``wids demo``: distributed training from end to end on one machine, on images of shapes that it draws.
 
 Heavy modules are imported when the command runs. torchrun starts the ranks and watches them. All files are in one
-temporary directory, which is removed at the end, after an error or a signal too. Shards to be kept are copied.
+temporary directory, which is removed at the end, after an error or a signal too. The shards that stay are copies.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+# The names of the files that it keeps.
+_KEPT = re.compile(r"shapes-(?:train|test)(?:-\d{6}\.tar|\.json)")
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py")
 # An odd number, so that equal shares for two ranks take some care.
 TRAIN, TRAIN_SHARDS = 3001, 9
@@ -47,9 +50,13 @@ def run_demo(
         int, typer.Option(metavar="N", help="Of the drawings, the sample order and the initial weights.", min=0)
     ] = 0,
     kept: Annotated[
-        str | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the shards and their indexes there.", show_default=False),
-    ] = None,
+        str,
+        typer.Option(
+            "--keep",
+            metavar="DIR",
+            help="Keep the shards and their indexes there, instead of those of an earlier run; '' keeps none.",
+        ),
+    ] = "wids-demo",
 ) -> None:
     """Show distributed training on this machine: shards over HTTP, a cache, DDP ranks with equal shares.
 
@@ -63,8 +70,8 @@ def run_demo(
     from wids.tools.cli.demo import shapes
     from wids.tools.cli.signals import Signals
 
-    if kept is not None:
-        kept = os.path.expanduser(kept)
+    kept = os.path.expanduser(kept)
+    if kept:
         _make_empty(kept)
     console = Console(highlight=False)
     with Signals() as signals, ExitStack() as stack:
@@ -77,7 +84,7 @@ def run_demo(
             sizes += shapes.pack(shards, split="test", count=TEST, nshards=TEST_SHARDS, seed=seed)
         drawn = f"{TRAIN:,} shapes of {len(shapes.SHAPES)} kinds to train on, and {TEST:,} to test on"
         _say(console, f"drew {drawn}, in {time.monotonic() - begin:.1f} s")
-        if kept is not None:
+        if kept:
             shutil.copytree(shards, kept, dirs_exist_ok=True)
         with signals.held():
             server = stack.enter_context(Server(shards))
@@ -97,15 +104,16 @@ def run_demo(
         print(f"  {words}:\n    {command}")
 
 
-def _steps(kept: str | None) -> list[tuple[str, str]]:
+def _steps(kept: str) -> list[tuple[str, str]]:
     """Next steps after the demo: (words, a command or a file)."""
     import wids
 
-    index = None if kept is None else shlex.quote(os.path.join(kept, "shapes-train.json"))
-    look = ("run it again and keep its shards, to look into them", "wids demo --keep shapes")
+    index = shlex.quote(os.path.join(kept, "shapes-train.json"))
+    looks = [("look at the pictures in a browser", f"wids serve {index}")]
+    looks += [("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}")]
     guides = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(wids.__file__))), "notebooks")
     return [
-        look if index is None else ("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}"),
+        *(looks if kept else ()),
         ("make shards of your own images", "wids pack photos -o 'out/train-%06d.tar'"),
         ("or take shards that you have, as they are", "wids index create 's3://bucket/train-*.tar' -o train.json"),
         ("read the training loop that ran here", _PROGRAM),
@@ -114,18 +122,26 @@ def _steps(kept: str | None) -> list[tuple[str, str]]:
 
 
 def _make_empty(directory: str) -> None:
-    """Make a directory for the files to keep.
+    """Make a directory for the files to keep; those of an earlier run are deleted.
 
     Raises:
-        OutputExistsError: it has files. OutputError: it cannot be made.
+        OutputExistsError: it has other files. OutputError: it cannot be made.
     """
     try:
         os.makedirs(directory, exist_ok=True)
         names = os.listdir(directory)
+        is_ours = all(map(_KEPT.fullmatch, names))
+        for name in names if is_ours else ():
+            os.unlink(os.path.join(directory, name))
     except OSError as error:
-        raise OutputError(f"{directory}: cannot be made ({error})", url=directory) from error
-    if names:
-        raise OutputExistsError(f"{directory}: is not empty; name another directory", url=directory)
+        raise OutputError(
+            f"{directory}: cannot be made ({error}); name another directory (--keep DIR), or none (--keep '')",
+            url=directory,
+        ) from error
+    if not is_ours:
+        raise OutputExistsError(
+            f"{directory}: has files that are not the demo's; name another directory (--keep DIR)", url=directory
+        )
 
 
 def show_progress(reports: Iterable[str], epochs: int, console: Console) -> dict[str, Any]:
