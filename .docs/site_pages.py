@@ -50,7 +50,7 @@ def _use_pages(app: Sphinx) -> None:
 
 
 def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Add the table of pages to the first page, and lead links to the repository where the site has no page."""
+    """Add the table of pages to the first page, give pages its titles, and lead other links to the repository."""
     source = app.env.doc2path(docname)
 
     def lead(link: re.Match[str]) -> str:
@@ -63,10 +63,13 @@ def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
             return link[0]  # Sphinx warns of a file that is missing
         return f"]({_address(app, path)}{link[2] or ''})"
 
+    table = (HERE / "pages.md").read_text(encoding="utf-8")
     if source.suffix != ".rst":
         content[0] = _LINK.sub(lead, content[0])
     if docname == app.config.root_doc:
-        content[0] += "\n" + (HERE / "pages.md").read_text(encoding="utf-8")
+        content[0] += "\n" + table
+    elif (title := re.search(rf"^(.+) <{re.escape(docname)}>$", table, re.MULTILINE)) is not None:
+        content[0] = re.sub(r"\A# (wids\S*)\n", rf"# {title[1]}\n\n`\1`\n", content[0])
 
 
 def _address(app: Sphinx, path: Path) -> str:
