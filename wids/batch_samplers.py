@@ -6,6 +6,7 @@ The batches of like length are cut in `wids.core.order.batching`, and dealt to t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,21 +116,24 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
 
     def __wids__(self) -> BatchProgress:
         super().__wids__()
+        self._progress.follow(self.sampler.__wids__())  # which may have been assigned, and a copy makes anew
         return self._progress
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._progress.follow(self.sampler.__wids__())  # which a copy makes anew
+        with contextlib.suppress(RuntimeError):  # in a cycle, the sampler is not there yet
+            self.__wids__()
 
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
-        return self._progress.cursor.epoch
+        return self.__wids__().cursor.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        progress = self.__wids__()
         self.sampler.set_epoch(epoch)
-        _ = self._progress.cursor  # which follows
+        _ = progress.cursor  # which follows
 
     @suggest_names
     def state_dict(self, batches: int | None = None, *, consumed: int | None = None) -> dict[str, Any]:

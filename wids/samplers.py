@@ -259,6 +259,7 @@ class EpochSampler(SamplerAttributes):
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
         release(self)
         self._progress, self.shufflefirst, self._prefetcher = progress, shufflefirst, None
+        self.dataset = progress.dataset  # which a subclass may keep in its own way
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -688,3 +688,55 @@ def test_a_block_that_no_memory_holds(epochs):
     else:
         with pytest.raises(InputError, match=r"4,611,686,018,427,387,904 samples of 1 lane.*268,435,456; lower block"):
             next(iter(batches))
+
+
+# --- the sampler underneath
+
+
+def test_another_sampler_is_followed():
+    """One that is assigned says the order, and its epochs are chosen through the batches."""
+    batches, other = make(), make(options={"seed": 5})
+    batches.sampler, expected = other.sampler, make(options={"seed": 5})
+    assert list(batches) == list(expected)
+    for each in (batches, expected):
+        each.set_epoch(7)
+    assert (batches.epoch, list(batches)) == (7, list(expected))
+
+
+class Cyclic(wids.ChunkedSampler):
+    """It has the batches of which it says the order."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.batches = wids.BucketBatchSampler(self, batch_size=3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("of_batches", [False, True])
+def test_a_sampler_that_has_its_batches_is_copied(copied, of_batches):
+    """Whichever of them is; an epoch that is chosen for the copy is the batches', too."""
+    sampler = Cyclic(DATASET)
+    twin = copied(sampler.batches).sampler if of_batches else copied(sampler)
+    sampler.set_epoch(3)
+    twin.set_epoch(3)
+    assert twin.batches.sampler is twin
+    assert list(twin.batches) == list(sampler.batches)
+
+
+def test_settings_that_differ_from_a_loaded_state():
+    """They are named, also where the state's place means nothing in the other order."""
+    batches = make(world=3)
+    list(islice(batches, 2))
+    loaded = make()
+    loaded.load_state_dict(batches.state_dict(2))
+    loaded.sampler.lanes = 2
+    with pytest.raises(StateError, match="lanes: 3 there, 2 here"):
+        next(iter(loaded))
+
+
+def test_what_was_assigned_for_one_rank_is_named():
+    """With the names of the arguments that do it for all."""
+    batches = make()
+    batches.sampler.ranges = [(0, 4)]
+    with pytest.raises(InputError, match=r"use num_samples, a view, or epoch_size$"):
+        list(batches)

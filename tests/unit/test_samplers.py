@@ -1361,3 +1361,33 @@ def test_a_mesh_that_says_no_rank(options, words):
     """It is a typed error, and a ValueError."""
     with pytest.raises(wids.errors.InputError, match=words):
         wids.DistributedChunkedSampler(range(50), **options)
+
+
+def test_another_dataset_is_that_of_the_state():
+    """One that is assigned with its ranges, also after a state was taken."""
+    one, other, ranges = Shards([7, 3, 12]), Shards([4, 8, 11]), [(0, 5), (9, 12)]
+    sampler, expected = ChunkedSampler(one), ChunkedSampler(other)
+    sampler.state_dict()
+    sampler.dataset, sampler.ranges, expected.ranges = other, ranges, ranges
+    assert sampler.state_dict() == expected.state_dict()
+    expected.load_state_dict(sampler.state_dict())
+
+
+class Keeps(DistributedChunkedSampler):
+    """It keeps the dataset in its own way."""
+
+    @property
+    def dataset(self):
+        """The dataset."""
+        return self._mine
+
+    @dataset.setter
+    def dataset(self, dataset):
+        self._mine = dataset
+
+
+@pytest.mark.parametrize("options", [{}, {"tail": "drop"}])
+def test_a_subclass_that_keeps_the_dataset_itself(options):
+    """It is given the dataset."""
+    sampler = Keeps(Shards([7, 3]), num_replicas=2, rank=0, **options)
+    assert (len(sampler), len(sampler.dataset)) == (5, 10)

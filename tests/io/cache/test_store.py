@@ -333,6 +333,17 @@ def test_localname(tmp_path, server, form, events):
     assert events.names() == ["Fetched", "Opened", "Hit", "Opened"]
 
 
+def test_a_file_that_came_after_the_look_is_the_program_s(tmp_path, server):
+    """With localname: a download ahead that was planned before does not replace it, whatever is in it."""
+    path = tmp_path / "mine.tar"
+    store = AutoProvider(cache_dir=None, localname=lambda _: str(path)).cache
+    located = store.locate(described(server.add("/a.tar", A), A))
+    assert not located.is_in_place
+    path.write_bytes(b"mine")
+    assert not store.download_ahead(located, after=0.0, is_cancelled=lambda: False)
+    assert (path.read_bytes(), server.requests) == (b"mine", [])
+
+
 def test_localname_in_place(tmp_path, server, events):
     """A file that is there already is read as it is, never fetched, replaced or provided with a table."""
     path = shards.write(tmp_path / "a.tar", A)

@@ -196,6 +196,8 @@ class ShardCache:
             CancelledTransferError: it was cancelled.
             WidsError: as `open`.
         """
+        if self.placement.localname is not None:  # the program may have put a file of its own there since
+            located = self.locate(located.shard)
         if located.is_in_place:
             return False
         known = self._find_or_prepare(located)

@@ -71,8 +71,10 @@ class BatchProgress(Progress[BatchEpochs]):
         self._cursor = value
 
     def follow(self, samples: SampleProgress) -> None:
-        """Take this for where the inner sampler is, in a copy."""
-        self._samples, self._seen = samples, samples.cursor
+        """Take this for the progress of the inner sampler: another one was assigned, or copied."""
+        if samples is not self._samples:
+            # What was chosen since is still to be seen; an equal value was seen before.
+            self._samples, self._seen = samples, samples.cursor if samples.cursor == self._seen else self._seen
 
     @property
     def samples(self) -> SampleProgress:
@@ -89,7 +91,7 @@ class BatchProgress(Progress[BatchEpochs]):
         if self._samples.population.is_own or (epochs.length is not None and epochs.world != epochs.lanes):
             raise InputError(
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
-                "for all ranks together: use numsamples, a view, or epoch_size"
+                "for all ranks together: use num_samples, a view, or epoch_size"
             )
         return BatchEpochs.of(epochs, self._rule, seed=self._samples.settings.seed, block=self._block)
 

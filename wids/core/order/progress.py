@@ -158,10 +158,10 @@ class Progress(ABC, Generic[EpochsT]):
             ValueError: passes are to follow each other, and there is no sample.
         """
         now, epochs = self.cursor, self.epochs()
+        state = now if loaded is None and isinstance(now, Loaded) else loaded
+        if state is not None:  # attributes may have been assigned since then
+            check_order(state.order, {**self.identity(epochs), "lanes": epochs.lanes})
         place = cursor.next_place(now, epochs) if loaded is None else loaded.place
-        loaded = now if loaded is None and isinstance(now, Loaded) else loaded
-        if loaded is not None:  # attributes may have been assigned since then
-            check_order(loaded.order, {**self.identity(epochs), "lanes": epochs.lanes})
         epochs.end(place)  # which may raise
         return epochs.begin(place)
 
@@ -193,15 +193,33 @@ class SampleProgress(Progress[RankEpochs]):
         check: raises unless the settings are still right, for a population that is divided among ranks.
     """
 
-    dataset: Any
-    population: Population
     settings: SamplerSettings
     check: Callable[[SamplerSettings], None] | None
 
     def __init__(self, dataset: Any, population: Population, settings: SamplerSettings) -> None:
         super().__init__()
-        self.dataset, self.population, self.settings = dataset, population, settings
+        self._dataset, self._population, self.settings = dataset, population, settings
         self.check, self._origin = None, START
+
+    @property
+    def dataset(self) -> Any:
+        """The argument; may be assigned, for iterations that begin later."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.__dict__.pop("_dataset_identity", None)
+
+    @property
+    def population(self) -> Population:
+        """The argument; likewise."""
+        return self._population
+
+    @population.setter
+    def population(self, population: Population) -> None:
+        self._population = population
+        self.__dict__.pop("_dataset_identity", None)
 
     @property
     def samples(self) -> SampleProgress:
