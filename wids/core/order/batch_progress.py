@@ -73,7 +73,7 @@ class BatchProgress(Progress[BatchEpochs]):
     def follow(self, samples: SampleProgress) -> None:
         """Take this for the progress of the inner sampler: another one was assigned, or copied."""
         if samples is not self._samples:
-            # What was chosen since is still to be seen; an equal value was seen before.
+            # An equal cursor was seen before; another one holds what was chosen since.
             self._samples, self._seen = samples, samples.cursor if samples.cursor == self._seen else self._seen
 
     @property
