@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
+_FOLDER = "pack it: wids pack FOLDER; of one with splits, the folder of each"
 _WRITE = "write what it yields with wids.ShardWriter"
 _PACK = "and pack that: wids pack x.parquet --field .jpg=COLUMN"
 
@@ -61,17 +62,17 @@ _ZARR = frozenset((".zarray", ".zgroup", ".zmetadata", "zarr.json"))
 _FORMATS = (
     ForeignFormat(
         "a dataset of MosaicML's streaming (.mds)",
-        f"read it with streaming.StreamingDataset(local=...), and {_WRITE}",
+        f"{_FOLDER}; or read it with streaming.StreamingDataset(local=...), and {_WRITE}",
         _has(r".*\.mds(\.[a-z0-9]+)?"),
     ),
     ForeignFormat(
         "a dataset of LitData (chunk-*.bin)",
-        f"read it with litdata.StreamingDataset(...), and {_WRITE}",
+        f"{_FOLDER}; or read it with litdata.StreamingDataset(...), and {_WRITE}",
         lambda names: "index.json" in names and _has(r"chunk-.*\.bin")(names),
     ),
     ForeignFormat(
         "a dataset that Hugging Face's datasets saved (save_to_disk, .arrow)",
-        "pack it: wids pack FOLDER; of one with splits, the folder of each",
+        _FOLDER,
         lambda names: "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names,
     ),
     ForeignFormat(

@@ -196,7 +196,8 @@ def run_pack(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, manifests (.csv .tsv .jsonl .parquet .arrow), an index, or tars; several are one dataset.",
+            help="A folder, also of datasets, MosaicML or LitData; manifests (.csv .tsv .jsonl .parquet .arrow), an "
+            "index, or tars; several are one dataset.",
         ),
     ],
     output: Annotated[

@@ -21,9 +21,10 @@ from wids.core.tables.keys import encode_name
 from wids.core.transport.download import read_bytes
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, shorten, shown
-from wids.writing.pack.parquet import InRow, read_content
 
 if TYPE_CHECKING:
+    from wids.writing.pack.parquet import InRow
+
     Fields: TypeAlias = list[tuple[str, bytes]]
 
 UNKNOWN = -1
@@ -158,7 +159,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
     def _read(self, field: InFile | InRow) -> bytes:
         if isinstance(field, InFile):
             return self._read_file(field)
-        data = read_content(field, self.session)
+        data = field.read(self.session)
         place = f"{field.manifest}: column {shown(field.column)}, row {field.row} of row group {field.group}"
         check_not_empty(field.extension, place, len(data))
         return data

@@ -26,7 +26,7 @@ from wids.core.place import Place
 from wids.core.transport.download import read_bytes
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, JsonError, SampleError, SpecError, WidsError, a_kind, shorten, shown
-from wids.writing.pack import saved
+from wids.writing.pack import chunks, saved
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (
     IMAGES,
@@ -39,7 +39,7 @@ from wids.writing.pack.listing import (
     SourceListing,
     describe_file,
 )
-from wids.writing.pack.parquet import InRow
+from wids.writing.pack.parquet import InRow, ParquetRows
 from wids.writing.writer import check_extension, check_key
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def expand_sources(sources: Iterable[str], session: Session = PLAIN) -> list[str
     """
     found: dict[str, str] = {}
     for source in sources:
-        names = saved.list_files(source) or [source]
+        names = saved.list_files(source) or chunks.list_files(source) or [source]
         if not os.path.lexists(os.path.expanduser(source)) and (glob.has_magic(source) or "{" in source):
             try:
                 names = [shard.url for shard in find_shards([source], session=session)]
@@ -410,17 +410,15 @@ def _narrow(places: list[str], base: str | None, session: Session) -> Session:
 def _open(place: str, values: Collection[str], contents: Collection[str], session: Session) -> _Manifest:
     suffix = posixpath.splitext(Place(place).name)[1].lower()
     notes: list[str] = []
-    if suffix in (".parquet", ".arrow"):
-        from wids.writing.pack.parquet import ParquetRows
-
-        parquet = ParquetRows(place, session)
-        _check_names(parquet.columns, place)
-        if not {*values, *contents} <= set(parquet.columns):  # the error names the existing columns
-            return _Manifest(place, parquet.columns, [_ManifestRow("row 0", {}, {}, "")], notes)
-        found = parquet.read(values, contents)
+    if (is_chunk := chunks.is_chunk(place)) or suffix in (".parquet", ".arrow"):
+        table = chunks.ChunkRows(place) if is_chunk else ParquetRows(place, session)
+        _check_names(table.columns, place)
+        if not {*values, *contents} <= set(table.columns):  # the error names the existing columns
+            return _Manifest(place, table.columns, [_ManifestRow("row 0", {}, {}, "")], notes)
+        found = table.read(values, contents)
         return _Manifest(
             place,
-            parquet.columns,
+            table.columns,
             [_ManifestRow(f"row {row.number}", row.values, row.contents, "") for row in found],
             notes,
         )

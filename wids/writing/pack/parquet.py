@@ -45,6 +45,10 @@ class InRow(NamedTuple):
     group: int
     row: int
 
+    def read(self, session: Session) -> bytes:
+        """The content; see `read_content`."""
+        return read_content(self, session)
+
 
 class ParquetRow(NamedTuple):
     """A row: its number, its values by column, and by column its contents or the path of a file."""
@@ -165,7 +169,7 @@ def _open(place: str, session: Session) -> tuple[Any, str]:
         ) from error
     is_arrow = place.lower().endswith(".arrow")
     try:
-        mark = _mark(place)
+        mark = mark_of(place)
         if mark is not None:
             source: Any = pa.memory_map(_local(place)) if is_arrow else pa.OSFile(_local(place), "rb")
         else:
@@ -182,15 +186,25 @@ def _open(place: str, session: Session) -> tuple[Any, str]:
     return file, mark
 
 
+def read_arrow(source: Any) -> Any:
+    """The table of an Arrow stream or file.
+
+    Raises:
+        pyarrow.ArrowException: it is none, or damaged.
+    """
+    ipc = import_part("pyarrow.ipc")
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    table = (ipc.open_file if is_file else ipc.open_stream)(source).read_all()
+    table.validate(full=True)  # reading offsets that are wrong would end the process
+    return table
+
+
 class _ArrowFile:
     """An Arrow stream or file as a ``pyarrow.parquet.ParquetFile``, with what is used of that here."""
 
     def __init__(self, source: Any) -> None:
-        ipc = import_part("pyarrow.ipc")
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        table = (ipc.open_file if is_file else ipc.open_stream)(source).read_all()
-        table.validate(full=True)  # reading offsets that are wrong would end the process
+        table = read_arrow(source)
         self.schema_arrow, self._batches, self.metadata = table.schema, table.to_batches(), self
         self.num_row_groups = len(self._batches)
 
@@ -213,7 +227,7 @@ def _local(place: str) -> str:
     return Place(place).path
 
 
-def _mark(place: str) -> str | None:
+def mark_of(place: str) -> str | None:
     """The mark of a local file's version; None: it is remote, or no regular file."""
     if not Place(place).is_local or not os.path.isfile(_local(place)):
         return None
@@ -287,7 +301,7 @@ def _read_group(field: InRow, session: Session) -> Any:
         found = _column(kept[2], field.group, field.column)
     except (OSError, ValueError) as error:  # Arrow's own are both
         trouble = error
-    if kept[1] != field.mark or _mark(field.manifest) not in (None, field.mark):
+    if kept[1] != field.mark or mark_of(field.manifest) not in (None, field.mark):
         _opened.file = None
         raise SampleError(
             f"{field.manifest}: was written to since it was listed; pack it when no program writes to it",

@@ -19,7 +19,7 @@ from wids.errors import InputError
 from wids.hub.repository import parse_name
 from wids.jobs.arguments import Text, check_job, check_struct, text_of, texts_of
 from wids.writing.output import parse_pattern
-from wids.writing.pack import datasets, folders, labels, manifest, saved
+from wids.writing.pack import chunks, datasets, folders, labels, manifest, saved
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings
@@ -117,8 +117,8 @@ def pack(
     finished shards and its journal, and the next run continues. The index is published last.
 
     Args:
-        sources: a folder (also one that ``datasets`` saved), manifests (.csv .tsv .jsonl .parquet .arrow), an index, or
-            tars; several are one dataset.
+        sources: a folder (also of ``datasets``, MosaicML's streaming or LitData), manifests (.csv .tsv .jsonl
+            .parquet .arrow), an index, or tars; several are one dataset.
         settings: of the output. Class folders are shuffled with seed 0 if it has none, unless it ``keeps_order``.
         source: their kind.
         engine: runs the tasks: processes (by default one for each CPU, 8 at most), for one job this thread; or "ray".
@@ -153,6 +153,9 @@ def pack(
     is_one = len(given) == 1 and not source.fields and source.form in ("auto", "manifest")
     if is_one and (files := saved.list_files(given[0])):
         chosen = saved.choose_fields(files, settings.session)
+    elif is_one and (files := chunks.list_files(given[0])):
+        chosen = chunks.choose_fields(files)
+    if chosen:
         source = msgspec.structs.replace(source, fields=chosen)
     if source.form != "auto":
         source.check(source.form)
@@ -201,6 +204,8 @@ def _find_format(source: str) -> str:
         InputError: it is of no kind that can be packed.
     """
     path = os.path.expanduser(source)
+    if chunks.is_chunk(path):
+        return "manifest"
     if os.path.exists(path) and not source.lower().endswith(SUFFIXES) and (foreign := recognise_foreign(path)):
         raise InputError(f"{source}: {foreign}", path=path)
     if os.path.isdir(path):
