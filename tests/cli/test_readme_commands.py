@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.support import foreign
 from tests.support.cli import whole_command
 from tests.support.columns import write_dataset
+from tests.support.packing import picture_rows
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
 from tests.support.shards import write_index, write_shard, write_tar
@@ -101,6 +103,13 @@ def to_pack(scene):
     run("index", "create", "t.tar", "-o", "train.json")
 
 
+def from_others(scene):
+    """Folders of MosaicML's streaming, of LitData and of ``datasets``."""
+    foreign.write_mds(scene / "mds")
+    foreign.write_litdata(scene / "lit", [row[1:3] for row in foreign.ROWS], {"image": "png", "label": "int"})
+    foreign.save_dataset(scene / "saved", picture_rows())
+
+
 def to_index(scene):
     """Local shards, some of them bad; remote ones; two indexes to merge."""
     for name in ("a", "b", "bad-1", "new/c", "new/d"):
@@ -180,6 +189,11 @@ SCENES = {
         to_pack,
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
+    ),
+    "wids/tools/cli/README.md#coming-from-mosaicml-mds-litdata-hf-datasets": (
+        from_others,
+        0,
+        [": .png=image .cls=label .json=caption,meta,score", ": .png=image .cls=label", ".txt=text"],
     ),
     "wids/tools/cli/README.md#making-an-index": (
         to_index,

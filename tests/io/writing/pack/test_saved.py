@@ -1,31 +1,14 @@
 """Folders that Hugging Face's ``datasets`` saved."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.packing import PICTURES, pack, picture_rows, put, shown, write_arrow
+from tests.support.foreign import FEATURES, save_dataset
+from tests.support.packing import PICTURES, pack, picture_rows, put, shown
 from wids.errors import InputError
 from wids.jobs.runner import RunOptions
-
-FEATURES = {
-    "image": {"_type": "Image"},
-    "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
-    "text": {"dtype": "string", "_type": "Value"},
-}
-
-
-def save_dataset(folder, table, *, features=FEATURES, state=None):
-    """Save a table as ``datasets`` do: two Arrow streams, whose names are not in the order of their rows."""
-    os.makedirs(folder)
-    names = ["data-b.arrow", "data-a.arrow"]
-    for name, part in zip(names, (table.slice(0, 4), table.slice(4)), strict=True):
-        write_arrow(folder / name, part)
-    state = {"_data_files": [{"filename": name} for name in names]} if state is None else state
-    put(folder, {"state.json": json.dumps(state), "dataset_info.json": json.dumps({"features": features})})
-    return folder
 
 
 def test_a_saved_dataset(tmp_path):
