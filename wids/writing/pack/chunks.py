@@ -55,7 +55,9 @@ class ChunkColumn(NamedTuple):
     """A column.
 
     Attributes:
-        name: its name. kind: its encoding, without arguments. encoding: with these.
+        name: its name.
+        kind: its encoding, without arguments.
+        encoding: with these.
         size: bytes of each value; 0: they differ, and are in the row.
     """
 
@@ -69,7 +71,10 @@ class ChunkFile(NamedTuple):
     """A file as its index says it.
 
     Attributes:
-        path: of it. package: what wrote it. columns: of its rows. rows: their number.
+        path: of it.
+        package: what wrote it.
+        columns: of its rows.
+        rows: their number.
         codec: Arrow's name of its compression; "": none.
     """
 
@@ -107,7 +112,8 @@ class ChunkRows:
         place: its path.
 
     Attributes:
-        columns: their names. file: what the index says, and of rows in Arrow what that says.
+        columns: their names.
+        file: what the index says, and of rows in Arrow what that says.
 
     Raises:
         InputError: it cannot be read, or is damaged or encrypted.
