@@ -99,7 +99,7 @@ def test_a_token():
     assert browser.get("/", headers={"cookie": "wids-8000=s3cret; ; =;"}).status_code == 200
     browser = client(hosts=None, token="s3cret")
     answer = browser.get("/epoch?step=3&token=s3cret&rank=%20")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/epoch?step=3&rank=+")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./epoch?step=3&rank=+")
     assert "httponly" in answer.headers["set-cookie"].lower()
     assert browser.get("/").text == "in"
     assert client(hosts=None, token="s3cret").get("/", headers={"cookie": "wids-80=s3cret"}).status_code == 403
@@ -107,9 +107,38 @@ def test_a_token():
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/\\evil.example/", "///evil.example/"])
 def test_a_redirect_stays_here(path):
-    """A path that looks like another host is not followed there."""
+    """A path that looks like another host is not followed there: what leads on is relative."""
     answer = client(hosts=None, token="t").get(f"http://127.0.0.1:8000{path}?token=t")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/evil.example/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+
+
+def test_a_cookie_below_a_proxy():
+    """A browser sends it to these pages alone, not to those of others below the same host; of a deeper page, to all."""
+    for root, path, where in (
+        ("", "/", None),
+        ("", "/samples", None),
+        ("", "/sample/3", "/"),
+        ("/a/b", "/sample/3", "/a/b"),
+    ):
+        answer = client(hosts=None, token="t", root_path=root).get(f"{path}?token=t")
+        found = re.search("; path=([^;]*)", answer.headers["set-cookie"], re.IGNORECASE)
+        assert (found and found[1]) == where
+
+
+@pytest.mark.parametrize("path", ["/samples", "/user/me/samples"])
+def test_a_proxy_that_passes_its_path_on(path):
+    """The pages are there and at their own paths; what is refused there is refused here."""
+    seen = []
+
+    async def pages(scope, receive, send):
+        seen.append((scope["path"], scope["raw_path"]))
+        await PlainTextResponse("in")(scope, receive, send)
+
+    browser = TestClient(Guard(pages, hosts=LOOPBACK, root_path="user/me/"), base_url="http://127.0.0.1:8000")
+    assert browser.get(path).text == "in"
+    assert seen == [("/samples", b"/samples")]
+    assert browser.get("/user/me/api/rows").status_code == 403
+    assert browser.get("/user/me?a=1").url.path == "/user/me/"
 
 
 def test_headers():

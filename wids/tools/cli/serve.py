@@ -63,6 +63,14 @@ def run_serve(
     has_token: Annotated[
         bool, typer.Option("--token", help="Ask for a token on loopback, too: other users of this machine see nothing.")
     ] = False,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            "--root-path",
+            metavar="PATH",
+            help="The path below which a proxy publishes the pages, as /user/me/proxy/8437, if it passes that on.",
+        ),
+    ] = "",
     session: SessionFlag = PLAIN,
 ) -> None:
     """Look at a dataset in the browser: samples, SQL, the batches of an epoch, the cache while jobs run.
@@ -75,7 +83,10 @@ def run_serve(
     from wids.tools.serve.served import Served
 
     served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, marks=marks)
-    with PageServer(served, host=host, port=port, has_token=has_token) as server, _leading_to(server.url) as address:
+    with (
+        PageServer(served, host=host, port=port, has_token=has_token, root_path=root_path) as server,
+        _leading_to(server.url) as address,
+    ):
         print(f"{served.name}: {server.url}", flush=True)
         if server.is_local and (line := _ssh_line(server.url)):
             print(f"To open it where you are: {line}", flush=True)

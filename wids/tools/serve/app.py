@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wids.tools.serve.served import Served
 
 _HERE = Path(__file__).parent
+_DOCUMENTATION = "https://github.com/wids-project/wids#readme"
 # (path, title) of what the head of each page leads to.
 PAGES: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
@@ -42,13 +43,13 @@ PAGES: Sequence[tuple[str, str]] = (
 )
 
 
-def make_app(served: Served, *, token: str | None = None, has_frames: bool = False) -> ASGIApp:
+def make_app(served: Served, *, token: str | None = None, has_frames: bool = False, root_path: str = "") -> ASGIApp:
     """The pages of a dataset.
 
     Args:
         served: the dataset.
         token: see `wids.tools.serve.guard.Guard`; with one, any host name will do.
-        has_frames: see there.
+        has_frames, root_path: see there.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
@@ -57,8 +58,13 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         trim_blocks=True,
         finalize=_writable,
     )
-    environment.globals |= {"pages": PAGES, "version": __version__, "name": served.name}
-    templates = Jinja2Templates(env=environment)
+    environment.globals |= {
+        "pages": PAGES,
+        "version": __version__,
+        "name": served.name,
+        "documentation": _DOCUMENTATION,
+    }
+    templates = Jinja2Templates(env=environment, context_processors=[_place_of])
 
     routes: list[Route | Mount] = [
         *overview.routes(served, templates),
@@ -84,7 +90,17 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         return await refuse(request, error)
 
     pages = Starlette(routes=routes, exception_handlers={HTTPException: refuse, WidsError: refuse, Exception: fail})
-    return Guard(pages, hosts=None if token else LOOPBACK, token=token, has_frames=has_frames)
+    return Guard(pages, hosts=None if token else LOOPBACK, token=token, has_frames=has_frames, root_path=root_path)
+
+
+def _place_of(request: Request) -> dict[str, Any]:
+    """Values for each template: ``at``, the path of the page, and ``root``, the relative way from it to the first page.
+
+    Links are relative because a proxy may publish the pages below a path of its own.
+    """
+    path = request.scope["path"]
+    depth = request.scope.get("raw_path", path.encode()).partition(b"?")[0].count(b"/") - 1
+    return {"at": path, "root": "../" * depth or "./"}
 
 
 def _status_of(error: Exception) -> int:

@@ -13,7 +13,7 @@ import asyncio
 import re
 import secrets
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
@@ -46,11 +46,19 @@ class Guard:
         hosts: names by which a browser may ask, lower case; None: any, for there is a token.
         token: what a browser must have; None: nothing. It comes once in the URL (``?token=``), then as a cookie.
         has_frames: pages of this machine (a notebook) may show ours in a frame.
+        root_path: below which a proxy publishes the pages, as ``"/user/me/proxy/8437"``; requests may have it or not.
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: frozenset[str] | None, token: str | None = None, has_frames: bool = False
+        self,
+        app: ASGIApp,
+        *,
+        hosts: frozenset[str] | None,
+        token: str | None = None,
+        has_frames: bool = False,
+        root_path: str = "",
     ) -> None:
+        self._root = root_path.strip("/")
         self._app, self._hosts, self._token, self._has_frames = app, hosts, token, has_frames
         ancestors = "'self' http://localhost:* http://127.0.0.1:*" if has_frames else "'none'"
         self._headers = {
@@ -68,6 +76,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        scope = self._below_root(scope)
         has_begun = False
 
         async def send_guarded(message: Message) -> None:
@@ -86,13 +95,24 @@ class Guard:
             if not has_begun:
                 await _refuse("the server ends", 503)(scope, receive, send_guarded)
 
+    def _below_root(self, scope: Scope) -> Scope:
+        """A request whose path begins at the first page."""
+        root, path = f"/{self._root}", scope["path"]
+        if not self._root or not path.startswith(f"{root}/"):
+            return scope
+        return {**scope, "path": path.removeprefix(root), "raw_path": quote(path.removeprefix(root)).encode()}
+
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """The answer to a request that goes no further."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
         if self._hosts is not None and _name_of(host) not in self._hosts:
-            return _refuse(f"these pages are not {host!r}: ask by the address that wids serve has printed", 421)
+            words = f"these pages are not {host!r}: ask by the address that wids serve has printed; behind a proxy"
+            return _refuse(f"{words}, start it with --token", 421)
+        if self._root and scope["path"] == f"/{self._root}":  # from here, relative links would lead elsewhere
+            rest = scope["query_string"].decode("latin-1")
+            return RedirectResponse(f"./{self._root.rpartition('/')[2]}/{'?' * bool(rest)}{rest}", 307)
         if words := self._why_foreign(headers, host, scope["path"]):
             return _refuse(words, 403)
         if self._token is not None:
@@ -101,9 +121,13 @@ class Guard:
             given = dict(query).get("token")
             if given is not None and _is_same(given, self._token):
                 rest = urlencode([pair for pair in query if pair[0] != "token"])
-                path = "/" + scope["path"].lstrip("/\\")  # of two slashes, the second would begin another host's name
-                answer = RedirectResponse(f"{path}{'?' * bool(rest)}{rest}", 303)
-                answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+                # Relative, as all links are; a name with a colon in it, alone, would begin with a scheme.
+                folder, _, name = scope["path"].replace("\\", "/").rpartition("/")
+                answer = RedirectResponse(f"./{name}{'?' * bool(rest)}{rest}", 303)
+                # Without a path, a browser sends a cookie to the folder of the address that it was asked by: below a
+                # proxy, to these pages alone.
+                path = None if not folder else f"/{self._root}"
+                answer.set_cookie(cookie, self._token, path=path, httponly=True, samesite="lax")
                 return answer
             if not _is_same(_cookie_of(headers, cookie), self._token):
                 return _refuse("the token is missing: open the whole address that wids serve has printed", 403)

@@ -46,6 +46,7 @@ class PageServer:
         port: which; 0: any free one; None: 8437, or the next free one.
         has_token: ask for a token on loopback too, where other users of the machine could look.
         has_frames: let notebooks of this machine show the pages in a frame.
+        root_path: see `wids.tools.serve.guard.Guard`.
 
     Attributes:
         url: the address to open, with the token.
@@ -66,6 +67,7 @@ class PageServer:
         port: int | None = None,
         has_token: bool = False,
         has_frames: bool = False,
+        root_path: str = "",
     ) -> None:
         import uvicorn
 
@@ -79,9 +81,10 @@ class PageServer:
         name = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):  # noqa: S104 - asked for
             name = socket.gethostname()
-        self.url = f"http://{name}:{self._socket.getsockname()[1]}/{f'?token={token}' if token else ''}"
+        port, below = self._socket.getsockname()[1], f"/{root_path.strip('/')}/".replace("//", "/")
+        self.url = f"http://{name}:{port}{below}{f'?token={token}' if token else ''}"
         config = uvicorn.Config(
-            make_app(served, token=token, has_frames=has_frames),
+            make_app(served, token=token, has_frames=has_frames, root_path=root_path),
             log_config=None,
             log_level="error",  # warnings are of requests, and any page may send some
             access_log=False,  # whose lines would have the token
@@ -139,7 +142,7 @@ class PageServer:
             DependencyError: this is no notebook: there is no IPython.
         """
         display = _import("IPython.display", "it is a part of every notebook; elsewhere open the server's url")
-        return display.IFrame(urljoin(self.url, page), "100%", height)
+        return display.IFrame(urljoin(self.url, f"./{page.lstrip('/')}"), "100%", height)
 
 
 _started: dict[Hashable, PageServer] = {}

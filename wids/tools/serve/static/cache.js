@@ -1,5 +1,5 @@
 // The cache page: asks once a second for what has changed, while the page is seen.
-import { ask, count, fail, make, size } from "/static/common.js";
+import { ask, count, fail, make, size } from "./common.js";
 
 const place = (id) => document.getElementById(id);
 const EVERY_MS = 1000;

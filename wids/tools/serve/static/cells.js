@@ -1,6 +1,6 @@
 // A sample as a cell: `cell(row)` of a row of /api/rows. What it shows is asked for when it comes into sight, at most
 // four requests at a time, and asked for no more when it leaves. A page with cells links cells.css.
-import { ask, make, size } from "/static/common.js";
+import { ask, make, size, there } from "./common.js";
 
 // Browsers have six connections to a server: rows, marks and values find one where samples are slow.
 const MOST = 4;
@@ -54,7 +54,7 @@ async function picture(row, field, signal) {
   const address = `/thumb/${path(row, field)}`;
   let url = pictures.get(address);
   if (url === undefined) {
-    const answer = await fetch(address, { signal, headers: { "X-Wids": "1" } });
+    const answer = await fetch(there(address), { signal, headers: { "X-Wids": "1" } });
     if (!answer.ok) throw new Error(await sentence(answer));
     url = URL.createObjectURL(await answer.blob());
   }
@@ -79,7 +79,7 @@ async function text(row, field, signal) {
 
 async function audio(row, field, signal) {
   if (row.fields[field] > AUDIO_BYTES) return null;
-  const answer = await fetch(`/field/${path(row, field)}`, { signal, headers: { "X-Wids": "1" } });
+  const answer = await fetch(there(`/field/${path(row, field)}`), { signal, headers: { "X-Wids": "1" } });
   if (!answer.ok) throw new Error(await sentence(answer));
   const data = await answer.arrayBuffer();
   const sound = await new OfflineAudioContext(1, 1, 22050).decodeAudioData(data).catch(() => null);
@@ -109,7 +109,7 @@ function wave(sound) {
 
 function video(row, field, signal) {
   return new Promise((resolve, reject) => {
-    const film = make("video", { preload: "metadata", playsinline: true, tabindex: "-1", src: `/field/${path(row, field)}` });
+    const film = make("video", { preload: "metadata", playsinline: true, tabindex: "-1", src: there(`/field/${path(row, field)}`) });
     film.muted = true;
     const stop = () => {
       film.removeAttribute("src");
@@ -214,7 +214,7 @@ function caption(row, name) {
  * `caption`: a column whose value stands below. `href`: where it leads; default: the sample's page.
  * `onmark(row, isMarked, event)`: somebody clicked its corner; without it there is no corner.
  */
-export function cell(row, { caption: name, href = `/sample/${row.index}`, onmark, names = {} } = {}) {
+export function cell(row, { caption: name, href = there(`/sample/${row.index}`), onmark, names = {} } = {}) {
   const face = make("div", { class: "face" });
   const words = caption(row, name);
   const link = make(

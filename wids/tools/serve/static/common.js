@@ -1,5 +1,9 @@
 // What all pages share: asking the server, words and numbers, keys. Text from a shard is set as text, never as HTML.
 
+const root = new URL("..", import.meta.url);
+/** The address of a path of this server, which may be below another one's path. */
+export const there = (path) => new URL(`.${path}`, root).href;
+
 /** Ask the server; an answer that is no success throws an Error with the server's sentence, and all of it as `found`. */
 export async function ask(path, { body, signal } = {}) {
   const options = { signal, headers: { "X-Wids": "1" } };
@@ -10,7 +14,7 @@ export async function ask(path, { body, signal } = {}) {
   }
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(there(path), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("the server does not answer: does wids serve still run?");
@@ -22,7 +26,7 @@ export async function ask(path, { body, signal } = {}) {
 
 /** The steps of an answer that comes a line at a time. */
 export async function* steps(path, signal) {
-  const answer = await fetch(path, { signal, headers: { "X-Wids": "1" } });
+  const answer = await fetch(there(path), { signal, headers: { "X-Wids": "1" } });
   if (!answer.ok) throw new Error((await answer.json()).error);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,7 +1,7 @@
 // The page of an epoch. What it shows follows from the settings, the rank and the step, which the address holds.
-import { ask, count, fail, keys, make, steps } from "/static/common.js";
-import { cell } from "/static/cells.js";
-import { brief, colour, plot } from "/static/plot.js";
+import { ask, count, fail, keys, make, steps, there } from "./common.js";
+import { cell } from "./cells.js";
+import { brief, colour, plot } from "./plot.js";
 
 const $ = (id) => document.getElementById(id);
 // Of a plot; steps in a request; cells at first, and with each click; samples of a key.
@@ -32,7 +32,7 @@ function address() {
   if (now.step) query.set("step", now.step);
   const label = $("label");
   if (label && label.value !== label.dataset.default) query.set("label", label.value);
-  return query.size ? `/epoch?${query}` : "/epoch";
+  return there(query.size ? `/epoch?${query}` : "/epoch");
 }
 
 const remember = () => history.replaceState(null, "", address());
@@ -516,12 +516,12 @@ async function findKey(key, words, signal) {
 }
 
 function tell({ index, times, readings }) {
-  const head = make("h3", {}, make("a", { href: `/sample/${index}` }, `sample ${count(index)}`), times ? "" : ": not read in this epoch");
+  const head = make("h3", {}, make("a", { href: there(`/sample/${index}`) }, `sample ${count(index)}`), times ? "" : ": not read in this epoch");
   const more = times > readings.length ? make("p", { class: "soft" }, `and ${count(times - readings.length)} times more`) : null;
   const list = readings.map((one) => {
     const rank = now.described?.world_size === 1 ? "" : `rank ${one.rank} · `;
     const words = `${rank}step ${count(one.step)} · place ${one.place}${one.is_repeated ? " · repeated" : ""}`;
-    const href = `/epoch?${with_({ rank: one.rank, step: one.step })}`;
+    const href = there(`/epoch?${with_({ rank: one.rank, step: one.step })}`);
     const follow = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();

@@ -1,5 +1,5 @@
 // The columns beside a filter, and what their values are among the samples that it chooses: each can be clicked.
-import { ask, count, fail, make } from "/static/common.js";
+import { ask, count, fail, make } from "./common.js";
 
 const $ = (id) => document.getElementById(id);
 const OPEN = 6; // columns whose values are counted without being asked for

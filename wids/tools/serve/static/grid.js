@@ -1,8 +1,8 @@
 // A list of up to 10^9 cells, of which those in sight are elements. What is in sight is known by `#top`, in pixels from the
 // beginning; the scroll bar has less room than that (browsers end at some 10^7 pixels), so that it stands for `#top` in a
 // shortened form: exact at both ends, in proportion between. A wheel or a finger moves by what it moves; a scroll bar jumps.
-import { make } from "/static/common.js";
-import { discard } from "/static/cells.js";
+import { make } from "./common.js";
+import { discard } from "./cells.js";
 
 const ROOM = 8e6; // pixels that the scroll bar has at most
 const EDGE = 2e4; // that are exact at both ends

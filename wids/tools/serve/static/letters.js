@@ -1,5 +1,5 @@
 // Text out of a shard: letters that cannot be seen, or that turn the order of others around, are shown by their number.
-import { make } from "/static/common.js";
+import { make } from "./common.js";
 
 const ODD = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/u;
 const MOST = 2000; // odd letters that get an element of their own

@@ -1,5 +1,5 @@
 // Marked samples: the server keeps them; pages hear of changes by the event "marks" of the document.
-import { ask } from "/static/common.js";
+import { ask } from "./common.js";
 
 /** Mark a sample, or no longer: `{count}`. */
 export const mark = (index, isMarked) => change({ index, is_marked: isMarked });

@@ -1,6 +1,6 @@
 // The first page: what the index says, then what is found in member tables while they are looked at.
-import { cell } from "/static/cells.js";
-import { ask, count, fail, make, size } from "/static/common.js";
+import { cell } from "./cells.js";
+import { ask, count, fail, make, size } from "./common.js";
 
 const place = (id) => document.getElementById(id);
 const STRIP = 12;

@@ -1,7 +1,7 @@
 // Small plots as SVG: lines, ranges and stacked areas over numbers, bands over steps. Colours are --s1 to --s8 of style.css.
 // A plot fits the width of its place, says its values under the pointer or the arrow keys, and has a title and a
 // description for those who do not see it.
-import { make } from "/static/common.js";
+import { make } from "./common.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const [LEFT, RIGHT, TOP, BOTTOM] = [52, 10, 8, 24];

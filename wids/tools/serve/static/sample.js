@@ -1,8 +1,8 @@
 // The page of a sample: each field in a card of its own, which is filled when it comes into sight.
-import { ask, count, fail, keys, make, say, size } from "/static/common.js";
-import { letters } from "/static/letters.js";
-import { tree } from "/static/tree.js";
-import { zoomable } from "/static/zoom.js";
+import { ask, count, fail, keys, make, say, size, there } from "./common.js";
+import { letters } from "./letters.js";
+import { tree } from "./tree.js";
+import { zoomable } from "./zoom.js";
 
 const index = Number(document.getElementById("sample").dataset.index);
 const fields = document.getElementById("fields");
@@ -31,7 +31,7 @@ async function showText(body, field, letterCount = 2000) {
 function showPicture(body, field, found) {
   const path = found.is_drawn ? "field" : "picture";
   const [width, height] = found.is_drawn ? [found.width, found.height] : fitted(found.width, found.height, 4096);
-  body.replaceChildren(zoomable(`/${path}/${index}/${field.at}`, { width, height, name: field.name, onerror: (error) => fail(body, error) }));
+  body.replaceChildren(zoomable(there(`/${path}/${index}/${field.at}`), { width, height, name: field.name, onerror: (error) => fail(body, error) }));
   const notes = [];
   if (found.is_scaled) notes.push("Shown from its darkest to its brightest value.");
   if (width !== found.width) notes.push(`Shown at ${count(width)} × ${count(height)} pixels.`);
@@ -48,7 +48,7 @@ function fitted(width, height, side) {
 
 /** An SVG as a picture, which runs no script and loads nothing, and its text. */
 async function showDrawing(body, field) {
-  const image = make("img", { src: `/field/${index}/${field.at}`, alt: field.name });
+  const image = make("img", { src: there(`/field/${index}/${field.at}`), alt: field.name });
   image.addEventListener("error", () => image.parentElement.remove());
   const text = make("div", { "aria-busy": "true" });
   body.replaceChildren(make("div", { class: "drawing" }, image), text);
@@ -57,7 +57,7 @@ async function showDrawing(body, field) {
 }
 
 function showPlayer(body, field, kind) {
-  const player = make(kind, { controls: true, preload: "metadata", src: `/field/${index}/${field.at}`, "aria-label": field.name });
+  const player = make(kind, { controls: true, preload: "metadata", src: there(`/field/${index}/${field.at}`), "aria-label": field.name });
   player.addEventListener("error", () => fail(body, new Error("the browser cannot play this; it may be damaged, or of a kind that it does not know")));
   body.replaceChildren(player);
 }
@@ -80,7 +80,7 @@ function showArrays(body, field, found) {
     const left = pairs(rows.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
     const right = [];
     if (k === 0 && each.size > 1) {
-      const image = make("img", { src: `/picture/${index}/${field.at}`, alt: `${field.name} as a picture`, loading: "lazy" });
+      const image = make("img", { src: there(`/picture/${index}/${field.at}`), alt: `${field.name} as a picture`, loading: "lazy" });
       image.addEventListener("error", () => image.remove());
       right.push(make("div", { class: "array" }, image));
     }
@@ -129,7 +129,7 @@ const inSight = new IntersectionObserver((entries) => {
 function fieldCard(field) {
   const words = make("span", { class: "words" }, size(field.size));
   const body = make("div", { "aria-busy": "true" });
-  const links = make("span", { class: "links" }, make("a", { href: `/field/${index}/${field.at}`, target: "_blank", rel: "noopener" }, "raw"));
+  const links = make("span", { class: "links" }, make("a", { href: there(`/field/${index}/${field.at}`), target: "_blank", rel: "noopener" }, "raw"));
   const section = make("section", { class: "card field" }, make("header", {}, make("h2", { class: "mono" }, ...letters(field.name)), words, links), body);
   section.begin = async () => {
     await showField(body, words, field).catch((error) => fail(body, error));
@@ -195,7 +195,7 @@ keys({ ArrowLeft: follow("before"), ArrowRight: follow("after") });
 
 async function startMarks() {
   const button = document.getElementById("mark");
-  const { isMarked, mark } = await import("/static/marks.js");
+  const { isMarked, mark } = await import("./marks.js");
   const show = (is) => {
     button.setAttribute("aria-pressed", String(is));
     button.textContent = is ? "Marked" : "Mark";

@@ -1,9 +1,9 @@
 // The page of many samples: what the address says is what is shown, and the other way round.
-import { ask, count, fail, keys, make, say, steps } from "/static/common.js";
-import { cell, setMarked, soon } from "/static/cells.js";
-import { showColumns } from "/static/facets.js";
-import { Grid } from "/static/grid.js";
-import { mark, markRange } from "/static/marks.js";
+import { ask, count, fail, keys, make, say, steps, there } from "./common.js";
+import { cell, setMarked, soon } from "./cells.js";
+import { showColumns } from "./facets.js";
+import { Grid } from "./grid.js";
+import { mark, markRange } from "./marks.js";
 
 const BLOCK = 40; // rows in a request
 const BLOCKS = 60; // that are kept
@@ -31,7 +31,7 @@ const asked = (more) => new URLSearchParams(Object.entries({ where: list.where, 
 
 function address(at) {
   const query = asked({ at: at ? String(at) : "" });
-  return query.size ? `/samples?${query}` : "/samples";
+  return there(query.size ? `/samples?${query}` : "/samples");
 }
 
 const remember = () => localStorage.setItem("wids-grid", JSON.stringify(look));
@@ -179,7 +179,7 @@ async function open({ at = 0, isNew = false } = {}) {
 function read() {
   const query = new URLSearchParams(location.search);
   const where = (query.get("where") ?? "").trim();
-  const isOurs = history.state?.isOurs || document.referrer.startsWith(`${location.origin}/`);
+  const isOurs = history.state?.isOurs || document.referrer.startsWith(there("/"));
   [list.where, waiting] = isOurs ? [where, ""] : ["", where];
   list.marked = query.get("marked") === "1";
   $("where").value = where;
@@ -395,7 +395,7 @@ function onKey(event, at) {
   } else if (event.key === "Enter" && event.target === $("grid")) {
     leaveFor();
     const known = row(at);
-    if (known) location.assign(`/sample/${known.index}`);
+    if (known) location.assign(there(`/sample/${known.index}`));
   }
 }
 

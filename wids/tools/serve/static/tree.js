@@ -1,6 +1,6 @@
 // A value of JSON as a tree, of which each level is asked for when it is opened.
-import { ask, count, fail, make } from "/static/common.js";
-import { letters } from "/static/letters.js";
+import { ask, count, fail, make } from "./common.js";
+import { letters } from "./letters.js";
 
 /** The tree of the value at `path` (of /api/tree/...); `first` is its answer. */
 export function tree(path, first) {

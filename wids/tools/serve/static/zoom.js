@@ -1,5 +1,5 @@
 // A picture that is looked at closely: wheel, + and -, drag, two fingers, double click; whole (0) and one to one (1).
-import { make } from "/static/common.js";
+import { make } from "./common.js";
 
 const MOST = 64;
 const STEP = 1.25;
