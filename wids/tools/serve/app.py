@@ -6,6 +6,7 @@ JSON. An error is an answer where it belongs: ``{"error": "..."}`` to a script, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from wids import __version__
-from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
+from wids.columns.sql import shorten_sql
+from wids.errors import NotAllowedError, QueryError, SelectionError, WidsError, without_secrets
 from wids.events import logger
 from wids.tools.serve import cache, epoch, facets, fields, marking, overview, places, sample, samples
 from wids.tools.serve.answers import answer
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from wids.tools.serve.served import Served
 
 _HERE = Path(__file__).parent
+# How DuckDB begins what it says.
+_KIND = re.compile(r"[A-Z][A-Za-z ]* Error: ")
 _DOCUMENTATION = "https://github.com/wids-project/wids#readme"
 # (path, title) of what the head of each page leads to.
 PAGES: Sequence[tuple[str, str]] = (
@@ -40,6 +44,18 @@ PAGES: Sequence[tuple[str, str]] = (
     ("/samples", "Samples"),
     ("/epoch", "Epoch"),
     ("/cache", "Cache"),
+)
+# (keys, what they do) of all pages.
+_KEYS: Sequence[tuple[str, str]] = (
+    ("← → ↑ ↓", "move: samples, steps of an epoch"),
+    ("Home End", "the first, the last one"),
+    ("Enter", "open the sample"),
+    ("space", "mark the sample; with shift, all from the last marked one"),
+    ("/", "to the filter; on the page of an epoch, to the search for a sample"),
+    ("n p", "next rank, rank before"),
+    ("+ - 0 1", "on a picture: larger, smaller, all of it, one to one"),
+    ("t", "light or dark"),
+    ("?", "this list"),
 )
 
 
@@ -49,7 +65,8 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     Args:
         served: the dataset.
         token: see `wids.tools.serve.guard.Guard`; with one, any host name will do.
-        has_frames, root_path: see there.
+        has_frames: see there.
+        root_path: see there.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
@@ -63,6 +80,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         "version": __version__,
         "name": served.name,
         "documentation": _DOCUMENTATION,
+        "keys": _KEYS,
     }
     templates = Jinja2Templates(env=environment, context_processors=[_place_of])
 
@@ -121,4 +139,7 @@ def _writable(value: Any) -> Any:
 def _words_of(error: Exception) -> Any:
     if isinstance(error, HTTPException):
         return "there is no such page" if error.status_code == 404 and error.detail == "Not Found" else error.detail
-    return without_secrets(str(error)) or type(error).__name__
+    words = str(error)
+    if isinstance(error, QueryError) and isinstance(error.found, str):  # a page shows the SQL and the columns itself
+        words = _KIND.sub("", words.partition(f"; in: {shorten_sql(error.found)}")[0])
+    return without_secrets(words) or type(error).__name__

@@ -6,7 +6,10 @@ only while some page asks. An answer has the rows that have changed since the pa
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import os
 import secrets
 import threading
 import time
@@ -15,11 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from starlette.routing import Route
 
+from wids.core.place import Place
 from wids.errors import CacheError, InputError
 from wids.tools.serve.answers import answer
 from wids.tools.serve.watching import CacheWatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.templating import Jinja2Templates
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from wids.tools.serve.watching import Look
 
 ROWS, _OTHERS = 200, 50
+_NAMED = 200_000  # shards whose URLs are shown: each takes some microseconds, once
 
 
 class LiveLimits(NamedTuple):
@@ -45,7 +52,7 @@ class LiveLimits(NamedTuple):
 def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     """The page at ``/cache``, and what it asks for."""
     directory = served.cache_dir
-    live = None if directory is None else Live(str(directory))
+    live = None if directory is None else Live(str(directory), functools.cache(lambda: _names_in_cache(served)))
 
     def show(request: Request) -> Response:
         return templates.TemplateResponse(request, "cache.html", {"directory": directory})
@@ -66,16 +73,30 @@ def _number(request: Request, name: str) -> int:
     return int(text)
 
 
+def _names_in_cache(served: Served) -> dict[str, str]:
+    """The names that the first shards of a dataset have in its cache: file name -> URL, without secrets."""
+    placement = served.collection.provider.cache.placement
+    urls = [shard["url"] for shard in itertools.islice(served.dataset.shards, _NAMED)]
+    home, found = os.path.abspath(str(served.cache_dir)), dict[str, str]()
+    for url in urls:
+        folder, name = os.path.split(placement.local_path(url))
+        if folder == home:  # not one that is read in place
+            found[name] = Place(url).public
+    return found
+
+
 class Live:
     """Data of a cache directory for the pages, which may ask from any thread.
 
     Args:
         directory: which; it may not exist.
+        urls: gives file name -> URL of the shards that are known.
     """
 
     limits: LiveLimits = LiveLimits()
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, urls: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._urls = urls
         self._directory, self._watch = directory, CacheWatch(directory, most=ROWS)
         self._lock = threading.Lock()
         self._boot, self._revision = secrets.token_hex(4), 0
@@ -106,6 +127,10 @@ class Live:
             if boot != self._boot:
                 since = changes = 0
             revised, order = self._order
+            rows = [row for revision, row in self._rows.values() if revision > since]
+            came = [msgspec.to_builtins(change) for change in look.changes if change.number > changes]
+            downloads = msgspec.to_builtins(look.downloads[:_OTHERS])
+            urls = self._urls()
             return {
                 "boot": self._boot,
                 "revision": self._revision,
@@ -119,9 +144,10 @@ class Live:
                 "sees_all": look.sees_all,
                 "open": len(look.readers),
                 "plans": look.plans,
-                "rows": [row for revision, row in self._rows.values() if revision > since],
+                "rows": rows,
+                "urls": {name: urls[name] for each in (*rows, *came, *downloads) if (name := each["name"]) in urls},
                 "order": order if revised > since else None,
-                "downloads": msgspec.to_builtins(look.downloads[:_OTHERS]),
+                "downloads": downloads,
                 "downloads_left": max(len(look.downloads) - _OTHERS, 0),
                 "holders": [
                     {
@@ -134,7 +160,7 @@ class Live:
                     for holder in look.holders[:_OTHERS]
                 ],
                 "holders_left": max(len(look.holders) - _OTHERS, 0),
-                "changes": [msgspec.to_builtins(change) for change in look.changes if change.number > changes],
+                "changes": came,
                 "jobs": msgspec.to_builtins(look.jobs[:_OTHERS]),
             }
 

@@ -20,6 +20,7 @@ from wids.core.place import Place
 from wids.errors import SelectionError, shorten, without_secrets
 from wids.tools.serve.answers import answer
 from wids.tools.serve.epoch_settings import NAMES, Schedules, Settings, SettingsError, parse_integer, parse_settings
+from wids.tools.serve.facets import class_names, words_for
 from wids.tools.serve.rows import parse_indices
 from wids.tools.simulate.figures import add_up
 from wids.tools.simulate.job import RankBatches
@@ -27,7 +28,7 @@ from wids.tools.simulate.schedule import Timetable
 from wids.tools.simulate.trace import open_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from starlette.datastructures import QueryParams
     from starlette.requests import Request
@@ -114,7 +115,7 @@ class Answers:
     limits: EpochLimits = EpochLimits()
 
     def __init__(self, served: Served, schedules: Schedules) -> None:
-        self._served, self._schedules, self._labels = served, schedules, ClassLabels()
+        self._served, self._schedules, self._labels = served, schedules, ClassLabels(served)
 
     def describe(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
         """The number of steps; with ``more=1`` more of an epoch of batches of like length is cut."""
@@ -125,7 +126,7 @@ class Answers:
         return {**_describe(schedule), "sources": _names_of(self._schedules)}
 
     def show_batch(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
-        """The batch of a rank at a step: its samples, in order."""
+        """The batch of a rank at a step: its samples, in order, with their classes by ``label=``."""
         rank, step = _place_in(schedule, query)
         samples, marks = schedule.table.batch(rank, step)
         shards = np.searchsorted(self._schedules.ends, samples, side="right")
@@ -137,6 +138,9 @@ class Answers:
             found |= _cost(schedule, [samples])
             if schedule.rule.lengths is not None:
                 found["lengths"] = schedule.rule.lengths_of(samples).tolist()
+        if column := query.get("label", ""):
+            labels = self._labels.of(column, self._schedules)
+            found["labels"] = [labels.name_of(number) for number in labels.numbers[samples].tolist()]
         return {**_describe(schedule), **found}
 
     def show_open(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
@@ -168,14 +172,15 @@ class Answers:
         rank, _ = _place_in(schedule, query)
         steps = [_step_in(schedule, text) for text in query.get("steps", "").split(",")[:POINTS] if text.strip()]
         column = query.get("label", "")
-        numbers, names = self._labels.of(column, self._schedules) if column else (None, [])
+        labels = self._labels.of(column, self._schedules) if column else None
+        names = [] if labels is None else [labels.name_of(k) for k in range(min(len(labels.values), _MAX_CLASSES))]
         looks: list[dict[str, Any]] = []
         for step in steps:
             if looks and time.monotonic() > end:
                 break
             found = self._look_at(schedule, rank, step)
-            if numbers is not None:
-                classes = Counter(numbers[table.batch(rank, step)[0]].tolist())
+            if labels is not None:
+                classes = Counter(labels.numbers[table.batch(rank, step)[0]].tolist())
                 shown = [classes[number] for number in range(len(names))]
                 found["classes"] = {"distinct": len(classes), "counts": shown}
             looks.append(found)
@@ -226,22 +231,42 @@ class Answers:
         return {**_describe(schedule), "samples": samples}
 
 
+class Labels(NamedTuple):
+    """A column of classes, of which the most frequent is number 0.
+
+    Attributes:
+        column: its name. numbers: of each sample's class, (n,). values: the column's value for each number.
+        class_names: those of the index, if the values number them; else none.
+    """
+
+    column: str
+    numbers: Indices
+    values: np.ndarray[Any, Any]
+    class_names: Sequence[str]
+
+    def name_of(self, number: int) -> str:
+        """The name of a class, for people."""
+        value = self.values[number].item()
+        if isinstance(value, float):  # as integers are where some are missing
+            return "missing" if math.isnan(value) else f"{value:.10g}"
+        return shorten(words_for(value, self.class_names), most=40)
+
+
 class ClassLabels:
     """Columns of classes, numbered; the latest is kept."""
 
-    def __init__(self) -> None:
-        self._latest: tuple[str, Indices, list[str]] | None = None
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._latest: Labels | None = None
 
-    def of(self, column: str, schedules: Schedules) -> tuple[Indices, list[str]]:
-        """(the number of each sample's class, the names of the classes): (n,); the most frequent come first.
-
-        Those beyond the first few have one number.
+    def of(self, column: str, schedules: Schedules) -> Labels:
+        """The classes of a column.
 
         Raises:
             SettingsError: no such column exists, or its values are no classes.
         """
         latest = self._latest
-        if latest is None or latest[0] != column:
+        if latest is None or latest.column != column:
             values = schedules.read(column, "label")
             try:
                 if values.dtype.kind not in "biuf":  # strings are compared fast if all are
@@ -252,16 +277,11 @@ class ClassLabels:
             places = np.empty(len(names), np.int64)
             order = np.argsort(-counts, kind="stable")
             places[order] = np.arange(len(names))
-            shown = [_class_name(name) for name in names[order][:_MAX_CLASSES].tolist()]
-            numbers = places[numbers.reshape(-1)]
-            self._latest = latest = column, numbers, shown
-        return latest[1], latest[2]
-
-
-def _class_name(value: Any) -> str:
-    if isinstance(value, float):  # as integers are where some are missing
-        return "missing" if math.isnan(value) else f"{value:.10g}"
-    return shorten(str(value), most=40)
+            own = names[order]
+            is_few = len(own) <= len(self._served.collection.shards.class_names)
+            known = class_names(self._served, column, own.tolist()) if is_few else ()
+            self._latest = latest = Labels(column, places[numbers.reshape(-1)], own, known)
+        return latest
 
 
 def _describe(schedule: Schedule) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _NAMES = frozenset({"index", "row", "key"})
 _LABELS = frozenset({"cls", "label", "class", "target"})
 # The member tables of so many shards on this machine are read without being asked for.
 _FEW_SHARDS = 200
+# Of so many samples different values are counted exactly.
+_COUNTED = 1_000_000
 _HOW = "wids columns create --help"
 
 
@@ -82,7 +84,8 @@ def count_values(served: Served, name: str, where: str) -> dict[str, Any]:
 
     Returns:
         ``name``, and ``values``: each with ``value``, ``words``, ``count`` and ``sql``; or ``bins``: each with ``lo``,
-        ``hi``, ``count`` and ``sql``, beside ``others`` (null, and no numbers); or ``distinct`` alone, about how many.
+        ``hi``, ``count`` and ``sql``, beside ``others`` (null, and no numbers); or ``distinct``,
+        how many there are, and ``is_about``.
 
     Raises:
         SelectionError: no such column exists. QueryError, ColumnsError: see `wids.ShardListDataset.query`.
@@ -93,14 +96,14 @@ def count_values(served: Served, name: str, where: str) -> dict[str, Any]:
     served.rows.find(where)  # which sees that it is a predicate, and nothing more
     column, chosen = quoted(name), f"where (\n{where}\n)" if where.strip() else ""
     if kinds[name] != "bool":
-        sql = f"select approx_count_distinct({column}) from samples {chosen}"  # noqa: S608 - quoted, and checked
-        about = served.rows.query(sql)[0][0]
+        sql = f"select approx_count_distinct({column}), count({column}) from samples {chosen}"  # noqa: S608 - checked
+        about, total = served.rows.query(sql)[0]
         if about > 2 * MOST_VALUES:
-            return _spread(served, name, kinds[name], chosen) or {"name": name, "distinct": about}
+            return _spread(served, name, kinds[name], chosen) or _distinct(served, name, chosen, about, total)
     sql = f"select {column}, count(*) from samples {chosen} group by 1 order by 2 desc, 1 limit {MOST_VALUES + 1}"  # noqa: S608
     values = served.rows.query(sql)
     if len(values) > MOST_VALUES:
-        return _spread(served, name, kinds[name], chosen) or {"name": name, "distinct": len(values)}
+        return _spread(served, name, kinds[name], chosen) or _distinct(served, name, chosen, len(values), 0)
     names = class_names(served, name, [value for value, _ in values])
     return {
         "name": name,
@@ -114,6 +117,15 @@ def count_values(served: Served, name: str, where: str) -> dict[str, Any]:
             for value, count in values
         ],
     }
+
+
+def _distinct(served: Served, name: str, chosen: str, about: int, total: int) -> dict[str, Any]:
+    """The number of different values among ``total``; ``is_about``: it is an estimate, for there are many."""
+    is_about = total > _COUNTED
+    if not is_about:
+        sql = f"select count(distinct {quoted(name)}) from samples {chosen}"  # noqa: S608 - as above
+        about = served.rows.query(sql)[0][0]
+    return {"name": name, "distinct": min(about, total) if is_about else about, "is_about": is_about}
 
 
 def words_for(value: Any, names: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        answer = self._refusal(scope) or self._app
+        answer = self._refusal(scope) or self._way_to_root(scope) or self._app
         try:
             await answer(scope, receive, send_guarded)
         except asyncio.CancelledError:  # the server ends, and waits no more for this answer
@@ -102,6 +102,13 @@ class Guard:
             return scope
         return {**scope, "path": path.removeprefix(root), "raw_path": quote(path.removeprefix(root)).encode()}
 
+    def _way_to_root(self, scope: Scope) -> ASGIApp | None:
+        """The answer to a request for the root path without its last slash: relative links would lead elsewhere."""
+        if not self._root or scope["path"] != f"/{self._root}":
+            return None
+        rest = scope["query_string"].decode("latin-1")
+        return RedirectResponse(f"./{self._root.rpartition('/')[2]}/{'?' * bool(rest)}{rest}", 307)
+
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """The answer to a request that goes no further."""
         headers = Headers(scope=scope)
@@ -110,9 +117,6 @@ class Guard:
         if self._hosts is not None and _name_of(host) not in self._hosts:
             words = f"these pages are not {host!r}: ask by the address that wids serve has printed; behind a proxy"
             return _refuse(f"{words}, start it with --token", 421)
-        if self._root and scope["path"] == f"/{self._root}":  # from here, relative links would lead elsewhere
-            rest = scope["query_string"].decode("latin-1")
-            return RedirectResponse(f"./{self._root.rpartition('/')[2]}/{'?' * bool(rest)}{rest}", 307)
         if words := self._why_foreign(headers, host, scope["path"]):
             return _refuse(words, 403)
         if self._token is not None:

@@ -19,6 +19,7 @@ from wids.core.codecs.decode import UNASKED, SampleDecoder
 from wids.core.readers.lru import SizedLRUCache
 from wids.errors import DecodeError, WidsError, shown
 from wids.events import format_size
+from wids.tools.serve import masks
 from wids.tools.serve.members import open_member
 from wids.tools.serve.waiting import WATCH_SECONDS
 
@@ -179,6 +180,9 @@ class Previews:
         image = pictures.open_picture(data) if kind == "image" else None
         is_large = len(data) > _LARGE_BYTES or (image is not None and image.width * image.height > _LARGE_PIXELS)
         with self._large if is_large else self._decoding:
+            if image is not None and masks.is_mask(image, name):
+                # A large one may be laid over the picture that it belongs to.
+                return _encode(masks.paint(image, side), is_photo=False, transparency=None if side <= SIDE else 0)
             if image is not None:
                 is_photo = image.mode in ("RGB", "L", "CMYK", "YCbCr") and image.format not in ("PNG", "GIF", "BMP")
                 is_small = max(image.size) <= side
@@ -217,10 +221,10 @@ def _enlarge(image: Any, side: int) -> Any:
     return pictures.shrink(image, side, side)
 
 
-def _encode(image: Any, *, is_photo: bool) -> Preview:
+def _encode(image: Any, *, is_photo: bool, transparency: int | None = None) -> Preview:
     stream = io.BytesIO()
     if is_photo:
         image.convert("RGB").save(stream, "JPEG", quality=82)
     else:
-        image.save(stream, "PNG", compress_level=3)
+        image.save(stream, "PNG", compress_level=3, transparency=transparency)
     return Preview(stream.getvalue(), "image/jpeg" if is_photo else "image/png")

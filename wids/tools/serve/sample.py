@@ -32,6 +32,7 @@ from wids.errors import (
 )
 from wids.events import format_size
 from wids.tools.describe import Field, describe, describe_value
+from wids.tools.serve import masks
 from wids.tools.serve.answers import answer
 from wids.tools.serve.fields import refuse
 from wids.tools.serve.measures import measure
@@ -228,6 +229,7 @@ def _describe_picture(member: Member) -> dict[str, Any]:
         is_large = image.width * image.height > _DRAWN_PIXELS
         if not is_large:  # a browser draws the beginning of a picture that is cut short, and says nothing
             image.load()
+        is_mask = not is_large and masks.is_mask(image, member.name)
     except DecodeError as error:
         return {"kind": "damaged", "words": str(error)}
     except Exception as error:  # noqa: BLE001 - a header can cause any error in PIL
@@ -239,9 +241,10 @@ def _describe_picture(member: Member) -> dict[str, Any]:
         **details,
         "kind": kind,
         "words": words,
-        "is_drawn": is_drawn and not is_large and not is_moving,
+        "is_drawn": is_drawn and not is_large and not is_moving and not is_mask,
         "is_moving": is_moving,
-        "is_scaled": pictures.is_deep(image),
+        "is_scaled": pictures.is_deep(image) and not is_mask,
+        "classes": masks.count_classes(image) if is_mask else None,
         "is_see_through": pictures.is_see_through(image),
         "exif": _tags(image),
     }

@@ -27,7 +27,13 @@ function ago(seconds) {
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
+const urls = new Map(); // of the dataset's shards, by the names of their files
+
+/** The name of a shard: as the dataset has it, with the folder that it is in, or as its file is called. */
+const title = (name) => urls.get(name)?.split("/").slice(-2).join("/") ?? name.replace(DIGEST, "");
+
 function named(name) {
+  if (urls.has(name)) return make("span", { class: "mono", title: urls.get(name) }, title(name));
   const digest = DIGEST.exec(name);
   const found = make("span", { class: "mono", title: name });
   if (digest) found.append(make("span", { class: "digest", "aria-hidden": "true" }, digest[1]));
@@ -35,7 +41,6 @@ function named(name) {
   return found;
 }
 
-const withoutDigest = (name) => name.replace(DIGEST, "");
 const sum = (jobs, figure) => jobs.reduce((total, job) => total + (job.figures[figure] ?? 0), 0);
 
 /** Openings that found their shard in the cache, as a share of all that needed one there; null: none yet. */
@@ -51,12 +56,14 @@ function showFacts(found, limits) {
   const pairs = [
     ["shards", count(found.shards)],
     ["used", size(found.used_bytes)],
-    ["limit", limits.length > 1 ? limits.map(size).join(", ") : limit !== null ? `${size(limit)} · ${Math.round((100 * found.used_bytes) / limit)} %` : found.jobs.length ? "none" : "not known"],
     ["free on the disk", `${size(found.free_bytes)} of ${size(found.disk_bytes)}`],
     ["open", found.sees_all ? count(found.open) : `${count(found.open)} or more`],
-    ["jobs with a plan", count(found.plans)],
-    ["openings found here", rate === null ? "not known" : `${(100 * rate).toFixed(rate > 0.995 && rate < 1 ? 2 : 0)} %`],
   ];
+  if (found.jobs.length || found.plans) {
+    pairs.push(["limit", limits.length > 1 ? limits.map(size).join(", ") : limit !== null ? `${size(limit)} · ${Math.round((100 * found.used_bytes) / limit)} %` : "none"]);
+    pairs.push(["jobs with a plan", count(found.plans)]);
+  }
+  if (rate !== null) pairs.push(["openings found here", `${(100 * rate).toFixed(rate > 0.995 && rate < 1 ? 2 : 0)} %`]);
   const ranges = sum(found.jobs, "range_requests");
   if (ranges) pairs.push(["read by ranges", `${size(sum(found.jobs, "range_bytes"))} · ${plural(ranges, "request")}`]);
   place("summary").replaceChildren(...pairs.map(([title, words]) => make("div", {}, make("dt", {}, title), make("dd", {}, words))));
@@ -115,7 +122,7 @@ function showDownloads(found) {
     const words = isWhole ? `${size(each.written_bytes)} of ${size(each.size_bytes)}` : `${size(each.written_bytes)} so far`;
     const state = each.is_locked === false ? "left behind: no process that can be seen writes it" : `${rate ? `${size(Math.round(rate))}/s · ` : ""}process ${each.pid}`;
     return make("div", { class: "card download" }, make("p", {}, named(each.name)),
-      isWhole ? make("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": withoutDigest(each.name) }, bar) : null,
+      isWhole ? make("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": title(each.name) }, bar) : null,
       make("p", { class: "soft" }, `${words} · ${state}`));
   });
   const live = new Set(found.downloads.map((each) => `${each.pid} ${each.name}`));
@@ -153,7 +160,7 @@ function showChanges(found) {
     const words = change.has_come ? "arrived" : change.is_noted ? "went" : "deleted";
     const title = change.has_come ? "It was downloaded, or adopted" : change.is_noted ? "A cache has evicted or cleaned it: to make space, or to replace it" : "By something that is no wids cache";
     list.prepend(make("li", {}, make("span", { class: "soft" }, clock(change.seconds)), make("span", { class: change.has_come ? "came" : "went", title }, words),
-      make("span", { class: "name mono", title: change.name }, withoutDigest(change.name)),
+      make("span", { class: "name mono", title: urls.get(change.name) ?? change.name }, title(change.name)),
       make("span", { class: "number soft" }, change.size_bytes === null ? "" : size(change.size_bytes))));
   }
   while (list.children.length > MOST_EVENTS) list.lastChild.remove();
@@ -192,12 +199,25 @@ function showRows(found) {
   place("left").textContent = left > 0 ? `and ${count(left)} more: shown are those that are open, that jobs read next, and that were used last` : "";
 }
 
+/** What is here, and what to do, while no job with a plan runs. */
+function advice(found, isEmpty) {
+  const { directory, index } = place("note").dataset;
+  const there = !found.exists ? "The directory does not exist yet: the first download makes it." : isEmpty ? "The cache is empty." : `${plural(found.shards, "shard")} of earlier jobs ${found.shards === 1 ? "is" : "are"} here, and no job says that it runs now.`;
+  const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+  const ways = isEmpty
+    ? [["Download shards before a job needs them: ", `wids cache warm ${quoted(index)} --cache-dir ${quoted(directory)}`]]
+    : [["List them: ", `wids cache ls ${quoted(directory)}`], ["Make space: ", `wids cache clean ${quoted(directory)} --max-size 100GB`]];
+  const more = "While a job trains with a sampler of wids and this directory (cache_dir, $WIDS_CACHE), downloads, the limit, cache hits and the next use of each shard are shown. Shards on local disks are read in place, and never come here.";
+  return [make("p", {}, there), ...ways.map(([words, code]) => make("p", {}, words, make("code", {}, code))), make("p", { class: "soft" }, more)];
+}
+
 function show(found) {
   if (found.boot !== boot) {
     rows.clear();
     place("changes").replaceChildren();
     lastChange = 0;
   }
+  for (const [name, url] of Object.entries(found.urls)) urls.set(name, url);
   [boot, revision] = [found.boot, found.revision];
   const limits = [...new Set(found.jobs.map((job) => job.figures.cache_size).filter((limit) => limit !== undefined))].sort((a, b) => a - b);
   samples.push({ seconds: found.now, bytes: found.used_bytes });
@@ -209,11 +229,12 @@ function show(found) {
   showChanges(found);
   showRows(found);
   const isEmpty = !found.shards && !found.downloads.length;
-  place("note").hidden = !isEmpty;
-  place("note").textContent = found.exists ? "The cache is empty. Shards appear here as jobs download them." : "The directory does not exist yet: the first download makes it.";
+  const isIdle = !found.jobs.length && !found.plans;
+  place("note").hidden = !isEmpty && !isIdle;
+  place("note").replaceChildren(...advice(found, isEmpty));
+  place("usage").hidden ||= isEmpty;
   place("unknown").hidden = false;
   place("unknown").textContent = [
-    "The limit and the share of openings that found their shard here are what running jobs say whose wids sampler downloads ahead; no others can be known from outside.",
     found.sees_all ? "Processes of other containers are not seen." : "On this system readers are looked for among the shown shards, every 10 s.",
     found.strangers ? `${plural(found.strangers, "file")} in the directory ${found.strangers === 1 ? "is" : "are"} not the cache's: nothing touches them.` : "",
   ].join(" ");

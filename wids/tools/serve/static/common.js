@@ -87,6 +87,7 @@ export function say(words) {
 export function keys(handlers) {
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.closest?.("input, textarea, select, [contenteditable]");
+    if (document.querySelector("dialog[open]")) return;
     if (event.ctrlKey || event.metaKey || event.altKey || (isTyping && event.key !== "Escape")) return;
     const handler = handlers[event.key];
     if (handler && handler(event) !== false) event.preventDefault();
@@ -101,4 +102,6 @@ function changeTheme() {
 }
 
 document.getElementById("theme").addEventListener("click", changeTheme);
-keys({ t: changeTheme });
+const showKeys = () => document.getElementById("help").showModal();
+document.getElementById("keys").addEventListener("click", showKeys);
+keys({ t: changeTheme, "?": showKeys });

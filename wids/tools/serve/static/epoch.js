@@ -57,6 +57,8 @@ const soon = (milliseconds, signal) =>
     signal.addEventListener("abort", () => (clearTimeout(timer), reject(new DOMException("left", "AbortError"))), { once: true });
   });
 
+const label = () => $("label")?.value ?? ""; // the column of classes
+
 // --- errors where they belong
 
 function clear() {
@@ -183,7 +185,7 @@ async function showBatch() {
   place.classList.add("stale");
   place.setAttribute("aria-busy", "true");
   try {
-    const batch = await ask(`/api/epoch/batch?${with_({ rank: now.rank, step: now.step })}`, { signal });
+    const batch = await ask(`/api/epoch/batch?${with_({ rank: now.rank, step: now.step, label: label() })}`, { signal });
     sayBatch(batch);
     place.replaceChildren();
     place.dataset.step = batch.step;
@@ -216,7 +218,7 @@ function sayBatch(batch) {
 
 function wrap(sample, row, batch, k) {
   const tag = sample.is_repeated ? "repeated" : batch.lengths ? `length ${brief(batch.lengths[k])}` : null;
-  const element = cell(row, {});
+  const element = cell(batch.labels ? { ...row, columns: { [label()]: batch.labels[k] } } : row, { caption: batch.labels && label() });
   element.querySelector("a")?.setAttribute("tabindex", "0");
   const classes = ["sample", sample.is_repeated && "repeated", sample.index === now.found && "found"].filter(Boolean).join(" ");
   return make("div", { class: classes, "data-index": sample.index }, element, tag && make("span", { class: "tag" }, tag));
@@ -313,12 +315,11 @@ async function showPlots() {
   for (const id of ["sources", "costs", "balance", "lengths", "padding", "samples", "classes", "distinct"]) show(`plot-${id}`, null);
   progress.textContent = "";
   if (!described?.steps) return;
-  const label = $("label")?.value ?? "";
   const isByLength = described.total !== undefined;
   const isMixture = described.sources.length > 0;
   try {
     if (isMixture && !isByLength) await showShares(signal);
-    if (isByLength || label) await showLooks(signal, label);
+    if (isByLength || label()) await showLooks(signal, label());
     else if (!isMixture) progress.textContent = `All batches have ${count(described.batch_size)} samples. Choose a column of classes, or lengths, to see more.`;
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -566,6 +567,7 @@ $("before").addEventListener("click", () => turn(-1));
 $("after").addEventListener("click", () => turn(1));
 $("label")?.addEventListener("change", () => {
   remember();
+  showBatch();
   showPlots();
 });
 $("find").addEventListener("submit", (event) => {

@@ -13,6 +13,7 @@ export function showColumns({ list, filter, names }) {
     names(found.classes ?? []);
     $("columns").replaceChildren(...found.columns.map(chip));
     $("columns").removeAttribute("aria-busy");
+    $("where").placeholder = example(found.columns);
     if (found.words) {
       $("how").textContent = found.words;
       $("how").hidden = false;
@@ -20,7 +21,7 @@ export function showColumns({ list, filter, names }) {
   });
 
   function chip({ name, type }) {
-    const word = /^[a-z_][a-z0-9_]*$/i.test(name) && name !== "index" ? name : `"${name.replaceAll('"', '""')}"`;
+    const word = written(name);
     const insert = () => {
       const box = $("where");
       const [lo, hi] = [box.selectionStart, box.selectionEnd];
@@ -63,7 +64,7 @@ export function showColumns({ list, filter, names }) {
       const facet = await ask(`/api/facet?${new URLSearchParams({ column: name, where: list.where })}`, { signal });
       if (facet.values) body.replaceChildren(bars(facet));
       else if (facet.bins) body.replaceChildren(histogram(facet));
-      else body.replaceChildren(make("p", { class: "soft small" }, `about ${count(facet.distinct)} values`));
+      else body.replaceChildren(make("p", { class: "soft small" }, `${facet.is_about ? "about " : ""}${count(facet.distinct)} different values`));
       body.removeAttribute("aria-busy");
       return true;
     } catch (error) {
@@ -178,6 +179,15 @@ export function showColumns({ list, filter, names }) {
   }
 
   return { showFacets, columns };
+}
+
+const written = (name) => (/^[a-z_][a-z0-9_]*$/i.test(name) && name !== "index" ? name : `"${name.replaceAll('"', '""')}"`);
+
+/** A filter over the first columns: an example of how one is written. */
+function example(columns) {
+  const parts = [[/^bool/, (name) => name], [/^u?int|^double|^float/, (name) => `${name} >= 3`], [/string/, (name) => `${name} ilike '%cat%'`]];
+  const found = parts.map(([kind, write]) => [columns.find((each) => each.has_facet && kind.test(each.type)), write]);
+  return found.filter(([column]) => column).slice(0, 2).map(([column, write]) => write(written(column.name))).join(" and ");
 }
 
 const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : typeof value === "number" ? value.toLocaleString("en") : String(value));

@@ -7,6 +7,7 @@ import { zoomable } from "./zoom.js";
 const index = Number(document.getElementById("sample").dataset.index);
 const fields = document.getElementById("fields");
 const about = document.getElementById("about");
+let pictures = []; // the fields that are
 const ORDER = ["image", "video", "audio", "text", "array", "other"];
 
 const pairs = (entries) => make("dl", { class: "pairs" }, ...entries.filter(([, value]) => value !== undefined && value !== "").flatMap(
@@ -28,17 +29,40 @@ async function showText(body, field, letterCount = 2000) {
   body.replaceChildren(found.text ? text : make("p", { class: "soft" }, "empty"), ...notes, ...more);
 }
 
-function showPicture(body, field, found) {
+async function showPicture(body, field, found) {
   const path = found.is_drawn ? "field" : "picture";
   const [width, height] = found.is_drawn ? [found.width, found.height] : fitted(found.width, found.height, 4096);
-  body.replaceChildren(zoomable(there(`/${path}/${index}/${field.at}`), { width, height, name: field.name, onerror: (error) => fail(body, error) }));
+  const under = found.classes && (await pictureBelow(field, found));
+  body.replaceChildren(zoomable(there(`/${path}/${index}/${field.at}`), { width, height, under, name: field.name, onerror: (error) => fail(body, error) }));
+  if (found.classes) body.append(classes(found.classes));
+  if (found.classes && !under) body.querySelector("img").classList.add("ground");
   const notes = [];
+  if (found.classes) notes.push(`A mask: each class has a colour${under ? ", over the picture of the sample" : ""}.`);
   if (found.is_scaled) notes.push("Shown from its darkest to its brightest value.");
   if (width !== found.width) notes.push(`Shown at ${count(width)} × ${count(height)} pixels.`);
   if (found.is_moving) notes.push("An animation; the first frame is shown, as it is decoded.");
   if (found.exif.some(([name, value]) => name === "Orientation" && value !== "1")) notes.push("EXIF says to turn it; it is shown as it is decoded, not turned.");
   if (notes.length) body.append(make("p", { class: "place" }, notes.join(" ")));
   if (found.exif.length) body.append(make("details", {}, make("summary", { class: "soft" }, `EXIF, ${count(found.exif.length)} tags`), pairs(found.exif)));
+}
+
+/** The address of the picture that a mask of the same shape belongs to; undefined: there is none. */
+async function pictureBelow(field, { width, height }) {
+  for (const each of pictures.filter(({ at }) => at !== field.at)) {
+    const found = await describe(each).catch(() => ({}));
+    if (found.kind === "image" && !found.classes && found.width * height === width * found.height) {
+      return there(`/${found.is_drawn ? "field" : "picture"}/${index}/${each.at}`);
+    }
+  }
+}
+
+function classes(found) {
+  const keys = found.map(({ number: which, share, colour }) => {
+    const key = make("i");
+    key.style.background = colour;
+    return make("li", {}, key, `${count(which)} · ${(100 * share).toPrecision(2)} %`);
+  });
+  return make("ul", { class: "classes", "aria-label": "Classes of the mask" }, ...keys);
 }
 
 function fitted(width, height, side) {
@@ -91,8 +115,15 @@ function showArrays(body, field, found) {
   body.replaceChildren(...blocks);
 }
 
+const described = new Map(); // by field: the promise of what the server says of it
+
+function describe({ at }) {
+  if (!described.has(at)) described.set(at, ask(`/api/field/${index}/${at}`));
+  return described.get(at);
+}
+
 async function showField(body, words, field) {
-  const found = await ask(`/api/field/${index}/${field.at}`);
+  const found = await describe(field);
   words.replaceChildren(...letters(`${size(field.size)}${found.words && !["video", "audio", "text", "json", "number", "bytes", "damaged", "large", "unopened"].includes(found.kind) ? ` · ${found.words}` : ""}`));
   words.title = words.textContent;
   if (found.kind === "image") return showPicture(body, field, found);
@@ -172,6 +203,7 @@ async function start() {
   document.getElementById("key").replaceChildren(...letters(found.key));
   document.getElementById("key").title = found.key;
   const sorted = [...found.fields].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
+  pictures = sorted.filter(({ kind }) => kind === "image");
   fields.replaceChildren(...sorted.map(fieldCard));
   fields.removeAttribute("aria-busy");
   const place = pairs([["shard", count(found.shard)], ["row", count(found.row)], ["set", found.dataset ?? undefined], ["url", found.url]]);

@@ -21,13 +21,14 @@ let names = []; // of classes
 let blocks = new Map(); // number of a block -> {rows, error, stop}
 let opening = new AbortController();
 let anchor = 0; // where a range of marks begins
-let isOpen = false; // the list that the address says is shown
+let isOpen = false; // the list that is shown is the one that was asked for last
+let hasShown = false; // some list is
 let waiting = ""; // a filter out of a link from elsewhere: SQL takes work, so a person looks at it before it runs
 const OURS = { isOurs: true }; // the state of addresses that this page has written
 const WAITS = "This filter came with a link. Look at it; the button runs it.";
 let writing; // of the address
 
-const asked = (more) => new URLSearchParams(Object.entries({ where: list.where, marked: list.marked ? "1" : "", ...more }).filter(([, value]) => value !== ""));
+const asked = (more, { where, marked } = list) => new URLSearchParams(Object.entries({ where, marked: marked ? "1" : "", ...more }).filter(([, value]) => value !== ""));
 
 function address(at) {
   const query = asked({ at: at ? String(at) : "" });
@@ -135,23 +136,33 @@ function tell(total) {
   $("count").textContent = list.where || list.marked ? `${count(total)} of ${count(all)} ${what}` : `${count(all)} sample${all === 1 ? "" : "s"}`;
   $("slider").max = String(Math.max(total - 1, 0));
   $("told").replaceChildren();
-  if (!total) $("told").append(make("p", { class: "soft none" }, all ? "No sample is shown." : "The dataset has no samples."));
+  if (!total) $("told").append(make("p", { class: "soft none" }, nothing()));
+}
+
+function nothing() {
+  if (!all) return "The dataset has no samples.";
+  if (!list.where) return "No sample is marked.";
+  return list.marked ? "No marked sample matches this filter." : "No sample matches this filter.";
 }
 
 // --- a list is opened: by the address, a filter, a toggle
 
-async function open({ at = 0, isNew = false } = {}) {
+/** Show another list; if that fails, the one that is shown stays, and the reason is beside the filter. */
+async function open({ at = 0, isNew = false, ...changes } = {}) {
+  const wanted = { ...list, ...changes };
   opening.abort();
   opening = new AbortController();
   const { signal } = opening;
   isOpen = false;
   $("grid").setAttribute("aria-busy", "true");
   $("where").removeAttribute("aria-invalid");
-  if (isNew) history.pushState(OURS, "", address(at));
-  if (list.where || list.marked) $("count").textContent = "looking …";
+  if (wanted.where || wanted.marked) $("count").textContent = "looking …";
   try {
     let total = all;
-    if (list.where || list.marked) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" })}`, { signal })).total;
+    if (wanted.where || wanted.marked) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" }, wanted)}`, { signal })).total;
+    Object.assign(list, wanted);
+    if (isNew) history.pushState(OURS, "", address(at));
+    hasShown = true;
     blocks.forEach(({ stop }) => stop.abort());
     blocks = new Map();
     $("why").replaceChildren(...(waiting ? [make("p", { class: "soft", role: "status" }, WAITS)] : []));
@@ -161,16 +172,17 @@ async function open({ at = 0, isNew = false } = {}) {
     anchor = at;
     isOpen = true;
     place();
+    $("only").setAttribute("aria-pressed", String(list.marked));
     showFacets(signal);
+    return true;
   } catch (error) {
     if (error.name === "AbortError") return;
     fail($("why"), error);
     $("where").setAttribute("aria-invalid", "true");
-    $("count").textContent = "the filter did not work";
-    blocks.forEach(({ stop }) => stop.abort());
-    blocks = new Map();
-    grid.reset(0);
     document.body.classList.add("filtering");
+    if (hasShown) tell(grid.total);
+    else grid.reset(all, 0), tell(all), showFacets(signal);
+    isOpen = hasShown = true;
   } finally {
     if (!signal.aborted) $("grid").removeAttribute("aria-busy");
   }
@@ -180,28 +192,25 @@ function read() {
   const query = new URLSearchParams(location.search);
   const where = (query.get("where") ?? "").trim();
   const isOurs = history.state?.isOurs || document.referrer.startsWith(there("/"));
-  [list.where, waiting] = isOurs ? [where, ""] : ["", where];
-  list.marked = query.get("marked") === "1";
+  waiting = isOurs ? "" : where;
   $("where").value = where;
   $("clear").hidden = !where;
-  $("only").setAttribute("aria-pressed", String(list.marked));
   const at = Number(query.get("at") ?? 0);
-  return Number.isSafeInteger(at) && at >= 0 ? at : 0;
+  return { at: Number.isSafeInteger(at) && at >= 0 ? at : 0, where: isOurs ? where : "", marked: query.get("marked") === "1" };
 }
 
-function filter(where) {
-  list.where = where.trim();
-  $("where").value = list.where;
-  $("clear").hidden = !list.where;
-  const isWaiting = Boolean(waiting) && list.where === waiting;
+async function filter(text) {
+  const where = text.trim();
+  $("where").value = where;
+  $("clear").hidden = !where;
+  const isWaiting = Boolean(waiting) && where === waiting;
   waiting = "";
-  if (isWaiting) {
-    history.replaceState(OURS, "", location.href);
-    open({ at: read() });
-  } else open({ isNew: true });
+  if (isWaiting) history.replaceState(OURS, "", location.href);
+  const isDone = await open(isWaiting ? read() : { where, isNew: true });
+  if (isDone && document.activeElement?.closest("#filter")) $("grid").focus({ preventScroll: true });
 }
 
-window.addEventListener("popstate", () => open({ at: read() }));
+window.addEventListener("popstate", () => open(read()));
 
 $("filter").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -368,9 +377,7 @@ function showMarks({ count: number, file }) {
 }
 
 $("only").addEventListener("click", () => {
-  list.marked = !list.marked;
-  $("only").setAttribute("aria-pressed", String(list.marked));
-  open({ isNew: true });
+  open({ marked: !list.marked, isNew: true });
 });
 
 $("unmark").addEventListener("click", async () => {
@@ -426,7 +433,7 @@ document.addEventListener("click", ({ target }) => {
 
 ask("/api/marks").then(showMarks, (error) => say(error.message));
 window.addEventListener("pageshow", (event) => {
-  if (event.persisted) open({ at: read() }); // marks may have changed on another page
+  if (event.persisted) open(read()); // marks may have changed on another page
 });
-open({ at: read() });
+open(read());
 $("grid").focus({ preventScroll: true });

@@ -4,10 +4,16 @@ import { make } from "./common.js";
 const MOST = 64;
 const STEP = 1.25;
 
-/** An element with a picture in it; `width` and `height` are those of its pixels, `onerror(error)` is called for a failure. */
-export function zoomable(source, { width, height, name, onerror }) {
+/**
+ * An element with a picture in it; `width` and `height` are those of its pixels, `onerror(error)` is called for a failure.
+ * `under`: the address of another picture of this shape, over which it is laid.
+ */
+export function zoomable(source, { width, height, name, under, onerror }) {
   const image = make("img", { src: source, alt: name, draggable: "false", width, height, decoding: "async" });
-  const view = make("div", { class: "view", tabindex: "0", role: "group", "aria-label": `${name}, + and − zoom` }, image);
+  const view = make("div", { class: "view", tabindex: "0", role: "group", "aria-label": `${name}, + and − zoom` });
+  const layers = [image];
+  if (under) layers.unshift(make("img", { src: under, alt: "", draggable: "false", width, height }));
+  view.append(...layers);
   // No higher than the picture is, enlarged if it is small.
   view.style.aspectRatio = `${width} / ${height}`;
   view.style.maxHeight = `min(62vh, ${Math.max(height * Math.max(1, Math.min(8, Math.floor(320 / Math.max(width, height)))), 120) + 2}px)`;
@@ -17,7 +23,7 @@ export function zoomable(source, { width, height, name, onerror }) {
   image.addEventListener("error", () => onerror(new Error("the browser cannot draw this picture; it may be damaged")));
 
   function show() {
-    image.style.transform = `translate(${state.x}px, ${state.y}px) scale(${state.scale})`;
+    for (const each of layers) each.style.transform = `translate(${state.x}px, ${state.y}px) scale(${state.scale})`;
     image.classList.toggle("sharp", state.scale >= 2);
     said.textContent = `${Math.round(state.scale * 100)} %`;
   }
@@ -89,5 +95,10 @@ export function zoomable(source, { width, height, name, onerror }) {
   const bar = make("div", { class: "view-bar" },
     button("−", "Smaller (-)", orders["-"]), button("+", "Larger (+)", orders["+"]),
     button("Fit", "The whole picture (0)", fit), button("100 %", "One to one (1)", real), said);
+  if (under) {
+    const strength = make("input", { type: "range", min: "0", max: "100", value: "60", oninput: () => (image.style.opacity = strength.value / 100) });
+    image.style.opacity = 0.6;
+    bar.append(make("label", { class: "inline" }, "mask ", strength));
+  }
   return make("div", {}, view, bar);
 }
