@@ -62,7 +62,7 @@ def test_steps_and_ranks(browser, server, index):
     with Visit(browser, server.url) as visit:
         page = visit.go(QUERY)
         wait_for(page, 0, 0, first[0])
-        assert page.get_attribute("nav a[aria-current]", "href") == "/epoch"
+        assert page.get_attribute("nav a[aria-current]", "href") == "./epoch"
         assert "7 steps on each of 2 ranks" in page.inner_text("#summary")
         page.click("#after")
         wait_for(page, 1, 0, first[1])

@@ -134,13 +134,39 @@ def test_the_address_is_what_is_shown(browser, server):
         page.wait_for_url("**/sample/272")
         page.go_back()
         cell(page, 272).wait_for()
-        page.fill("#where", "nowhere = 1")
+        page.fill("#where", "label = 1")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#why .error")
-        assert "nowhere" in page.inner_text("#why")
+        cell(page, 1).wait_for()
         page.go_back()
         cell(page, 272).wait_for()
-        assert page.inner_text("#why") == ""
+        assert page.input_value("#where") == "label = 2"
+        assert visit.left == []
+
+
+def test_a_wrong_filter(browser, server):
+    """The samples that were shown stay, the column that was meant is named; after a right one keys go to the grid."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples?where=labl+%3D+2")
+        page.click("#filter .main")
+        page.wait_for_selector("#why .error")
+        cell(page, 0).wait_for()
+        assert page.get_attribute("#where", "placeholder") == "label >= 3"
+        page.fill("#where", "label = 2")
+        page.click("#filter .main")
+        cell(page, 2).wait_for()
+        until(page, "document.activeElement.id == 'grid'")
+        page.fill("#where", "labl = 0")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#why .error")
+        assert page.inner_text("#why") == "there is no column 'labl' (did you mean 'label'?)"
+        assert page.inner_text("#count") == "200 of 600 match"
+        cell(page, 5).wait_for()
+        page.locator("#grid").focus()
+        page.keyboard.press("End")
+        cell(page, 599).wait_for()
+        page.fill("#where", "label = 9")
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('told').textContent == 'No sample matches this filter.'")
         assert visit.left == []
 
 

@@ -9,8 +9,9 @@ from starlette.testclient import TestClient
 
 from tests.support.cache_dirs import put_file, put_shard, table_of
 from tests.support.clocks import set_limits
-from tests.support.shards import write_index
+from tests.support.shards import write_index, write_json
 from wids.core.cache.usage_hints import PlanFile
+from wids.core.place import Place
 from wids.tools.serve import cache
 from wids.tools.serve.app import make_app
 from wids.tools.serve.served import Served
@@ -49,6 +50,22 @@ def test_a_directory_that_is_not_there(pages, home):
     assert (found["exists"], found["shards"], found["rows"], found["used_bytes"]) == (False, 0, [], 0)
     assert pages.get("/cache").status_code == 200
     assert not os.path.exists(home)
+
+
+def test_shards_by_their_urls(tmp_path, home, monkeypatch):
+    """Those of the dataset, without passwords; two of one name are told apart. Others have the names of their files."""
+    set_limits(cache.Live, monkeypatch.setattr, pause_seconds=0.0)
+    urls = [f"https://me:secret@example.com/{folder}/s0.tar" for folder in "ab"]
+    shards = [{"url": url, "nsamples": 1} for url in urls]
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
+    served = Served(str(index), cache_dir=home)
+    os.mkdir(home)
+    for name in (*(Place(url).cache_name() for url in urls), "c.tar"):
+        put_shard(home, name, 1000)
+    found = ask(TestClient(make_app(served), base_url="http://localhost", headers={"x-wids": "1"}))
+    assert found["urls"] == {Place(url).cache_name(): Place(url).public for url in urls}
+    assert "secret" not in str(found["urls"].values())
+    served.close()
 
 
 def test_a_file_in_its_place(pages, home):

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,6 +202,21 @@ def test_looks(open_pages, plain, more):
             assert look["lengths"] == pytest.approx([lengths.min(), lengths.mean(), lengths.max()])
         else:
             assert not look.keys() & {"costs", "padding", "lengths"}
+
+
+def test_classes_have_names(open_pages, tmp_path):
+    """Of the index, in plots and in batches."""
+    index = columns.write_dataset(tmp_path, (30, 12))
+    header = json.loads(Path(index).read_text())
+    names = [f"class {k}" for k in range(1 + max(columns.facts_of(k)["label"] for k in range(42)))]
+    write_json(index, {**header, "info": {"classes": names}})
+    columns.make_columns(index)
+    pages = open_pages(index)
+    labels = pages.served.dataset.read_column("label").tolist()
+    batch = pages.get("/batch", batch_size=42, label="label")
+    words = [f"{names[label]} ({label})" for label in labels]
+    assert batch["labels"] == [words[one["index"]] for one in batch["samples"]]
+    assert set(pages.get("/looks", steps="0", batch_size=42, label="label")["names"]) <= set(words)
 
 
 @pytest.mark.parametrize("column", ["width", "tag", "caption"])

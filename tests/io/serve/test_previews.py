@@ -56,6 +56,38 @@ def test_the_field_that_stands_for_a_sample(names, found):
     assert main_field(names) == main_field(reversed(names)) == found
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "is_painted"),
+    [
+        (".png", np.arange(48, dtype=np.uint8).reshape(6, 8) % 5, True),
+        (".png", np.asarray([[0, 33], [255, 7]], np.uint8), True),
+        (".seg.png", np.asarray([[0, 150], [255, 7]], np.uint8), True),
+        (".seg.png", np.asarray([[0, 300], [2, 7]], np.uint16), True),
+        (".png", np.asarray([[0, 150], [255, 7]], np.uint8), False),
+        (".mask.png", np.asarray([[0, 255]], np.uint8), False),
+        (".png", np.asarray([[0, 300], [2, 7]], np.uint16), False),
+        (".seg.png", np.zeros((2, 2, 3), np.uint8), False),
+    ],
+    ids=str,
+)
+def test_masks(pages, name, data, is_painted):
+    """Numbers of classes have colours, in small and in full; other grey pictures stay grey."""
+    stream = io.BytesIO()
+    Image.fromarray(data).save(stream, "PNG")
+    browser = pages({name: stream.getvalue()})
+    found = browser.get("/api/field/0/@0").json()
+    assert bool(found["classes"]) == is_painted
+    small, full = (opened(browser.get(f"/{size}/0/@0")).convert("RGB") for size in ("thumb", "picture"))
+    is_grey = all(red == green == blue for red, green, blue in full.get_flattened_data())
+    assert is_grey != is_painted
+    if is_painted:
+        assert small.tobytes() == full.tobytes()
+        shares = {each["number"]: each["share"] * data.size for each in found["classes"]}
+        assert shares == pytest.approx({int(k): int((data == k).sum()) for k in np.unique(data)})
+        colours = {each["number"]: bytes.fromhex(each["colour"][1:]) for each in found["classes"]}
+        assert full.tobytes() == b"".join(colours[int(number)] for number in data.ravel())
+
+
 def test_kinds_of_packed_fields():
     """What is packed is of the kind of what is in it; a picture by its name only."""
     assert [kind_of(name) for name in (".txt.gz", ".NPY.GZ", ".gz", "", ".jpg.pkl")] == [

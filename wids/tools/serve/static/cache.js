@@ -30,10 +30,10 @@ const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : 
 const urls = new Map(); // of the dataset's shards, by the names of their files
 
 /** The name of a shard: as the dataset has it, with the folder that it is in, or as its file is called. */
-const title = (name) => urls.get(name)?.split("/").slice(-2).join("/") ?? name.replace(DIGEST, "");
+const nameOf = (name) => urls.get(name)?.split("/").slice(-2).join("/") ?? name.replace(DIGEST, "");
 
 function named(name) {
-  if (urls.has(name)) return make("span", { class: "mono", title: urls.get(name) }, title(name));
+  if (urls.has(name)) return make("span", { class: "mono", title: urls.get(name) }, nameOf(name));
   const digest = DIGEST.exec(name);
   const found = make("span", { class: "mono", title: name });
   if (digest) found.append(make("span", { class: "digest", "aria-hidden": "true" }, digest[1]));
@@ -122,7 +122,7 @@ function showDownloads(found) {
     const words = isWhole ? `${size(each.written_bytes)} of ${size(each.size_bytes)}` : `${size(each.written_bytes)} so far`;
     const state = each.is_locked === false ? "left behind: no process that can be seen writes it" : `${rate ? `${size(Math.round(rate))}/s · ` : ""}process ${each.pid}`;
     return make("div", { class: "card download" }, make("p", {}, named(each.name)),
-      isWhole ? make("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": title(each.name) }, bar) : null,
+      isWhole ? make("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(100 * share), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": nameOf(each.name) }, bar) : null,
       make("p", { class: "soft" }, `${words} · ${state}`));
   });
   const live = new Set(found.downloads.map((each) => `${each.pid} ${each.name}`));
@@ -160,7 +160,7 @@ function showChanges(found) {
     const words = change.has_come ? "arrived" : change.is_noted ? "went" : "deleted";
     const title = change.has_come ? "It was downloaded, or adopted" : change.is_noted ? "A cache has evicted or cleaned it: to make space, or to replace it" : "By something that is no wids cache";
     list.prepend(make("li", {}, make("span", { class: "soft" }, clock(change.seconds)), make("span", { class: change.has_come ? "came" : "went", title }, words),
-      make("span", { class: "name mono", title: urls.get(change.name) ?? change.name }, title(change.name)),
+      make("span", { class: "name mono", title: urls.get(change.name) ?? change.name }, nameOf(change.name)),
       make("span", { class: "number soft" }, change.size_bytes === null ? "" : size(change.size_bytes))));
   }
   while (list.children.length > MOST_EVENTS) list.lastChild.remove();
