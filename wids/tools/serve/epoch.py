@@ -235,7 +235,9 @@ class Labels(NamedTuple):
     """A column of classes, of which the most frequent is number 0.
 
     Attributes:
-        column: its name. numbers: of each sample's class, (n,). values: the column's value for each number.
+        column: its name.
+        numbers: of each sample's class, (n,).
+        values: the column's value for each number.
         class_names: those of the index, if the values number them; else none.
     """
 
