@@ -192,6 +192,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             path=path,
             joined=self.joined,
             chosen=collection.whole_indices(),
+            classes=collection.shards.class_names,
         )
 
     def _ask(

@@ -209,6 +209,10 @@ def check_names(names: Sequence[str], parameter: str | None = None) -> None:
         )
 
 
+# What a column of classes is called, in lower case.
+CLASS_COLUMNS = frozenset({"cls", "label", "class", "target"})
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Words that name the column with the most similar name, if there is one."""
     there = {each.casefold(): each for each in names}

@@ -31,7 +31,7 @@ import numpy as np
 
 from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
-from wids.columns.spec import nearest
+from wids.columns.spec import CLASS_COLUMNS, nearest
 from wids.core.files import tempdirs
 from wids.errors import QueryError, is_harmless
 
@@ -72,6 +72,10 @@ _PLAIN_PARTS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "BASE
 _MODIFIERS = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "DISTINCT_MODIFIER"})
 _ORDERS = frozenset({"ASCENDING", "DESCENDING", "ORDER_DEFAULT"})
 _PLAIN = _PLAIN_PARTS | _MODIFIERS | _ORDERS
+# Comparisons of a column of classes with the name of one; a text in the bytes of a statement.
+_EQUALITIES = frozenset({"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_IN", "COMPARE_NOT_IN"})
+_EQUALITIES |= {"COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
+_TEXT = re.compile(rb"'((?:[^']|'')*)'")
 # Where a statement gives names.
 _ALIASES = ("alias", "aliases", "column_name_alias")
 _WHOLE_ROWS = frozenset({"STAR", "POSITIONAL_REFERENCE"})
@@ -116,6 +120,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
         joined: Arrow tables of as many rows, or `MappedTable`s, which other processes map; their columns follow.
         present: more columns, each true where one of some columns is not null: name -> names of these.
         chosen: the rows of a view: int64, ascending; None: all. SQL counts them from 0.
+        classes: their names; SQL may compare a column of their numbers with them: ``label = 'dog'``.
     """
 
     samples: int
@@ -123,6 +128,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
     joined: Sequence[Any] = ()
     present: Mapping[str, Sequence[str]] = {}
     chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    classes: Sequence[str] = ()
 
     @property
     def count(self) -> int:
@@ -162,7 +168,7 @@ def find_rows(
 
     def find(connection: Any) -> list[np.ndarray[Any, Any]]:
         _check_predicate(connection, predicate)
-        reader = _reader_of(connection.sql(_FIND + predicate))
+        reader = _reader_of(connection.sql(_number_classes(connection, _FIND + predicate, table.classes)))
         return [_indices_of(table, batch.column(0)) for batch in reader]
 
     parts = _ask(table, predicate, find, memory_bytes, statement=_FIND + predicate)
@@ -176,7 +182,8 @@ def count_nulls(table: SampleTable, predicate: str, *, memory_bytes: int = DEFAU
 
     def count(connection: Any) -> int:
         _check_predicate(connection, predicate)
-        found = connection.sql(f"SELECT count(*) FROM samples WHERE (\n{predicate}\n) IS NULL").fetchall()  # noqa: S608
+        counting = f"SELECT count(*) FROM samples WHERE (\n{predicate}\n) IS NULL"  # noqa: S608 - checked
+        found = connection.sql(_number_classes(connection, counting, table.classes)).fetchall()
         return int(found[0][0])
 
     return _ask(table, predicate, count, memory_bytes, statement=_FIND + predicate)
@@ -216,7 +223,7 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
         if kinds != ["SELECT"]:
             words = " and ".join(kinds) or "nothing"
             raise _RefusedError(f"one SELECT statement is run, and this is {words}")
-        return _reader_of(connection.sql(sql)).read_all()
+        return _reader_of(connection.sql(_number_classes(connection, sql, table.classes))).read_all()
 
     return _ask(table, sql, read, memory_bytes, statement=sql)
 
@@ -589,6 +596,50 @@ def _check_predicate(connection: Any, predicate: str) -> None:
 def _parse(connection: Any, sql: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
     return found
+
+
+def _number_classes(connection: Any, statement: str, classes: Sequence[str]) -> str:
+    """A statement with numbers in place of the names of classes that a column of their numbers is compared with.
+
+    Raises:
+        _RefusedError: no class, or more than one, has such a name.
+    """
+    if not classes or "'" not in statement:
+        return statement
+    kinds = {name.casefold(): kind for name, kind, *_ in connection.execute(_DESCRIBE).fetchall()}
+    columns = {name for name in CLASS_COLUMNS if kinds.get(name, "").endswith("INT") or kinds.get(name) == "INTEGER"}
+    tree = _parse(connection, statement)
+    if not columns or tree["error"]:
+        return statement
+    parts = [part for part in _parts_of(tree["statements"]) if _is_dict(part)]
+    columns -= {each.casefold() for part in parts for key in _ALIASES for each in _texts_of(part.get(key))}
+    data, numbers = statement.encode(), dict[tuple[int, int], bytes]()
+    for part in parts:
+        if part.get("type") not in _EQUALITIES:
+            continue
+        sides = [*part.get("children", ()), *filter(_is_dict, (part.get("left"), part.get("right")))]
+        if any(side["class"] == "COLUMN_REF" and side["column_names"][-1].casefold() in columns for side in sides):
+            found = [_TEXT.match(data, side["query_location"]) for side in sides if side["class"] == "CONSTANT"]
+            numbers |= {text.span(): _number_of(text[1], classes) for text in found if text is not None}
+    for (start, end), number in sorted(numbers.items(), reverse=True):
+        data = data[:start] + number + data[end:]
+    return data.decode()
+
+
+def _number_of(text: bytes, classes: Sequence[str]) -> bytes:
+    """The number of a class; of a text that is none's name and a number, the text in its quotes.
+
+    Raises:
+        _RefusedError: no class, or more than one, has such a name.
+    """
+    name = text.decode().replace("''", "'")
+    if (count := classes.count(name)) == 1:
+        return str(classes.index(name)).encode()
+    if count:
+        raise _RefusedError(f"{count} classes are called {name!r}; write their numbers")
+    if name.strip().isdecimal():
+        return b"'" + text + b"'"
+    raise _RefusedError(f"there is no class {name!r}{nearest(name, classes)}")
 
 
 def _without_where(tree: Any) -> Any:

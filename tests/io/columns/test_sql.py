@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import threading
@@ -443,3 +444,57 @@ def test_duckdb_runs_what_it_is_given():
     }
     assert {"DROP", "CREATE", "INSERT", "SET", "PRAGMA", "ATTACH", "COPY", "EXPLAIN", "EXPORT", "PREPARE"} <= kinds
     connection.close()
+
+
+CLASSES = ("cat", "dog", "it's", "köp", "dog 2", "twice", "twice")
+
+
+@pytest.fixture
+def labelled():
+    """The labels 0 to 6 and null, as a table; also as texts."""
+    labels = [*range(7), None]
+    table = pa.table({"label": labels, "caption": ["dog" if label == 3 else f"ü{label}" for label in labels]})
+    return SampleTable(samples=8, joined=(table,), classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "rows"),
+    [
+        ("label = 'dog'", [1]),
+        ("'dog' = LABEL", [1]),
+        ("label = 'it''s'", [2]),
+        ("caption <> 'ü5' and \"label\" in ('köp', 'cat', 4)", [0, 3, 4]),
+        ("label not in ('cat', 'dog', 'it''s', 'köp')", [4, 5, 6]),
+        ("label <> 'cat' and label < 2", [1]),
+        ("label is not distinct from 'köp'", [3]),
+        ("samples.label = 'dog 2' or label = '5'", [4, 5]),
+        ("caption = 'dog'", [3]),
+        ("caption in ('dog', 'ü0') and label = 'cat'", [0]),
+    ],
+)
+def test_names_of_classes(labelled, predicate, rows):
+    """A column of their numbers is compared with them as if the numbers were written; other columns are not."""
+    assert find_rows(labelled, predicate).tolist() == rows
+    query = f'select s."index" from samples s where {predicate.replace("samples.", "s.")} order by 1'
+    assert run_query(labelled, query).column(0).to_pylist() == rows
+    assert sql_module.count_nulls(labelled, "label = 'dog'") == 1
+
+
+@pytest.mark.parametrize(
+    ("predicate", "words"),
+    [
+        ("label = 'cats'", "there is no class 'cats' (did you mean 'cat'?)"),
+        ("label in ('cat', 'nobody')", "there is no class 'nobody'"),
+        ("label = 'twice'", "2 classes are called 'twice'"),
+    ],
+)
+def test_names_that_no_class_has(labelled, predicate, words):
+    """The error names the class, and one with a similar name."""
+    with pytest.raises(QueryError, match=re.escape(words)):
+        find_rows(labelled, predicate)
+
+
+def test_a_name_that_a_statement_gives(labelled):
+    """A column that it calls like one of classes is not of classes."""
+    query = "select count(*) from (select caption as label from samples) where label = 'dog'"
+    assert run_query(labelled, query).column(0).to_pylist() == [1]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Route
 
 from wids.columns.members import HAS
-from wids.columns.spec import OWN_COLUMNS, fold, stem_of
+from wids.columns.spec import CLASS_COLUMNS, OWN_COLUMNS, fold, stem_of
 from wids.errors import InputError, SelectionError, WidsError, shown
 from wids.tools.serve.answers import answer
 from wids.tools.serve.rows import as_json, words_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 MOST_VALUES, _BINS = 50, 24
 # They number samples, or tell them apart.
 _NAMES = frozenset({"index", "row", "key"})
-# What a column of classes is called, in lower case.
-_LABELS = frozenset({"cls", "label", "class", "target"})
 # The member tables of so many shards on this machine are read without being asked for.
 _FEW_SHARDS = 200
 # Of so many samples different values are counted exactly.
@@ -143,7 +141,9 @@ def class_names(served: Served, name: str, values: Sequence[Any]) -> Sequence[st
     """The names of the classes that a column's values are; none where they are no classes of the index."""
     names: Sequence[str] = served.collection.shards.class_names
     numbers = [value for value in values if value is not None]
-    is_label = name.casefold() in _LABELS and all(type(each) is int and 0 <= each < len(names) for each in numbers)
+    is_label = name.casefold() in CLASS_COLUMNS and all(
+        type(each) is int and 0 <= each < len(names) for each in numbers
+    )
     return names if is_label else ()
 
 
