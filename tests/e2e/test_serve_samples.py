@@ -382,3 +382,23 @@ def test_fields_of_all_kinds(browser, tmp_path):
         cell(page, 4).locator(".error").wait_for()
         cell(page, 5).get_by_text(".mp4 4 bytes").wait_for()
         assert visit.left == []
+
+
+def test_save_a_filter(browser, server, tmp_path):
+    """What it chooses is a view that opens; without a match there is nothing to save."""
+    with Visit(browser, server.url, accept_downloads=True) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).wait_for()
+        assert not page.is_visible("#as-filtered")
+        page.fill("#where", "label = 'bee' and shard = 1")
+        page.keyboard.press("Enter")
+        with page.expect_download() as download:
+            page.click("#as-filtered")
+        zipfile.ZipFile(download.value.path()).extractall(tmp_path)
+        page.fill("#where", "label = 9")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#as-filtered", state="hidden")
+        assert (visit.left, visit.said) == ([], [])
+    dataset = wids.ShardListDataset(tmp_path / "filtered.json", transformations="numpy", fields=(".cls",))
+    assert len(dataset) == 66
+    assert {dataset[k][".cls"] for k in range(66)} == {1}

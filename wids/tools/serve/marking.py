@@ -13,7 +13,7 @@ from wids.errors import InputError, JsonError, SelectionError
 from wids.tools.serve.answers import answer
 from wids.tools.serve.marks import MAX_MARKS, pack_indices, pack_view
 from wids.tools.serve.rows import check_indices, parse_indices
-from wids.tools.serve.waiting import work_for
+from wids.tools.serve.waiting import watched, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ _MAX_BODY = 8 << 20
 
 
 def routes(served: Served) -> list[Route]:
-    """``/api/marks``: the marks, and marking; files to download."""
+    """``/api/marks``: the marks, and marking; files to download; ``/api/filtered.zip``: what a filter chooses."""
     marks = served.marks
 
     async def respond(request: Request) -> Response:
@@ -48,12 +48,23 @@ def routes(served: Served) -> list[Route]:
 
         return give
 
+    def give_filtered(request: Request) -> Response:
+        """The samples of ``where=`` as a view."""
+        where = request.query_params.get("where", "")
+        chosen = served.choose(where, is_marked=False)
+        if chosen is None or not len(chosen):
+            raise InputError("where has no filter, or one that no sample matches: there is no view to save")
+        headers = {"content-disposition": 'attachment; filename="filtered.zip"'}
+        data = pack_view(served.dataset.select(chosen.astype("int64")), "filtered.json")
+        return Response(data, media_type="application/zip", headers=headers)
+
     files: list[tuple[Callable[[], bytes], str, str]] = [
-        (lambda: pack_view(marks), "marked.zip", "application/zip"),
+        (lambda: pack_view(marks.view(), "marked.json"), "marked.zip", "application/zip"),
         (lambda: pack_indices(marks.indices()), "marked.npy", "application/octet-stream"),
     ]
     return [
         Route("/api/marks", respond, methods=["GET", "POST"]),
+        Route("/api/filtered.zip", watched(give_filtered)),
         *(Route(f"/api/marks/{name}", give(make, name, kind)) for make, name, kind in files),
     ]
 

@@ -165,15 +165,20 @@ def pack_indices(indices: Integers) -> bytes:
     return data.getvalue()
 
 
-def pack_view(marks: Marks) -> bytes:
-    """A saved view of the marked samples, as a zip of its two files that may be unpacked anywhere on this machine."""
+def pack_view(view: ShardListDataset[dict[str, Any]], name: str) -> bytes:
+    """A saved view, as a zip of its two files that may be unpacked anywhere on this machine.
+
+    Args:
+        view: of a dataset.
+        name: of the index in the zip.
+    """
     data = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="wids-view-") as folder, zipfile.ZipFile(data, "w") as packed:
-        path = os.path.join(folder, "marked.json")
-        marks.view().save(path)
+        path = os.path.join(folder, name)
+        view.save(path)
         with open(path, "rb") as file:
             index = json_text.parse(file.read())
         rows = os.path.basename(index["rows"])
-        packed.writestr("marked.json", json.dumps(index, indent=1))
+        packed.writestr(name, json.dumps(index, indent=1))
         packed.write(os.path.join(folder, rows), rows)
     return data.getvalue()

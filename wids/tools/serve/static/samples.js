@@ -173,6 +173,8 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
     isOpen = true;
     place();
     $("only").setAttribute("aria-pressed", String(list.marked));
+    $("as-filtered").hidden = !list.where || !total;
+    $("as-filtered").href = there(`/api/filtered.zip?${new URLSearchParams({ where: list.where })}`);
     showFacets(signal);
     return true;
   } catch (error) {
