@@ -41,6 +41,8 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
+    from numpy.typing import NDArray
+
     from wids.core.order.cursor import Run
     from wids.core.order.epoch import Reshuffle, Tail
     from wids.core.order.layout import SourceSpan
@@ -466,6 +468,10 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             `wids.MixtureBatchSampler`.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, as ``device_mesh["dp"]``, in place of
             ``num_replicas`` and ``rank``: processes of one tensor- or pipeline-parallel group get the same samples.
+        lengths: number of samples in each part of the dataset that is read together: the row groups of a Parquet file,
+            the batches of an Arrow file, fragments, episodes. They are taken for shards: a chunk is of one part, so a
+            rank reads about ``window`` parts at a time. Default: the dataset's own shards. A state holds for the same
+            lengths only.
         sample_seeds: give every sample dict ``__seed__``, an int, 0 .. 2**63 - 1, for `wids.seeded` and `wids.rng`: a
             function of ``seed``, the pass, the sample's index in the dataset (in a mixture: the name of its source, and
             its index and pass there) and, with ``weights``, the number of its copy in the pass. Ranks, workers,
@@ -480,7 +486,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
-            below 1, settings that exclude each other, or a value that is not an integer.
+            below 1, ``lengths`` that do not add up to the dataset, settings that exclude each other, or a value that is
+            not an integer.
         InputError: a ``mesh`` that says no rank; ``sample_seeds``, and the dataset does not hand indices on to a
             `wids.ShardListDataset`. When it is iterated, or asked for its length: a process group of another size has
             been initialized since it was made without ``num_replicas``.
@@ -518,6 +525,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         weights: Any = None,
         source_batch: int = 1,
         mesh: Any = None,
+        lengths: Sequence[int] | NDArray[Any] | None = None,
         sample_seeds: bool = False,
     ) -> None:
         parts = _parts_of(dataset)
@@ -540,7 +548,9 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             source_batch=source_batch,
             takes_lanes=lanes is None,
         )
-        population = choose_population(dataset, parts, settings, num_samples=num_samples, weights=weights)
+        population = choose_population(
+            dataset, parts, settings, num_samples=num_samples, weights=weights, lengths=lengths
+        )
         progress = SampleProgress(dataset, population, population.set_size(settings))
         if num_replicas is None:
             progress.check = partial(_check_group, world, own_rank if rank is None else None)

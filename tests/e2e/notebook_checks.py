@@ -49,6 +49,16 @@ def choosing_samples(
     assert same_order, "two ranks have another order"
 
 
+def order_of_any_dataset(*, results, n, reads, groups):
+    """Each row comes once on other ranks, and no more row groups are read than the ranks share."""
+    assert {"memmap", "Arrow", "Parquet"} <= {row["dataset"] for row in results}
+    for row in results:
+        assert row["rows seen"] == n
+        assert row["repeated at the end"] < 3
+        assert not row["states differ"]
+    assert reads["lengths="] <= groups + 3 < reads["without"]
+
+
 def coming_from_imagefolder(
     *, files, shards, labels, different, tars, accuracy_of_shards, classes, class_to_idx, targets, folder, fives, shown
 ):

@@ -17,7 +17,7 @@ from wids.core.order.layout import ShardCounts, layout, read_column
 from wids.core.order.mixture import MixedSource, MixturePlan, WeightSegment, check_weights
 from wids.core.order.rank_epochs import RankEpochs
 from wids.core.order.state import START
-from wids.core.order.validation import parse_range
+from wids.core.order.validation import parse_range, shard_ends
 from wids.core.order.weights import Copies, parse_weights
 from wids.errors import InputError, a_kind
 
@@ -260,6 +260,7 @@ def choose_population(
     *,
     num_samples: int | tuple[int, int] | None = None,
     weights: Any = None,
+    lengths: Any = None,
 ) -> Population:
     """The population that a sampler reads of a dataset.
 
@@ -269,10 +270,12 @@ def choose_population(
         settings: of the sampler.
         num_samples: else, which of the samples; see `wids.DistributedChunkedSampler`.
         weights: see there.
+        lengths: see there.
 
     Raises:
-        ValueError: a range outside of the dataset; ``weights`` that are not one number for each sample; these, or a
-            range, of a mixture; a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
+        ValueError: a range outside of the dataset; ``weights`` that are not one number for each sample; ``lengths``
+            that do not add up to all samples; these, or a range, of a mixture; a ``source_batch``, and it is no
+            mixture, or the lanes do not divide the global batch.
     """
     if parts is None:
         if settings.source_batch != 1:
@@ -281,13 +284,30 @@ def choose_population(
         if weights is not None:
             values = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
             weights = parse_weights(values, len(dataset))
-        return RangePopulation(*span, layout(dataset), weights=weights, is_whole=is_whole)
+        own = layout(dataset if lengths is None else _divide(len(dataset), lengths))
+        return RangePopulation(*span, own, weights=weights, is_whole=is_whole)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
+    if lengths is not None:
+        raise ValueError("lengths are of the parts of one dataset; a mixture's sources have shards of their own")
     if weights is not None:
         raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
     batch = global_batch(settings.source_batch, world=settings.num_replicas, lanes=settings.lanes)
     return MixturePopulation(parts, layout(dataset), batch=batch)
+
+
+def _divide(count: int, lengths: Any) -> ShardCounts:
+    """Consecutive parts of a dataset of ``count`` samples, as shards.
+
+    Raises:
+        ValueError: ``lengths`` are no counts, or those of more or fewer samples.
+    """
+    ends = shard_ends(lengths)
+    if ends is None:
+        raise ValueError(f"lengths is {lengths!r:.200}; it must be the number of samples in each part of the dataset")
+    if (total := int(ends[-1]) if len(ends) else 0) != count:
+        raise ValueError(f"lengths add up to {total:,} samples, and the dataset has {count:,}")
+    return ShardCounts(np.diff(ends, prepend=0))
 
 
 def _describe(dataset: Any) -> str:
