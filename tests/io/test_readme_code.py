@@ -8,6 +8,8 @@ import random
 import urllib.request
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -42,6 +44,7 @@ HERE = {
     "wids/core/order/README.md#loops-with-fsdp-and-torchtitans",
     "wids/core/order/README.md#mixtures",
     "wids/core/order/README.md#resume-anywhere",
+    "wids/core/order/README.md#the-order-for-any-dataset",
     "wids/core/order/README.md#weights-of-samples",
     "wids/tools/serve/README.md#in-a-notebook",
     "wids/testing/README.md#with-the-server",
@@ -88,6 +91,17 @@ def test_example(tmp_path):
     assert {tuple(images.shape[1:]) for images, _ in steps} == {(3, 224, 224)}
     assert sum(len(labels) for _, labels in steps) == 10 * 40
     names["loader"].load_state_dict(names["loader"].state_dict())
+
+
+def test_the_order_for_any_dataset():
+    """Row groups are taken for shards, and all rows come."""
+    pq.write_table(pa.table({"x": range(100)}), "train.parquet", row_group_size=30)
+    given = {"pq": pq, "wids": wids, "torch": torch, "rows": list(range(100))}
+    names = execute(
+        only("wids/core/order/README.md#the-order-for-any-dataset"), {"num_workers=4": "num_workers=0"}, **given
+    )
+    assert names["sampler"].ranges == [(0, 30), (30, 60), (60, 90), (90, 100)]
+    assert sorted(index for batch in names["loader"] for index in batch.tolist()) == list(range(100))
 
 
 def test_mixtures(tmp_path):
