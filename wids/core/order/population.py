@@ -284,8 +284,8 @@ def choose_population(
         if weights is not None:
             values = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
             weights = parse_weights(values, len(dataset))
-        own = layout(dataset if lengths is None else _divide(len(dataset), lengths))
-        return RangePopulation(*span, own, weights=weights, is_whole=is_whole)
+        placed = layout(dataset if lengths is None else _divide(len(dataset), lengths))
+        return RangePopulation(*span, placed, weights=weights, is_whole=is_whole)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
     if lengths is not None:
