@@ -129,9 +129,7 @@ n = len(parquet)
 def loaders(dataset, world, lengths):
     """The loaders of all ranks."""
     for rank in range(world):
-        sampler = wids.DistributedChunkedSampler(
-            dataset, num_replicas=world, rank=rank, window=window, lengths=lengths
-        )
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, window=window, lengths=lengths)
         yield wids.resumable(DataLoader(dataset, batch_size=batch_size, sampler=sampler))
 
 
@@ -188,9 +186,7 @@ reads = {
     "without": count_reads(
         lambda own, rank, world: wids.DistributedChunkedSampler(own, num_replicas=world, rank=rank, window=window)
     ),
-    "DistributedSampler": count_reads(
-        lambda own, rank, world: DistributedSampler(own, num_replicas=world, rank=rank)
-    ),
+    "DistributedSampler": count_reads(lambda own, rank, world: DistributedSampler(own, num_replicas=world, rank=rank)),
 }
 groups = len(parquet.groups)
 reads
@@ -199,7 +195,8 @@ reads
 figure, axes = plt.subplots(figsize=(7, 2.2))
 bars = axes.barh(list(reads), list(reads.values()), color=["#2a7", "#888", "#c66"])
 axes.bar_label(bars, padding=3, fmt="{:,.0f}")
-axes.set(xscale="log", xlabel=f"row groups read by 4 ranks in an epoch; there are {groups}", xlim=(1, 2 * max(reads.values())))
+axes.set(xscale="log", xlim=(1, 2 * max(reads.values())))
+axes.set_xlabel(f"row groups read by 4 ranks in an epoch; there are {groups}")
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 figure.tight_layout()
