@@ -608,8 +608,7 @@ def _number_classes(connection: Any, statement: str, classes: Sequence[str]) -> 
         return statement
     kinds = {name.casefold(): kind for name, kind, *_ in connection.execute(_DESCRIBE).fetchall()}
     columns = {name for name in CLASS_COLUMNS if kinds.get(name, "").endswith("INT") or kinds.get(name) == "INTEGER"}
-    tree = _parse(connection, statement)
-    if not columns or tree["error"]:
+    if not columns or (tree := _parse(connection, statement))["error"]:
         return statement
     parts = [part for part in _parts_of(tree["statements"]) if _is_dict(part)]
     columns -= {each.casefold() for part in parts for key in _ALIASES for each in _texts_of(part.get(key))}

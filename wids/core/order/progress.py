@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from wids.core.files.lazy import Lazy
 from wids.core.order import cursor
 from wids.core.order.cursor import EpochsT, Loaded, NotStarted, Running
 from wids.core.order.identity import adopt_order, identify, weights_of
@@ -193,33 +192,17 @@ class SampleProgress(Progress[RankEpochs]):
         check: raises unless the settings are still right, for a population that is divided among ranks.
     """
 
+    dataset: Any
+    population: Population
     settings: SamplerSettings
     check: Callable[[SamplerSettings], None] | None
 
     def __init__(self, dataset: Any, population: Population, settings: SamplerSettings) -> None:
         super().__init__()
-        self._dataset, self._population, self.settings = dataset, population, settings
+        self.dataset, self.population, self.settings = dataset, population, settings
+        # The last identity, with the dataset and population that it is of: it takes long to make for many shards.
+        self._identified: tuple[Any, Population, dict[str, Any]] | None = None
         self.check, self._origin = None, START
-
-    @property
-    def dataset(self) -> Any:
-        """The argument; may be assigned, for iterations that begin later."""
-        return self._dataset
-
-    @dataset.setter
-    def dataset(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.__dict__.pop("_dataset_identity", None)
-
-    @property
-    def population(self) -> Population:
-        """The argument; likewise."""
-        return self._population
-
-    @population.setter
-    def population(self, population: Population) -> None:
-        self._population = population
-        self.__dict__.pop("_dataset_identity", None)
 
     @property
     def samples(self) -> SampleProgress:
@@ -241,13 +224,12 @@ class SampleProgress(Progress[RankEpochs]):
         """Let a rank yield ``length`` indices in an epoch; None: as many as there are."""
         self.settings = self.population.set_length(self.settings, length)
 
-    @Lazy
-    def _dataset_identity(self) -> dict[str, Any]:
-        return identify(self.population, self.dataset)
-
     def identity(self, epochs: RankEpochs) -> dict[str, Any]:
         """Everything that must be equal for a position to mean the same sample; the lanes come on top."""
-        return {**self._dataset_identity, **epochs.identity}
+        known, dataset, population = self._identified, self.dataset, self.population
+        if known is None or known[0] is not dataset or known[1] is not population:
+            self._identified = known = dataset, population, identify(population, dataset)
+        return {**known[2], **epochs.identity}
 
     def state_at(self, epochs: RankEpochs, place: EpochPosition) -> dict[str, Any]:
         """The state of a place."""

@@ -21,7 +21,8 @@ from wids.core.files.json_text import TOLERANT
 from wids.core.place import Place
 from wids.core.transport.download import read_bytes
 from wids.errors import DependencyError, FetchError, InputError, JsonError, SampleError, shown
-from wids.writing.pack.parquet import InRow, ParquetRow, mark_of, read_arrow
+from wids.writing.pack.listing import find_picture
+from wids.writing.pack.parquet import InRow, ParquetRow, has_changed, mark_of, read_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -97,10 +98,7 @@ class InChunk(InRow):
             SampleError: the file has changed since it was listed. WidsError: it cannot be read.
         """
         if mark_of(self.manifest) != self.mark:
-            raise SampleError(
-                f"{self.manifest}: was written to since it was listed; pack it when no program writes to it",
-                path=self.manifest,
-            )
+            raise has_changed(self.manifest)
         rows = _open(self.manifest, self.mark)
         return rows.content(self.row, rows.columns.index(self.column))
 
@@ -302,15 +300,11 @@ def _find_extension(rows: ChunkRows, k: int, column: ChunkColumn) -> str:
     Raises:
         InputError: it holds bytes that are no pictures.
     """
-    from wids.writing.pack.listing import MAGIC
-
     argument = column.encoding.partition(":")[2]
     if extension := _FILES[column.kind] or (f".{argument}" if argument else ""):
         return extension
-    data = rows.content(0, k) if rows.file.rows else b""
-    for magic, kinds in MAGIC.items():
-        if data.startswith(magic):
-            return f".{kinds[0]}"
+    if kinds := find_picture(rows.content(0, k) if rows.file.rows else b""):
+        return f".{kinds[0]}"
     raise InputError(
         f"{rows.file.path}: column {shown(column.name)} holds bytes that are no pictures; say what samples hold, like "
         f".wav={column.name}",

@@ -33,7 +33,7 @@ IMAGES = frozenset(
     ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
 )
 # What pictures begin with -> their extensions.
-MAGIC = {
+_MAGIC = {
     b"\xff\xd8\xff": ("jpg", "jpeg"),
     b"\x89PNG": ("png",),
     b"GIF8": ("gif",),
@@ -56,6 +56,11 @@ _NEVER_EMPTY = IMAGES | {
 }
 # A file that a server gives is no longer: more than a plain tar header can say.
 _MAX_REMOTE_BYTES = 8 << 30
+
+
+def find_picture(data: bytes) -> tuple[str, ...]:
+    """Find the usual extensions, without dots, of a picture that begins with these bytes; (): no known picture."""
+    return next((kinds for magic, kinds in _MAGIC.items() if data.startswith(magic)), ())
 
 
 class InFile(NamedTuple):

@@ -30,7 +30,6 @@ from wids.writing.pack import chunks, saved
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (
     IMAGES,
-    MAGIC,
     FileReader,
     Given,
     InFile,
@@ -38,6 +37,7 @@ from wids.writing.pack.listing import (
     SampleProblem,
     SourceListing,
     describe_file,
+    find_picture,
 )
 from wids.writing.pack.parquet import InRow, ParquetRows
 from wids.writing.writer import check_extension, check_key
@@ -255,7 +255,7 @@ def _note_kind(listing: SourceListing) -> None:
             data = b""
             with contextlib.suppress(WidsError):  # reading it again says so
                 data = listing.reader.look(listing.items[0], frozenset((field.extension,)))[2][field.extension]
-            kinds = next((kinds for magic, kinds in MAGIC.items() if data.startswith(magic)), (extension,))
+            kinds = find_picture(data) or (extension,)
             if extension not in kinds:
                 listing.notes.append(
                     f"{field.manifest}: column {field.column!r} begins with a .{kinds[0]}, which is called "

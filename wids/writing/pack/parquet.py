@@ -291,6 +291,13 @@ def read_content(field: InRow, session: Session) -> bytes:
     return data
 
 
+def has_changed(file_url: str) -> SampleError:
+    """The error for a file of rows that was written to since it was listed."""
+    return SampleError(
+        f"{file_url}: was written to since it was listed; pack it when no program writes to it", path=file_url
+    )
+
+
 def _read_group(field: InRow, session: Session) -> Any:
     kept = _opened.file
     if kept is None or kept[:2] != (field.manifest, field.mark):
@@ -303,10 +310,7 @@ def _read_group(field: InRow, session: Session) -> Any:
         trouble = error
     if kept[1] != field.mark or mark_of(field.manifest) not in (None, field.mark):
         _opened.file = None
-        raise SampleError(
-            f"{field.manifest}: was written to since it was listed; pack it when no program writes to it",
-            path=field.manifest,
-        )
+        raise has_changed(field.manifest)
     if trouble is not None:
         raise SampleError(f"{field.manifest}: cannot be read ({trouble})", path=field.manifest) from trouble
     return found

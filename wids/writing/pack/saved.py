@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wids.core.files.json_text import TOLERANT
 from wids.core.transport.download import read_bytes
 from wids.errors import FetchError, InputError, JsonError, shown
-from wids.writing.pack.listing import MAGIC
+from wids.writing.pack.listing import find_picture
 from wids.writing.pack.parquet import InRow
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def _find_extension(rows: ParquetRows, column: str, session: Session) -> str:
     for row in rows.read((), (column,)):
         found = row.contents[column]
         if isinstance(found, InRow):
-            data = read_content(found, session)
-            return next((f".{kinds[0]}" for magic, kinds in MAGIC.items() if data.startswith(magic)), ".jpg")
+            return f".{next(iter(find_picture(read_content(found, session))), 'jpg')}"
         if found:
             return posixpath.splitext(found)[1].lower() or ".jpg"
     return ".jpg"

@@ -138,7 +138,7 @@ def _measure(plan: BenchPlan, signals: Signals) -> list[list[dict[str, Any]]]:
             pickle.dump(plan, file)
         with torchrun(_PROGRAM, {"plan": path}, ranks=plan.job.ranks, directory=directory, signals=signals) as lines:
             for line in lines:
-                told = json.loads(line) if line.startswith("{") else {}  # else it is gloo's
+                told = json.loads(line) if line.startswith("{") else {}  # else it is none of ours
                 if "pass" in told:
                     bar.update(told["pass"], total=len(_PASSES), words=_PASSES[told["pass"]])
                 found = told.get("found", found)
