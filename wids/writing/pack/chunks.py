@@ -118,8 +118,8 @@ class ChunkRows:
     """
 
     def __init__(self, place: str) -> None:
-        self.file = _find(place)
-        self.columns = [column.name for column in self.file.columns]
+        self.file: ChunkFile = _find(place)
+        self.columns: list[str] = [column.name for column in self.file.columns]
         self._place, self._mark = place, mark_of(self.file.path) or ""
         self._data = _read(self.file)
         count = self.file.rows
@@ -189,7 +189,8 @@ class ChunkRows:
         columns = tuple(own.get(name) or ChunkColumn(name, kind, kind, 0) for name, kind in names)
         if table.num_rows != self.file.rows:
             raise self._damage()
-        self.file, self.columns = self.file._replace(columns=columns), [column.name for column in columns]
+        self.file = self.file._replace(columns=columns)
+        self.columns = [column.name for column in columns]
 
     def _cells(self, row: int) -> list[bytes]:
         at, end = int(self._ends[row]), int(self._ends[row + 1])
