@@ -27,7 +27,7 @@ from tests.support.cli import complaint, run_ok
 from tests.support.clocks import wait_until
 from wids.errors import WidsError
 from wids.tools.cli import demo as command
-from wids.tools.cli.demo.shapes import SHAPES, draw, pack
+from wids.tools.cli.demo.shapes import SHAPES, SIZE_PX, draw, pack
 from wids.tools.cli.signals import Signals
 
 ROOT = str(paths.ROOT)
@@ -133,10 +133,18 @@ def test_demo_from_end_to_end(tmp_path):
     assert sum(name.endswith(".tar") for name in os.listdir(kept)) == 11
     assert f"wids serve {shlex.quote(str(kept / 'shapes-train.json'))}\n" in shown.partition("\nWhere next:\n")[2]
     looks = re.search(r"\n    (wids show .*); (wids info .*)\n", shown).groups()
-    asked = [run_ok(*shlex.split(command)[1:]) for command in looks]
+    asked = [run_ok(*shlex.split(line)[1:]) for line in looks]
     assert "48 x 48 RGB JPEG" in asked[0]
     assert "3,001" in asked[1]
     assert os.path.isfile(re.search(r"\n    (/.*/train\.py)\n", shown)[1])
+    columns, view = re.search(r"\n    (wids columns create .*); (wids view .*)\n", shown).groups()
+    for line in (columns, view.replace("stars.json", str(tmp_path / "stars.json"))):
+        run_ok(*shlex.split(line)[1:])
+    stars = wids.ShardListDataset(str(tmp_path / "stars.json"))
+    assert {stars[k][".cls"] for k in range(0, len(stars), 50)} == {SHAPES.index("star")}
+    assert len(stars) == len(stars.where(f"width = {SIZE_PX} and mode = 'RGB'")) == 500
+    command._make_empty(str(kept))
+    assert os.listdir(kept) == []
 
 
 def test_demo_keeps_nothing_where_something_is(tmp_path):

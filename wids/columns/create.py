@@ -25,7 +25,7 @@ from wids.columns.file import (
     place_beside,
     table_schema,
 )
-from wids.columns.packages import import_arrow, import_parquet
+from wids.columns.packages import import_arrow, import_parquet, import_soundfile
 from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
 from wids.core.collection.shard_collection import lists_shards, load_shards
@@ -159,7 +159,7 @@ def create_columns(
         JobError: some shards could not be read; ``found`` names them (URL -> reason). The next run does not read the
             other shards again. An earlier table stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
-            this one. DependencyError: pyarrow is not installed.
+            this one. DependencyError: pyarrow is not installed, or for columns of sounds soundfile.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
 
     Example:
@@ -268,7 +268,10 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
 
         Raises:
             InputError: there is no such column. ColumnsError: the rules are not known.
+            DependencyError: a rule takes a package that is not installed.
         """
+        if any(rule.how == "sound" for rule in spec.rules):
+            import_soundfile()
         rules, outcome = self._earlier_rules({rule.name.casefold() for rule in spec.rules}), self.outcome
         self._spec = spec.added_to(rules, drop)
         now = {rule.name.casefold(): rule for rule in self._spec.rules}

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from wids.columns import kinds
-from wids.columns.packages import import_arrow
+from wids.columns.packages import import_arrow, import_soundfile
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.core.codecs.decode import SampleDecoder
 from wids.core.codecs.decoders import open_image
@@ -52,7 +52,9 @@ _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
 _INFLATED = ".wids-inflated.gz"
 # What a member is to be, for each way to read it.
-_WHOLE = {"json": "JSON object", "text": "UTF-8 text", "picture": "picture"}
+_WHOLE = {"json": "JSON object", "text": "UTF-8 text", "picture": "picture", "sound": "sound"}
+# The number of frames of a sound whose header does not say it.
+_NO_FRAMES = 2**63 - 1
 # So many members of a shard that cannot be parsed are named.
 _MAX_NAMED = 10
 
@@ -303,6 +305,8 @@ class _Values:
             "picture": _parse_picture,
             "field": partial(decode_value, decoder, url, has_vectors=True),
         }
+        if any(rule.how == "sound" for rule in spec.rules):
+            self._parse["sound"] = partial(_parse_sound, import_soundfile())
 
     def add(self, sample: Sample) -> None:
         """The next sample."""
@@ -372,6 +376,16 @@ def _parse_picture(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]
         raise ValueError(f"{error}") from error
     with image:
         return {"width": image.width, "height": image.height, "mode": image.mode}
+
+
+def _parse_sound(soundfile: Any, data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
+    """Properties of a sound: name -> value; a duration that its header does not say is None."""
+    try:
+        sound = soundfile.info(io.BytesIO(data))
+    except soundfile.LibsndfileError as error:
+        raise ValueError(error.error_string) from error
+    duration = sound.duration if sound.frames < _NO_FRAMES else None
+    return {"duration": duration, "sample_rate": sound.samplerate, "channels": sound.channels}
 
 
 def decode_value(

@@ -1,4 +1,4 @@
-"""Imports the packages that columns need, pyarrow and, for SQL, duckdb, when columns are requested."""
+"""Imports the packages that columns need when they are requested: pyarrow; for SQL, duckdb; of sounds, soundfile."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def import_duckdb() -> Any:
     return duckdb
 
 
+def import_soundfile() -> Any:
+    """The package soundfile.
+
+    Raises:
+        DependencyError: it is not installed, or finds no libsndfile.
+    """
+    return _import("soundfile", "columns of sounds take", extra="sounds")
+
+
 @functools.cache
 def _import_later() -> None:
     """Import now what duckdb and pyarrow would import at first use, when another thread may fork."""
@@ -57,10 +66,10 @@ def _import_later() -> None:
             importlib.import_module(name)
 
 
-def _import(name: str, what: str) -> Any:
+def _import(name: str, what: str, *, extra: str = "views") -> Any:
     try:
         with forks.lock:  # a process that is forked meanwhile would wait for the module's lock for ever
             return importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         package = name.partition(".")[0]
-        raise DependencyError(f"{what} {package}; install it: pip install 'wids[views]'") from error
+        raise DependencyError(f"{what} {package}; install it: pip install 'wids[{extra}]'") from error

@@ -23,8 +23,8 @@ OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
 # Beyond so many extensions (file names with many dots make one of each member) there are no columns of sizes.
 MAX_SIZES = 256
 
-# What the header of a picture says.
-PICTURE_KEYS = ("width", "height", "mode")
+# What headers say, for each way to read them.
+HEADER_KEYS = {"picture": ("width", "height", "mode"), "sound": ("duration", "sample_rate", "channels")}
 # Changed when the same rules give other columns: shards are then read again.
 _VERSION = 4
 _NOT_WORD = re.compile(r"\W+")
@@ -41,15 +41,15 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         name: of the column.
         extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
-            ``"text"``: the member as text, UTF-8. ``"picture"``: a property of a picture, from its header.
+            ``"text"``: the member as text, UTF-8. ``"picture"``, ``"sound"``: a property, from the member's header.
         keys: the path in the JSON object: a key, and keys of nested objects; of a picture, ``width``,
-            ``height`` or ``mode``.
+            ``height`` or ``mode``; of a sound, ``duration``, ``sample_rate`` or ``channels``.
         missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
     name: Text
     extension: Text
-    how: Literal["field", "json", "text", "picture"]
+    how: Literal["field", "json", "text", "picture", "sound"]
     keys: tuple[Text, ...] = ()
     missing: Literal["error", "null"] = "error"
 
@@ -108,9 +108,9 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(
                     f"{name}: extension={rule.extension!r}: give extensions that begin with a dot, as .jpg;.png"
                 )
-            if rule.how == "picture":
-                if len(rule.keys) != 1 or rule.keys[0] not in PICTURE_KEYS:
-                    raise InputError(f"{name}: keys={rule.keys!r}: give one of {', '.join(PICTURE_KEYS)}")
+            if (keys := HEADER_KEYS.get(rule.how)) is not None:
+                if len(rule.keys) != 1 or rule.keys[0] not in keys:
+                    raise InputError(f"{name}: keys={rule.keys!r}: give one of {', '.join(keys)}")
             elif bool(rule.keys) != (rule.how == "json"):
                 raise InputError(f"{name}: keys={rule.keys!r}: give at least 1 for how='json', and none for others")
         check_names(self.names)
@@ -142,6 +142,7 @@ def parse_spec(
     jsons: str | Iterable[str] = (),
     texts: str | Iterable[str] = (),
     pictures: str | Iterable[str] = (),
+    sounds: str | Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
     """Parse the rules of a program or a command line.
@@ -154,6 +155,8 @@ def parse_spec(
         texts: each ``.txt=caption`` or ``.txt``.
         pictures: each ``.jpg`` (columns ``width`` and ``height`` in pixels, and ``mode``, Pillow's: ``RGB``, ``L``,
             ...) or ``.jpg=photo`` (``photo_width``, ...), from the headers of the pictures.
+        sounds: each ``.wav`` (columns ``duration`` in seconds, ``sample_rate`` in Hz, and ``channels``) or
+            ``.wav=speech`` (``speech_duration``, ...), from the headers of the sounds.
         missing: ``"null"``: a member that cannot be parsed is null; ``"error"``: it fails its shard.
 
     Raises:
@@ -172,10 +175,11 @@ def parse_spec(
     rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
     _check_new(rules, "texts")
     for text in texts_of("pictures", pictures):
-        whole = _parse_whole(text, "picture")
-        start = f"{whole.name}_" if "=" in text else ""
-        rules += [msgspec.structs.replace(whole, name=f"{start}{key}", keys=(key,)) for key in PICTURE_KEYS]
+        rules += _parse_header(text, "picture")
     _check_new(rules, "pictures")
+    for text in texts_of("sounds", sounds):
+        rules += _parse_header(text, "sound")
+    _check_new(rules, "sounds")
     return ColumnSpec(rules=tuple(msgspec.structs.replace(rule, missing=missing) for rule in rules))
 
 
@@ -264,7 +268,13 @@ def stem_of(extension: str) -> str:
     return _NOT_WORD.sub("_", extension).strip("_") or "field"
 
 
-def _parse_whole(text: str, how: Literal["field", "text", "picture"]) -> ColumnRule:
+def _parse_header(text: str, how: Literal["picture", "sound"]) -> list[ColumnRule]:
+    whole = _parse_whole(text, how)
+    start = f"{whole.name}_" if "=" in text else ""
+    return [msgspec.structs.replace(whole, name=f"{start}{key}", keys=(key,)) for key in HEADER_KEYS[how]]
+
+
+def _parse_whole(text: str, how: Literal["field", "text", "picture", "sound"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
     parameter, advice = f"{how}s", "write it like .cls=label"
     if ":" in extension:

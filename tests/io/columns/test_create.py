@@ -155,6 +155,46 @@ def test_what_is_no_picture(tmp_path, data, words):
     assert (told.unparsed, told.nulls) == (1, {"width": 1, "height": 1, "mode": 1})
 
 
+def sound(form, kind, *, rate=8000, channels=2):
+    """The bytes of a sound of half a second."""
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros((rate // 2, channels), np.float32), rate, format=form, subtype=kind)
+    return data.getvalue()
+
+
+def test_properties_of_sounds(tmp_path):
+    """Duration in seconds, rate and channels, of whatever a sample has; a stream without an end has no duration."""
+    streamed = bytearray(sound("FLAC", "PCM_16"))
+    streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # the number of samples, of 36 bits
+    members = [
+        *(("a.wav", sound("WAV", "PCM_16", rate=16_000)), ("b.FLAC", sound("FLAC", "PCM_24", channels=1))),
+        *(("c.txt", b"x"), ("d.flac", bytes(streamed)), ("e.ogg", sound("OGG", "VORBIS", rate=48_000))),
+        ("f.mp3", sound("MP3", "MPEG_LAYER_III", rate=44_100, channels=1)),
+    ]
+    write_tar(tmp_path / "s.tar", members)
+    asked = parse_spec(sounds=[".wav;.flac;.ogg;.mp3"])
+    told = create_columns([str(tmp_path / "s.tar")], str(tmp_path / "s.parquet"), asked)
+    rows = [tuple(row[name] for name in ("duration", "sample_rate", "channels")) for row in made.read_rows(told.output)]
+    assert rows == [
+        *((0.5, 16_000, 2), (0.5, 8000, 1), (None, None, None)),
+        *((None, 8000, 2), (0.5, 48_000, 2), (0.5, 44_100, 1)),
+    ]
+    assert (told.columns["duration"], told.columns["channels"], told.unparsed) == ("double", "int64", 0)
+
+
+@pytest.mark.parametrize("data", [b"", b"RIFF", b"no sound"])
+def test_what_is_no_sound(tmp_path, data):
+    """It fails its shard, or is null and named."""
+    write_tar(tmp_path / "s.tar", [("a.wav", data), ("b.wav", sound("WAV", "PCM_16"))])
+    output = str(tmp_path / "s.parquet")
+    with pytest.raises(JobError, match=r"'a': \.wav is no sound that can be read \(.*ormat.*\)"):
+        create_columns([str(tmp_path / "s.tar")], output, parse_spec(sounds=[".wav"]))
+    told = create_columns([str(tmp_path / "s.tar")], output, parse_spec(sounds=[".wav"], missing="null"))
+    assert [row["duration"] for row in made.read_rows(told.output)] == [None, 0.5]
+    assert (told.unparsed, told.nulls) == (1, {"duration": 1, "sample_rate": 1, "channels": 1})
+
+
 def test_types_follow_all_shards(tmp_path):
     """A column is mixed as long as one shard makes it so, in whatever order shards change."""
     directory = tmp_path / "d"

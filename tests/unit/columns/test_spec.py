@@ -42,6 +42,17 @@ def test_properties_of_pictures():
         ColumnSpec(rules=(ColumnRule(name="a", extension=".jpg", how="picture", keys=("size",)),)).check()
 
 
+def test_properties_of_sounds():
+    """Three columns of one member, as of pictures."""
+    spec = parse_spec(sounds=[".wav;.flac", ".mp3=speech"])
+    names = ["duration", "sample_rate", "channels", "speech_duration", "speech_sample_rate", "speech_channels"]
+    assert [rule.name for rule in spec.rules] == names
+    assert spec.rules[1] == ColumnRule(name="sample_rate", extension=".wav;.flac", how="sound", keys=("sample_rate",))
+    spec.check()
+    with pytest.raises(InputError, match="give one of duration, sample_rate, channels"):
+        ColumnSpec(rules=(ColumnRule(name="a", extension=".wav", how="sound", keys=("width",)),)).check()
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -64,6 +75,7 @@ def test_properties_of_pictures():
         ({"fields": [".cls=a"], "texts": [".txt=A"]}, "would be called 'A'"),
         ({"pictures": [".jpg", ".png"]}, "two columns would be called 'mode'"),
         ({"pictures": [".jpg:width"]}, "':' in an extension"),
+        ({"sounds": [".wav", ".mp3"]}, "two columns would be called 'channels'"),
         ({"missing": "drop"}, "give one of 'error', 'null'"),
     ],
 )

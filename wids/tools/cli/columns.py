@@ -45,6 +45,14 @@ class ColumnFlags:
             help="width, height and mode of the first of these pictures, from its header; repeatable.",
         ),
     ] = None
+    sounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sounds",
+            metavar=".EXT[;.EXT][=PREFIX]",
+            help="duration, sample_rate and channels of the first of these sounds, from its header; repeatable.",
+        ),
+    ] = None
     missing: Annotated[
         Literal["error", "null"],
         typer.Option("--missing", help="What a member that cannot be parsed is. One that is not there is always null."),
@@ -85,7 +93,8 @@ def create_columns(
 
     Always there: index, shard (its number), row (in the shard), key, bytes (of the sample), bytes of each field. Of
     remote shards only the members asked for are read, by byte ranges where that pays. A second run reads only shards
-    that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]'.
+    that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]', and --sounds
+    'wids[sounds]'.
     """
     from wids.columns.create import create_columns as create
     from wids.columns.create import place_of_table
@@ -98,6 +107,7 @@ def create_columns(
         jsons=flags.json_keys or (),
         texts=flags.text or (),
         pictures=flags.pictures or (),
+        sounds=flags.sounds or (),
         missing=flags.missing,
     )
     try:

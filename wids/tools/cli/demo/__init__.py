@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# The names of the files that it keeps.
-_KEPT = re.compile(r"shapes-(?:train|test)(?:-\d{6}\.tar|\.json)")
+# The names of the files that it keeps, and of their columns.
+_KEPT = re.compile(r"shapes-(?:train|test)(?:-\d{6}\.tar|\.json|\.columns\.parquet(?:\.state)?)")
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py")
 # An odd number, so that equal shares for two ranks take some care.
 TRAIN, TRAIN_SHARDS = 3001, 9
@@ -111,6 +111,8 @@ def _steps(kept: str) -> list[tuple[str, str]]:
     index = shlex.quote(os.path.join(kept, "shapes-train.json"))
     looks = [("look at the pictures in a browser", f"wids serve {index}")]
     looks += [("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}")]
+    columns = f"wids columns create {index} --field .cls=label --pictures .jpg"
+    looks += [("take a part, the stars", f"{columns}; wids view {index} -o stars.json --where \"label = 'star'\"")]
     guides = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(wids.__file__))), "notebooks")
     return [
         *(looks if kept else ()),
