@@ -279,6 +279,17 @@ def test_a_bound_needs_no_floor_but_the_disk_has_an_end(home, disk):
     assert left(home) == "cd"
 
 
+def test_blocks_for_the_files_of_the_cache_stay_free(home, disk):
+    """Lock files and logs of downloads under way need some: a bound beyond the disk does not let shards take them."""
+    fill(home)
+    disk.size, disk.others = 1 << 20, (1 << 20) - (64 << 10) - 40 - 12
+    reserve(Space(home, limit=1 << 30), 12)
+    assert left(home) == "abcd"
+    disk.others += 1
+    reserve(Space(home, limit=1 << 30), 12)
+    assert left(home) == "bcd"
+
+
 def test_bytes_that_are_promised_to_downloads_are_not_free(home, disk):
     """A part file that is still empty will fill the disk: its bytes are not promised twice."""
     fill(home)

@@ -45,6 +45,9 @@ _POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 _STALE_SECONDS = 86_400.0
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
 _CROWD = 32
+# Lock files and logs take blocks of the disk, too, while downloads are under way: where only a limit bounds the writing,
+# so many are not there for shards, and of a small disk not more than a part.
+_BLOCK_BYTES, _OWN_BLOCKS, _OWN_SHARE = 4096, 16, 16
 # Remembered tables may have this part of the limit: tables of shards with small members are a hundredth of them.
 _REMEMBERED_SHARE = 100
 
@@ -427,6 +430,8 @@ class _DirectorySnapshot:
         may_exceed = request.is_final and self.limit is not None and request.total > self.limit
         self._hard_limit = None if may_exceed else self.limit
         self.free, self.disk = system.free_bytes(space.directory.path)
+        if space.limit is not None:
+            self.free -= _BLOCK_BYTES * min(_OWN_BLOCKS, self.disk // (_OWN_SHARE * _BLOCK_BYTES))
         self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
         self._hard_floor = 0 if request.is_final else self.floor
         self.promised = transients.promised_bytes
