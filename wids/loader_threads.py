@@ -118,8 +118,6 @@ class ThreadIterator(_BaseDataLoaderIter):
         InputError: a setting has no meaning for threads.
     """
 
-    # Numbers of batches that were asked for, and that the loop has had, as torch's iterations with processes have them.
-    _send_idx = _rcvd_idx = 0
     _work: _Work | None = None
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -131,6 +129,8 @@ class ThreadIterator(_BaseDataLoaderIter):
         self._work = _Work(fetcher.fetch, torch.cuda.current_device() if is_pinning else None, self._num_workers)
         self._ahead = self._num_workers * (loader.prefetch_factor or _PREFETCH_FACTOR)
         self._answers: deque[queue.SimpleQueue[Any]] = deque()
+        # One for each batch that was asked for and that the loop has not had, as torch's iterations with processes.
+        self._task_info: list[None] = []
         self._is_drawn, self._pid = False, os.getpid()
         _start(self._work)
 
@@ -147,7 +147,7 @@ class ThreadIterator(_BaseDataLoaderIter):
             self._shutdown_workers()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self._answers.popleft()
-        self._rcvd_idx += 1
+        self._task_info.pop()
         if error is not None:
             self._shutdown_workers()
             try:
@@ -175,7 +175,7 @@ class ThreadIterator(_BaseDataLoaderIter):
             else:
                 self._work.tasks.put((indices, answer))
             self._answers.append(answer)
-            self._send_idx += 1
+            self._task_info.append(None)
 
     def _shutdown_workers(self) -> None:
         """End the threads, each after the batch at hand; the iteration has no more batches."""

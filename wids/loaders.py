@@ -13,7 +13,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -306,8 +305,6 @@ class Counting:
         """Note that an iteration has begun."""
         run = counted.begun()
         before = self._count_before(run.place, counted.size) if isinstance(counted, CountedBatches) else 0
-        if hasattr(source, "_send_idx") and not hasattr(source, "state_dict") and hasattr(run, "may_be_ahead"):
-            run.may_be_ahead = partial(_is_ahead, weakref.ref(source))
         self._delivery = self._newest = _LoaderRun(run, source, before=before)
         self._loaded = None
         return self._delivery
@@ -626,12 +623,6 @@ def _find_skipping() -> Any:
         frame = frame.f_back
     is_skipping = frame.f_code.co_name == "skip_first_batches"
     return frame if is_skipping and frame.f_globals.get("__name__") == "accelerate.data_loader" else None
-
-
-def _is_ahead(source: Callable[[], Any], is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
-    """True if the iterator of a loader with workers has drawn batches of a run that its loop has not received."""
-    batches = source()
-    return not is_over if batches is None else bool(batches._send_idx > batches._rcvd_idx)
 
 
 def _check_same(known: Any, read: Any) -> None:

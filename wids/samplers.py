@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import multiprocessing
 import os
 import random
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch.distributed
 from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.core.files.held import holding, is_released, release
@@ -149,8 +149,7 @@ class StatefulSampler(Sampler[T_co]):
         Returns:
             The blocks of the run to draw from, and what prefetches them; None: nothing does.
         """
-        if _has_workers():  # a DataLoader starts them before it draws
-            run.may_be_ahead = _may_be_ahead
+        run.is_ahead = _find_drawn()
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
@@ -684,17 +683,31 @@ def _loading_node() -> Any:
     return None if frame is None else frame.f_locals["self"]
 
 
-def _may_be_ahead(is_over: bool) -> bool:  # noqa: FBT001 - as a run calls it
-    """True if workers of a DataLoader may have drawn batches of a run, ``is_over`` or not, that its loop has not had.
+class _Drawn:
+    """True, called, if an iteration of a DataLoader with workers has drawn batches that its loop has not received.
 
-    They are children of this process, which are also those of other loaders.
+    After the iteration is gone: if it had, then.
+
+    Args:
+        batches: the iteration.
     """
-    return not is_over or _has_workers()
+
+    def __init__(self, batches: Any) -> None:
+        tasks = [batches._task_info]  # noqa: SLF001 - torch's: batch -> its worker, until the loop receives it
+        self._tasks, self._ref = tasks, weakref.ref(batches, lambda _: tasks.append(tuple(tasks.pop())))
+
+    def __call__(self) -> bool:
+        return any(map(bool, self._tasks))
 
 
-def _has_workers() -> bool:
-    """True if this process has a child that ends with it, as workers of a DataLoader do."""
-    return any(child.daemon for child in multiprocessing.active_children())
+def _find_drawn() -> _Drawn | None:
+    """`_Drawn` of the iteration of a DataLoader that draws now, from a function that calls this one; None: without."""
+    drawing = _BaseDataLoaderIter._next_index.__code__  # noqa: SLF001 - torch's
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not drawing:
+        frame = frame.f_back
+    batches = None if frame is None else frame.f_locals["self"]
+    return _Drawn(batches) if hasattr(batches, "_task_info") else None
 
 
 def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type

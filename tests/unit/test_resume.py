@@ -4,8 +4,10 @@ import copy
 import gc
 import io
 import json
+import multiprocessing
 import pickle
 import random
+import time
 import warnings
 from dataclasses import replace
 from itertools import accumulate, chain, islice, product
@@ -1075,6 +1077,53 @@ def test_a_state_of_batches_that_the_loop_has_not_had_is_warned_of(batching):
     for _ in loader:
         pass
     assert sampler.state_dict()["position"] == 60
+
+
+def test_a_loop_that_is_left_after_all_was_drawn_is_warned_of():
+    """Its last batches were drawn and not received, also where its iterator is gone; with any order of batches."""
+    sampler = alone(Numbers(20))
+    for _ in zip(range(8), DataLoader(Numbers(20), sampler=sampler, batch_size=2, num_workers=2), strict=False):
+        pass
+    gc.collect()
+    with pytest.warns(UserWarning, match="drawn ahead"):
+        assert sampler.state_dict()["position"] == 20
+
+
+def test_a_loop_that_persistent_workers_are_ahead_of():
+    """It is warned of while they are, and not after its epoch, when they wait for the next one."""
+    sampler = alone(Numbers(20))
+    loader = DataLoader(Numbers(20), sampler=sampler, batch_size=2, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for k, _ in enumerate(loader):
+            if k < 9:
+                with pytest.warns(UserWarning, match="drawn ahead"):
+                    sampler.state_dict()
+            if k == 5 and epoch == 1:
+                break
+        else:
+            assert sampler.state_dict()["position"] == 20
+
+
+def test_other_processes_are_not_warned_of():
+    """Workers of another loader, in mid-epoch; a daemon of the program's own."""
+    other = alone(Numbers(20))
+    batches = iter(DataLoader(Numbers(20), sampler=other, batch_size=2, num_workers=2, persistent_workers=True))
+    next(batches)
+    daemon = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    daemon.start()
+    try:
+        sampler = alone(Numbers(20))
+        for k, _ in enumerate(DataLoader(Numbers(20), sampler=sampler, batch_size=2)):
+            assert sampler.state_dict()["position"] == 2 * k + 2
+        for _ in DataLoader(Numbers(20), sampler=sampler, batch_size=2, num_workers=1):
+            pass
+        assert sampler.state_dict()["position"] == 20
+        with pytest.warns(UserWarning, match="drawn ahead"):
+            other.state_dict()
+    finally:
+        daemon.kill()
+        daemon.join()
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")

@@ -45,8 +45,8 @@ _POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 _STALE_SECONDS = 86_400.0
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
 _CROWD = 32
-# Lock files and logs take blocks of the disk, too, while downloads are under way: where only a limit bounds the writing,
-# so many are not there for shards, and of a small disk not more than a part.
+# Lock files and logs take blocks of the disk, too, while downloads are under way. Where only a limit bounds the
+# writing, so many blocks are not there for shards; of a small disk, a part at most.
 _BLOCK_BYTES, _OWN_BLOCKS, _OWN_SHARE = 4096, 16, 16
 # Remembered tables may have this part of the limit: tables of shards with small members are a hundredth of them.
 _REMEMBERED_SHARE = 100

@@ -105,19 +105,19 @@ class Run(ABC, Generic[EpochsT]):
     Attributes:
         epochs: the argument.
         place: the argument.
-        may_be_ahead: says of a run that is over, or is not, whether workers of a DataLoader have drawn, or may have
-            drawn, batches of it that their loop has not received; None: there are no workers.
+        is_ahead: says whether workers of a DataLoader have drawn batches that their loop has not received; None: there
+            are no workers.
     """
 
     epochs: EpochsT
     place: EpochPosition
-    may_be_ahead: Callable[[bool], bool] | None
+    is_ahead: Callable[[], bool] | None
     # Items (indices, or batches) handed on, the present block's included, that block, and samples before and in each of
     # its items, if they are batches. One tuple, so that a signal handler or another thread sees all from one moment.
     _at: tuple[int, Iterator[Any], int, list[int]]
 
     def __init__(self, epochs: EpochsT, place: EpochPosition) -> None:
-        self.epochs, self.place, self.may_be_ahead = epochs, place, None
+        self.epochs, self.place, self.is_ahead = epochs, place, None
         self._at = 0, iter(()), 0, []
 
     @property

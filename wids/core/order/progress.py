@@ -107,7 +107,7 @@ class Progress(ABC, Generic[EpochsT]):
         run = cursor.current_run(now, is_counted=bool(consumed or yielded))
         is_over = run is not None and not isinstance(now, Running)
         is_said = consumed is not None or yielded is not None or _is_asked_by_torchdata()
-        if run is not None and not is_said and run.may_be_ahead is not None and run.may_be_ahead(is_over):
+        if run is not None and not is_said and run.is_ahead is not None and run.is_ahead():
             warnings.warn(
                 "state_dict() counts each sample that was drawn, also those of batches that workers of a DataLoader "
                 "have drawn ahead, which a resumed loop would not get; take the state of wids.resumable(loader), which "
