@@ -32,9 +32,9 @@ if os.environ.get("READTHEDOCS"):
         "torch": ("https://docs.pytorch.org/docs/stable", None),
     }
 
-# The sources are the checkout's READMEs and notebooks, in their places, and the pages of reference/. Their folders are
-# named one by one: programs that run here leave folders with a README.md of their own, as pytest does (.pytest_cache).
-include_patterns = ["README.md", "CHANGELOG.md", ".docs/reference/*.rst"]
+# The sources are the checkout's READMEs and notebooks, in their places, and the pages of guides/ and reference/. Their
+# folders are named one by one: programs that run here leave folders with a README.md of their own, as .pytest_cache.
+include_patterns = ["README.md", "CHANGELOG.md", ".docs/guides/*.md", ".docs/reference/*.rst"]
 include_patterns += ["benchmarks/README.md", "notebooks/README.md", "notebooks/*.ipynb"]
 include_patterns += ["wids/README.md", "wids/**/README.md"]
 exclude_patterns = [".venv"]  # has no source, and takes long to look through

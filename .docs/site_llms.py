@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from sphinx.application import Sphinx
 
-_FULL = ("Guides", "Reference")
+# Parts of the table of pages that the full text leaves out.
+_BRIEF = ("Notebooks", "Specifications", "The project")
 
 
 def _sections(app: Sphinx) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -46,9 +47,9 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
         for title, name in pages:
             lines.append(f"- [{title}]({base}{app.builder.get_target_uri(name)}): {_summary(app, name)}")
             source = app.env.doc2path(name)
-            if caption in _FULL and source.suffix == ".md":
+            if caption not in _BRIEF and source.suffix == ".md":
                 full.append(source.read_text(encoding="utf-8"))
-            elif caption in _FULL:
+            elif caption not in _BRIEF:
                 writer = TextWriter(texts)
                 writer.write(app.env.get_doctree(name), StringOutput(encoding="unicode"))
                 full.append(writer.output)

@@ -225,7 +225,7 @@ metric
 #
 # The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint. Lightning
 # does not warn that "your dataloader is not resumable", as it would with a plain `DataLoader`: the module's has a state
-# ([when it warns](../wids/core/order/README.md#lightning)).
+# ([when it warns](../.docs/guides/lightning.md)).
 
 # %%
 try:

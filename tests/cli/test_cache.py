@@ -1169,8 +1169,8 @@ def test_daemon_under_systemd(full, tmp_path, is_abstract):
 
 
 def shown_for_operators(language):
-    """The text of the only block of a language in the README of the commands."""
-    [block] = [block for block in blocks(language) if block.readme == "wids/tools/cli/README.md"]
+    """The text of the only block of a language in the guide to shared caches."""
+    [block] = [block for block in blocks(language) if block.readme == ".docs/guides/shared-caches.md"]
     return block.text
 
 

@@ -171,6 +171,26 @@ def pictures(scene):
     run("index", "create", "train-{0..1}.tar", "-o", "train.json")
 
 
+def many_kinds(scene):
+    """Pictures by class, pictures with masks, a table of them, tars without an index."""
+    photos(scene)
+    (scene / "scenes").mkdir()
+    for name in ("1.jpg", "1.seg.png", "2.jpg", "2.seg.png"):
+        (scene / "scenes" / name).write_bytes(jpeg((9, 9, 9)))
+    (scene / "rows.csv").write_text("image,label\nphotos/cat/0.jpg,3\nphotos/dog/1.jpg,4\n")
+    write_shard(scene / "tars" / "a.tar", 2)
+
+
+def labelled(scene):
+    """Pictures with labels and captions."""
+    members = {}
+    for i in range(20):
+        members[f"{i}.jpg"], members[f"{i}.cls"] = jpeg((i, 2, 3)), b"%d" % (i % 4)
+        members[f"{i}.json"] = b'{"caption": "a cat"}'
+    write_tar(scene / "train-0.tar", members)
+    run("index", "create", "train-0.tar", "-o", "train.json")
+
+
 def nothing(_):
     """For commands that read no file."""
 
@@ -182,6 +202,40 @@ def served(scene):
 
 # Block -> (what it needs, the exit code of its last command, what is printed).
 SCENES = {
+    ".docs/guides/batches.md#before-a-run": (
+        with_lengths,
+        0,
+        [
+            "8 ranks on 1 node, batches of at most 32,768 tokens, 1 epoch",
+            "epoch 0, step 120 of 600, rank 0 of 8: 1 sample",
+        ],
+    ),
+    ".docs/guides/big-jobs.md#run-jobs-of-thousands-of-ranks": (
+        pictures,
+        0,
+        ["2 member tables of 2 shards", "train.widsx: 2 shards", "64 ranks on 8 nodes"],
+    ),
+    ".docs/guides/filter.md#filter-and-curate-train-on-a-part": (
+        labelled,
+        0,
+        ["20 rows", "label", "good.json: 15 of 20 samples"],
+    ),
+    ".docs/guides/quickstart.md#1-install-and-pack-the-pictures": (photos, 0, ["100 samples in 1 shard", "(cat, dog)"]),
+    ".docs/guides/shared-caches.md#fill-it-look-at-it-clean-it": (
+        served,
+        0,
+        ["3 fetched", "3 shards", "3 shards (", "stay"],
+    ),
+    ".docs/guides/stores.md#from-an-empty-bucket-to-a-run": (
+        photos,
+        0,
+        ["100 samples in 1 shard", "samples      100", "1 fetched"],
+    ),
+    ".docs/guides/your-data.md#make-shards-from-your-data": (
+        many_kinds,
+        0,
+        ["100 samples", "taken as files key.ext: 2 samples", "rows.csv, taken as", "1 shard, 2 samples", "cat, dog"],
+    ),
     "README.md#train-on-your-own-pictures": (first_readme, 0, ["100 samples"]),
     "README.md#commands": (first_readme, 0, ["100 samples", "batches of a rank"]),
     "wids/tools/cli/README.md#conventions": (bucket, 0, ["samples      9"]),
@@ -190,7 +244,7 @@ SCENES = {
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
     ),
-    "wids/tools/cli/README.md#coming-from-mosaicml-mds-litdata-hf-datasets": (
+    ".docs/guides/coming-from.md#folders-of-mosaicml-litdata-datasets": (
         from_others,
         0,
         [": .png=image .cls=label .json=caption,meta,score", ": .png=image .cls=label", ".txt=text"],

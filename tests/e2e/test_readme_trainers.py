@@ -63,7 +63,7 @@ def test_lightning(tmp_path):
     """Two epochs; a checkpoint in the second one is followed by what was left of it."""
     write_images(tmp_path, samples=64)
     write_images(tmp_path / "val", samples=11)
-    (block,) = at("wids/core/order/README.md#lightning")
+    (block,) = at(".docs/guides/lightning.md#train-with-lightning")
     replaced = {"num_workers=4": "num_workers=0", '"val.json"': '"val/train.json"'}
 
     def fit(checkpoint=None):
@@ -99,7 +99,7 @@ def test_the_trainer_of_hugging_face(tmp_path, monkeypatch):
 
     def fit(resume, model):
         execute(
-            at("wids/core/order/README.md#the-trainer-of-hugging-face")[0],
+            at(".docs/guides/hugging-face.md#the-trainer")[0],
             {"save_steps=1000, gradient_accumulation_steps=4": options},
             wids=wids,
             torch=torch,
@@ -137,7 +137,7 @@ def test_fabric(tmp_path):
     import lightning
 
     dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
-    (block,) = at("wids/core/order/README.md#fabric")
+    (block,) = at(".docs/guides/resume.md#fabric")
     received = []
     for resume in (False, True):
         seen = []
@@ -167,7 +167,7 @@ def test_accelerate(tmp_path):
     import accelerate
 
     dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
-    (block,) = at("wids/core/order/README.md#accelerate")
+    (block,) = at(".docs/guides/hugging-face.md#accelerate")
     received = []
     for resume in (False, True):
         seen = []

@@ -1,11 +1,14 @@
-"""The Python that READMEs show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
+"""The Python that READMEs and guides show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
 
 import io
 import json
 import multiprocessing
 import os
 import random
+import sys
+import types
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +27,32 @@ from tests.support.shards import write_index, write_json
 from tests.support.suites import run_suites
 from wids import testing
 
+GUIDES = ".docs/guides"
 E2E = {
-    f"wids/core/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate", "fabric")
+    f"{GUIDES}/{name}"
+    for name in (
+        "lightning.md#train-with-lightning",
+        "hugging-face.md#the-trainer",
+        "hugging-face.md#accelerate",
+        "resume.md#fabric",
+    )
 }
 HERE = {
+    f"{GUIDES}/batches.md#batch-by-length-or-shape",
+    f"{GUIDES}/coming-from.md#coming-from-another-loader",
+    f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part",
+    f"{GUIDES}/mix.md#each-batch-from-one-source",
+    f"{GUIDES}/mix.md#mix-datasets-in-stated-shares",
+    f"{GUIDES}/quickstart.md#2-train",
+    f"{GUIDES}/resume.md#fsdp-and-torchtitan",
+    f"{GUIDES}/resume.md#resume-a-run-in-mid-epoch",
+    f"{GUIDES}/shared-caches.md#share-a-cache-on-a-machine",
+    f"{GUIDES}/stores.md#train-from-s3-minio-r2-gcs-or-http",
+    f"{GUIDES}/your-data.md#segmentation-masks",
+    f"{GUIDES}/your-data.md#video-and-audio",
     "README.md#train-on-your-own-pictures",
     "wids/core/order/README.md#augmentation-that-repeats-exactly",
     "wids/README.md#alternatives-and-names-of-fields",
-    "wids/README.md#parts-of-a-dataset",
-    "wids/README.md#several-datasets-in-stated-shares",
     "wids/README.md#testing-your-own-code",
     "wids/README.md#workers-processes-or-threads",
     "wids/core/cache/README.md#prefetching",
@@ -41,9 +61,7 @@ HERE = {
     "wids/jobs/README.md#in-a-program",
     "wids/core/order/README.md#batches-of-like-length",
     "wids/core/order/README.md#exact-evaluation",
-    "wids/core/order/README.md#loops-with-fsdp-and-torchtitans",
     "wids/core/order/README.md#mixtures",
-    "wids/core/order/README.md#resume-anywhere",
     "wids/core/order/README.md#the-order-for-any-dataset",
     "wids/core/order/README.md#weights-of-samples",
     "wids/tools/serve/README.md#in-a-notebook",
@@ -93,6 +111,116 @@ def test_example(tmp_path):
     names["loader"].load_state_dict(names["loader"].state_dict())
 
 
+def test_quickstart(tmp_path, capsys):
+    """Stopped in mid-epoch by a kill, the same program goes on there; of the next run nothing is left."""
+    index = write_images(tmp_path / "out", samples=40)
+    write_json(index, {**json.loads(Path(index).read_text()), "info": {"classes": [str(k) for k in range(10)]}})
+    block, seen = only(f"{GUIDES}/quickstart.md#2-train"), []
+
+    def note(state, path, save=torch.save):
+        save(state, path)
+        seen.append(state["loader"])
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    replaced = {"num_workers=4": "num_workers=0", "torch.save(": "note("}
+    with pytest.raises(KeyboardInterrupt):
+        execute(block, replaced, note=note)
+    execute(block, replaced, note=note)
+    assert len(seen) == 3 * 3  # epochs of three batches
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 0", "epoch 1", "epoch 2"]
+
+
+def test_a_segmentation_mask(tmp_path):
+    """Is cut and turned as its picture is."""
+    picture = Image.frombytes("L", (32, 24), bytes(k % 256 for k in range(32 * 24)))
+    with wids.ShardWriter("out/scenes-%06d.tar") as writer:
+        writer.write({"__key__": "0", ".png": picture, ".seg.png": picture})
+    found = execute(only(f"{GUIDES}/your-data.md#segmentation-masks"), {'".jpg"': '".png"'})
+    assert found["image"].shape == found["mask"].shape == (1, 16, 16)
+    assert found["image"].tolist() == found["mask"].tolist()
+
+
+def test_a_clip(tmp_path, monkeypatch):
+    """Its bytes are the decoder's, which is a stand-in here: torchcodec's needs FFmpeg."""
+
+    class Decoder:
+        def __init__(self, data):
+            assert data == b"a film"
+
+        def __len__(self):
+            return 20
+
+        def get_frames_at(self, indices):
+            return types.SimpleNamespace(data=torch.tensor(indices))
+
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", types.SimpleNamespace(VideoDecoder=Decoder))
+    with wids.ShardWriter("out/clips-%06d.tar") as writer:
+        writer.write({"__key__": "0", ".mp4": b"a film", ".txt": "a street"})
+    found = execute(only(f"{GUIDES}/your-data.md#video-and-audio"), {})
+    assert (found["frames"].tolist(), found["caption"]) == ([0, 2, 4, 6, 8, 10, 12, 14], "a street")
+
+
+def test_stores(tmp_path):
+    """An epoch from S3, with endpoint and keys."""
+    from tests.support.backends import s3  # servers of others: not in each process of these tests
+
+    write_images(tmp_path / "up")
+    with s3() as buckets:
+        place, steps = buckets.place(), []
+        for path in (tmp_path / "up").iterdir():
+            place.put(path.name, path.read_bytes())
+        replaced = {
+            "s3://bucket": place.url,
+            '"http://minio:9000"': repr(place.options["endpoint_url"]),
+            '"/nvme/cache"': repr(str(tmp_path / "cache")),
+            "num_workers=4": "num_workers=0",
+        }
+        execute(only(f"{GUIDES}/stores.md#train-from-s3-minio-r2-gcs-or-http"), replaced, train_step=keep(steps))
+        assert sorted(sample["__index__"] for (batch,) in steps for sample in batch) == [*range(80)]
+        assert all(request["authorization"] for request in place.requests(f"{place.url}/train-000001.tar"))
+
+
+def test_coming_from_others(tmp_path):
+    """All samples, once."""
+    replaced = {
+        '"train.json"': repr(str(write_images(tmp_path))),
+        '"/nvme/cache"': repr(str(tmp_path / "cache")),
+        "num_workers=4": "num_workers=0",
+    }
+    names = execute(
+        only(f"{GUIDES}/coming-from.md#coming-from-another-loader"),
+        replaced,
+        wids=wids,
+        torch=torch,
+        make_sample=lambda sample: sample["__index__"],
+    )
+    assert sorted(index for batch in names["loader"] for index in batch.tolist()) == [*range(80)]
+
+
+def test_a_shared_cache(tmp_path):
+    """Has the shards in its directory."""
+    write_images(tmp_path / "www")
+    with testing.Server(tmp_path / "www") as server:
+        replaced = {"https://host": server.url, "/data/wids-cache": str(tmp_path / "cache")}
+        names = execute(only(f"{GUIDES}/shared-caches.md#share-a-cache-on-a-machine"), replaced, wids=wids)
+        assert names["dataset"][0][".cls"] == 0
+    assert any(name.endswith("-train-000000.tar") for name in os.listdir(tmp_path / "cache"))
+
+
+def test_batches_from_one_source(tmp_path):
+    """Each batch has samples of one source."""
+    sources = {name: (wids.ShardListDataset(write_images(tmp_path / name), transformations=[]), 0.5) for name in "ab"}
+    names = execute(
+        only(f"{GUIDES}/mix.md#each-batch-from-one-source"),
+        {"num_workers=4": "num_workers=0"},
+        wids=wids,
+        torch=torch,
+        mixture=wids.mix(sources),
+    )
+    assert [len({sample["__dataset__"] for sample in batch}) for batch in names["loader"]] == [1] * len(names["loader"])
+
+
 def test_the_order_for_any_dataset():
     """Row groups are taken for shards, and all rows come."""
     pq.write_table(pa.table({"x": range(100)}), "train.parquet", row_group_size=30)
@@ -114,7 +242,7 @@ def test_mixtures(tmp_path):
         '"/nvme/books"': repr(str(tmp_path / "cache")),
     }
     makers = {"make_web": lambda sample: ("web", sample["__dataset__"]), "make_book": lambda sample: ("book", None)}
-    found = execute(only("wids/README.md#several-datasets-in-stated-shares"), replaced, wids=wids, **makers)
+    found = execute(only(f"{GUIDES}/mix.md#mix-datasets-in-stated-shares"), replaced, wids=wids, **makers)
     samples = found["mixture"].__getitems__(list(found["sampler"]))
     assert (samples.count(("web", "web")), samples.count(("book", None))) == (56, 24)
     given = {name: wids.ShardListDataset(tmp_path / name / "train.json") for name in ("web", "books")}
@@ -133,23 +261,28 @@ def test_weights_of_samples(tmp_path):
     assert max(counts) - min(counts) <= len(dataset)
 
 
-def test_batches_of_like_length(tmp_path):
+@pytest.mark.parametrize(
+    "place", ["wids/core/order/README.md#batches-of-like-length", f"{GUIDES}/batches.md#batch-by-length-or-shape"]
+)
+def test_batches_of_like_length(tmp_path, place):
     """Lengths of a column; all samples come, in batches within the budget."""
     index = made.write_dataset(tmp_path, (5, 25))
     made.make_columns(index)
     dataset = wids.ShardListDataset(index, transformations=[])
     replaced = {'"tokens"': '"bytes"', "num_workers=4": "num_workers=0"}
     names = execute(
-        only("wids/core/order/README.md#batches-of-like-length"),
+        only(place),
         replaced,
         wids=wids,
         torch=torch,
         dataset=dataset,
         pad=list,
+        train_step=lambda batch: None,
     )
+    lengths = dataset.read_column("bytes")
     found = [[sample["__index__"] for sample in batch] for batch in names["loader"]]
     assert sorted(index for batch in found for index in batch) == [*range(30)]
-    assert all(names["lengths"][batch].max() * len(batch) <= 32_768 for batch in found)
+    assert all(lengths[batch].max() * len(batch) <= 32_768 for batch in found)
 
 
 def test_workers_that_are_threads(tmp_path):
@@ -166,7 +299,7 @@ def test_workers_that_are_threads(tmp_path):
 def test_resume_anywhere(tmp_path):
     """The whole loop, with a checkpoint after each batch: stopped in mid-epoch, it goes on there."""
     dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
-    seen = []
+    seen, resuming = [], f"{GUIDES}/resume.md#resume-a-run-in-mid-epoch"
 
     def train_step(batch):
         if len(seen) == 13:
@@ -174,15 +307,15 @@ def test_resume_anywhere(tmp_path):
         seen.append([sample["__index__"] for sample in batch])
 
     for resume in (False, True):
-        loader = loader_of(dataset, wids.DistributedChunkedSampler(dataset, seed=3))
-        names = {"torch": torch, "wids": wids, "loader": loader, "resume": resume}
+        names = {"torch": torch, "wids": wids, "dataset": dataset, "resume": resume}
         replaced = {"step % 1000": "step % 1", "else 0, 10)": "else 0, 3)"}
+        replaced |= {"batch_size=32": "batch_size=8, collate_fn=list", "num_workers=4": "num_workers=0"}
         if not resume:
             with pytest.raises(InterruptedError):
-                execute(only("wids/core/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+                execute(only(resuming), replaced, train_step=train_step, **names)
         else:
             seen.append([])  # the interruption is over
-            execute(only("wids/core/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+            execute(only(resuming), replaced, train_step=train_step, **names)
     indices = [index for batch in seen for index in batch]
     assert [sorted(indices[k : k + 80]) for k in (0, 80, 160)] == [list(range(80))] * 3
 
@@ -200,7 +333,7 @@ def test_loops_with_fsdp(tmp_path):
     try:
         for resume in (False, True):
             execute(
-                only("wids/core/order/README.md#loops-with-fsdp-and-torchtitans"),
+                only(f"{GUIDES}/resume.md#fsdp-and-torchtitan"),
                 {"    train_step(batch)": "    train_step(batch)\n    if len(seen) in limit:\n        break"},
                 wids=wids,
                 torch=torch,
@@ -326,7 +459,8 @@ def test_parts(tmp_path):
     dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
     gone = [dataset.keys[i] for i in (0, 3)]
     (tmp_path / "opted-out.txt").write_text("\n".join(gone))
-    found = execute(only("wids/README.md#parts-of-a-dataset"), {}, dataset=dataset, wids=wids)
+    replaced = {"label <> 3 and bytes > 500": "bytes > 500"}
+    found = execute(only(f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part"), replaced, dataset=dataset, wids=wids)
     assert len(found["train"]) + len(found["test"]) == 80 - 2 > len(found["train"]) > len(found["test"])
     assert len(list(found["sampler"])) == len(wids.ShardListDataset("train-view.json")) == len(found["train"])
 

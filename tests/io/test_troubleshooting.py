@@ -1,4 +1,4 @@
-"""The messages that wids/README.md explains are those that the code writes, and torch's and Lightning's are theirs."""
+"""The messages that the guide to trouble explains are those of the code, and torch's and Lightning's are theirs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import wids
+from tests.support.paths import ROOT
 
 WIDS = Path(wids.__file__).parent
 SEEN = {  # below, in a test that meets it
@@ -29,11 +30,10 @@ OTHERS = {  # message -> the module that writes it
 
 
 def quoted():
-    """The messages in the first column of the table."""
-    text = (WIDS / "README.md").read_text(encoding="utf-8")
-    table = text.split("## Troubleshooting, by message\n")[1].split("| without a message |")[0]
-    cells = re.findall(r"^\| (`.*?`) \| ", table, re.MULTILINE)
-    return [message for cell in cells for message in re.findall(r"`(.*?)`(?:, |$)", cell)]
+    """The messages of the guide: headings, and lines below them with others of the same cause."""
+    text = (ROOT / ".docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:### (?=`)|Also: )(.*)$", text.split("\n## Without a message\n")[0], re.MULTILINE)
+    return [message for line in lines for message in re.findall(r"`(.*?)`(?=, |\.?$)", line)]
 
 
 def texts(path):
@@ -52,7 +52,7 @@ def is_written(message, among):
 
 
 def test_messages_are_written():
-    """A search for the printed text finds the row."""
+    """A search for the printed text finds the section."""
     ours = [text for path in WIDS.rglob("*.py") for text in texts(path)]
     messages = [message for message in quoted() if message not in PYTHONS | SEEN | OTHERS.keys()]
     wrong = [each for each in messages if not is_written(each, ours)]
@@ -99,7 +99,7 @@ def test_shards_that_are_not_as_they_should(dataset):
         wrong[0]
 
 
-def test_the_table_is_there():
-    """With the rows that people look for."""
+def test_the_sections_are_there():
+    """Those that people look for."""
     assert len(quoted()) > 25
     assert {*PYTHONS, *SEEN, *OTHERS} <= {*quoted()}

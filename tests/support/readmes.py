@@ -1,4 +1,4 @@
-"""The README.md files of the checkout: their blocks, links and headings, for the tests that hold them true."""
+"""READMEs, and the guides of the site: their blocks, links and headings, for the tests that hold them true."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ READMES = sorted(
     for path in ROOT.rglob("README.md")
     if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(ROOT).parts)
 )
+# The pages of the documentation site by task.
+GUIDES = sorted((ROOT / ".docs" / "guides").glob("*.md"))
+TEXTS = [*READMES, *GUIDES]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^    (python \S.*)$", re.MULTILINE)
 
@@ -38,9 +41,9 @@ class Block(NamedTuple):
 
 
 def blocks(*languages: str) -> list[Block]:
-    """The fenced blocks in these languages of all READMEs."""
+    """The fenced blocks in these languages of all READMEs and guides."""
     found = []
-    for path in READMES:
+    for path in TEXTS:
         text = path.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
             if match[1] in languages:
@@ -51,7 +54,7 @@ def blocks(*languages: str) -> list[Block]:
 
 def indented_programs() -> list[str]:
     """The commands of indented blocks that start a Python program: ``python benchmarks/run.py --quick``."""
-    texts = (_FENCE.sub("", path.read_text(encoding="utf-8")) for path in READMES)
+    texts = (_FENCE.sub("", path.read_text(encoding="utf-8")) for path in TEXTS)
     return [re.split(r"\s{2,}", line)[0] for text in texts for line in _INDENTED.findall(text)]
 
 
@@ -59,7 +62,7 @@ def inline_code() -> list[tuple[str, str]]:
     """(README, code) of what stands between backticks in running text."""
     return [
         (path.relative_to(ROOT).as_posix(), code)
-        for path in READMES
+        for path in TEXTS
         for code in re.findall(r"`([^`\n]+)`", _FENCE.sub("", path.read_text(encoding="utf-8")))
     ]
 
