@@ -402,3 +402,125 @@ def test_save_a_filter(browser, server, tmp_path):
     dataset = wids.ShardListDataset(tmp_path / "filtered.json", transformations="numpy", fields=(".cls",))
     assert len(dataset) == 66
     assert {dataset[k][".cls"] for k in range(66)} == {1}
+
+
+def line(page, index):
+    """The line of a sample in the table."""
+    return page.locator(f'.line[data-index="{index}"]')
+
+
+def lines_of(page):
+    """The samples in sight, from the top."""
+    return page.evaluate(
+        "[...document.querySelectorAll('.line')].sort((a, b) => a.dataset.at - b.dataset.at)"
+        ".map((e) => Number(e.dataset.index))"
+    )
+
+
+def test_a_table(browser, server):
+    """Values and names of classes in lines; a click on a name sorts up, down, and not; the address has all of it."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples?at=3")
+        cell(page, 3).wait_for()
+        page.keyboard.press("v")
+        line(page, 4).get_by_text("<b>caption</b> of 4").wait_for()
+        until(page, "document.querySelector('.line[data-index=\"4\"] img')?.naturalWidth > 0")
+        assert [text for text in line(page, 4).inner_text().split("\n") if text][:3] == ["4", "p0004", "bee (1)"]
+        assert "view=table" in page.url
+        header = page.get_by_role("columnheader", name="label")
+        for words, first in (("ascending", 0), ("descending", 2), ("none", 0)):
+            header.get_by_role("button").click()
+            page.wait_for_selector(f'[aria-sort="{words}"] [title^="label:"]')
+            page.wait_for_selector(f'.line[data-at="0"][data-index="{first}"]')
+            assert ("sort=label" in page.url, "desc=1" in page.url) == (words != "none", words == "descending")
+        page.go_back()
+        page.wait_for_selector('.line[data-at="0"][data-index="2"]')
+        page.fill("#where", "label != 2")
+        page.keyboard.press("Enter")
+        page.wait_for_selector('.line[data-at="0"][data-index="1"]')
+        assert page.inner_text("#count") == "400 of 600 match"
+        assert lines_of(page)[:3] == [1, 4, 7]
+        page.reload()
+        page.wait_for_selector('.line[data-at="0"][data-index="1"]')
+        page.fill("#where", "labl = 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#why .error")
+        assert page.inner_text("#why") == "there is no column 'labl' (did you mean 'label'?)"
+        assert lines_of(page)[:3] == [1, 4, 7]
+        page.locator(".head button", has_text=".txt").click(force=True)
+        page.get_by_text("so they have no order").wait_for()
+        page.click("#as-grid")
+        page.wait_for_selector('.cell[data-at="1"][data-index="4"]')
+        page.click("#sorted")
+        page.wait_for_selector('.cell[data-at="1"][data-index="1"]')
+        assert visit.left == []
+
+
+def test_an_address_of_an_order_that_is_not_there(browser, server):
+    """It is said why, and the samples are shown in theirs."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples?view=table&sort=labl")
+        page.get_by_text("there is no column 'labl' to sort by (did you mean 'label'?)").wait_for()
+        line(page, 0).get_by_text("p0000").wait_for()
+        assert visit.left == []
+
+
+def test_keys_of_a_table(browser, server):
+    """Arrows go to lines and across, Enter opens a sample, space marks it; Tab comes to the names, which sort."""
+    with Visit(browser, server.url, viewport={"width": 700, "height": 800}) as visit:
+        page = visit.go("/samples?view=table")
+        line(page, 0).get_by_text("p0000").wait_for()
+        for key, at in (("ArrowDown", 1), ("End", 599), ("Home", 0), ("ArrowDown", 1)):
+            page.keyboard.press(key)
+            page.wait_for_selector(f'.line.current[data-at="{at}"]')
+        page.keyboard.press("ArrowRight")
+        until(page, "document.getElementById('grid').scrollLeft > 50")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Space")
+        until(page, "document.getElementById('marked').textContent == '1 marked'")
+        page.keyboard.press("Space")
+        until(page, "document.getElementById('marked').textContent == '0 marked'")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        until(page, "new URLSearchParams(location.search).get('sort') == 'key'")
+        page.locator("#grid").focus()
+        page.keyboard.press("End")
+        line(page, 599).get_by_text("p0599").wait_for()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/sample/599")
+        page.go_back()
+        line(page, 599).get_by_text("p0599").wait_for()
+        assert (visit.left, visit.said) == ([], [])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_table(browser, server, scheme):
+    """It scrolls within itself, its head with it; the page is as wide as the screen."""
+    with Visit(browser, server.url, viewport={"width": 390, "height": 800}, color_scheme=scheme) as visit:
+        page = visit.go("/samples?view=table")
+        line(page, 0).get_by_text("p0000").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.evaluate("document.getElementById('grid').scrollLeft = 1e4")
+        boxes = [page.locator(each).last.bounding_box() for each in (".head > *", ".line > [role=gridcell]")]
+        assert boxes[0]["x"] == pytest.approx(boxes[1]["x"], abs=1)
+        assert boxes[0]["x"] + boxes[0]["width"] <= 391
+        page.mouse.move(200, 500)
+        page.mouse.wheel(0, 3000)
+        until(page, "Number(document.querySelector('.line').dataset.at) > 20")
+        assert page.locator(".head").bounding_box()["y"] == pytest.approx(boxes[0]["y"], abs=1)
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_a_table_of_a_thousand_million(browser, huge):
+    """Its first and last lines; it is not sorted, and the page says why."""
+    with Visit(browser, huge.url) as visit:
+        page = visit.go("/samples?view=table")
+        page.get_by_text("gone-0.tar").first.wait_for()
+        page.locator("#grid").focus()
+        page.keyboard.press("End")
+        page.wait_for_selector(f'.line.current[data-at="{HUGE - 1}"]')
+        page.get_by_role("columnheader", name="index").get_by_role("button").click()
+        page.get_by_role("columnheader", name="index").get_by_role("button").click()
+        page.get_by_text("are too many to sort").wait_for()
+        assert visit.left == []

@@ -51,6 +51,7 @@ _KEYS: Sequence[tuple[str, str]] = (
     ("Home End", "the first, the last one"),
     ("Enter", "open the sample"),
     ("space", "mark the sample; with shift, all from the last marked one"),
+    ("v", "grid or table"),
     ("/", "to the filter; on the page of an epoch, to the search for a sample"),
     ("n p", "next rank, rank before"),
     ("+ - 0 1", "on a picture: larger, smaller, all of it, one to one"),

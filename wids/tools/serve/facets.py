@@ -7,6 +7,7 @@ that chooses it. Without a file of columns there are those that member tables gi
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
@@ -33,15 +34,27 @@ _NAMES = frozenset({"index", "row", "key"})
 _FEW_SHARDS = 200
 # Of so many samples different values are counted exactly.
 _COUNTED = 1_000_000
-_HOW = "wids columns create --help"
+_OTHERS = {"bytes": "int64", "key": "string", "shard": "int32", "row": "int32"}
+_NESTED = re.compile("(large_|fixed_size_)?(list|binary)|struct|map|[a-z_]*union")
+_UNSORTABLE = "to sort by this, the member tables of all shards would be read; a file of columns has it at hand"
+_UNSORTABLE += ": wids columns create"
 
 
 def describe_columns(served: Served) -> dict[str, Any]:
-    """Names for SQL: ``columns`` (``name``, ``type``, ``has_facet``), and a sentence where there are few."""
+    """Names for SQL: ``columns``, and ``words``, a sentence where there are few.
+
+    Each has ``name``, ``type``, ``has_facet``, ``is_cheap`` and ``unsortable``: why samples cannot be sorted by it; "".
+    """
     columns = served.columns()
     if columns:
         found = [
-            {"name": name, "type": kind, "has_facet": name not in _NAMES, "is_cheap": True}
+            {
+                "name": name,
+                "type": kind,
+                "has_facet": name not in _NAMES,
+                "is_cheap": True,
+                "unsortable": f"{name} is of type {kind}, which has no order" if _NESTED.match(kind) else "",
+            }
             for name, kind in columns.items()
         ]
         found.sort(key=lambda each: each["name"] in OWN_COLUMNS or str(each["name"]).endswith("_bytes"))
@@ -49,21 +62,24 @@ def describe_columns(served: Served) -> dict[str, Any]:
     collection = served.collection
     is_cheap = not collection.has_remote() and len(collection.ends) <= _FEW_SHARDS
     fields = first_fields(served)
+    kinds = {f"{HAS}{stem_of(name)}": "bool" for name in fields}
+    kinds |= {f"{stem_of(name)}_bytes": "int64" for name in fields} | _OTHERS
+    unsortable = "" if is_cheap else _UNSORTABLE
     found = [
-        {"name": f"{HAS}{stem_of(name)}", "type": "bool", "has_facet": True, "is_cheap": is_cheap} for name in fields
+        {
+            "name": name,
+            "type": kind,
+            "has_facet": kind == "bool",
+            "is_cheap": is_cheap and kind == "bool",
+            "unsortable": unsortable,
+        }
+        for name, kind in kinds.items()
     ]
-    found += [
-        {"name": f"{stem_of(name)}_bytes", "type": "int64", "has_facet": False, "is_cheap": False} for name in fields
-    ]
-    found += [{"name": name, "type": kind, "has_facet": False, "is_cheap": False} for name, kind in _OTHERS]
     words = (
         "These come from member tables. For labels, sizes of pictures and texts make columns: "
         f"wids columns create {served.name} --field .cls=label --json .json:width"
     )
     return {"columns": found, "words": words}
-
-
-_OTHERS = (("bytes", "int64"), ("key", "string"), ("shard", "int32"), ("row", "int32"))
 
 
 def first_fields(served: Served) -> list[str]:

@@ -20,10 +20,12 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from wids.columns.kinds import writable
+from wids.core.codecs.html import class_name
 from wids.errors import ChangedShardError, DecodeError, SelectionError, UnsafeFormatError, WidsError, without_secrets
 from wids.tools.serve.answers import answer
 from wids.tools.serve.guard import SANDBOX
-from wids.tools.serve.members import open_member
+from wids.tools.serve.members import open_member, open_members
 from wids.tools.serve.previews import NoPreviewError, kind_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ _TYPES = {
 _TEXT, _SVG = "text/plain; charset=utf-8", "image/svg+xml"
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _LETTERS, _MAX_LETTERS = 2_000, 1_000_000
+# Of a sample: fields that are read for a line of a table, and letters of each.
+_VALUES, _VALUE_LETTERS = 24, 200
+_LABEL = re.compile(r"[0-9]{1,18}", re.ASCII)
 _BROKEN = re.compile("[\udc80-\udcff]")
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 
@@ -65,6 +70,7 @@ def routes(served: Served) -> list[Route]:
         Route("/thumb/{index:index}/{field:path}", fields.draw),
         Route("/field/{index:index}/{field:path}", fields.send),
         Route("/api/text/{index:index}/{field:path}", fields.tell),
+        Route("/api/values/{index:index}", fields.list_values),
     ]
 
 
@@ -74,15 +80,19 @@ class _Fields:
         self._pool = ThreadPoolExecutor(_THREADS, "wids-fields")
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
+    async def _apart(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in a separate thread: a slow shard does not stop the pages."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     async def _read(self, request: Request, work: Callable[[Member], T]) -> T:
-        """Run ``work`` on a field in a separate thread: a slow shard does not stop the pages."""
+        """Run ``work`` on a field."""
         index, field = request.path_params["index"], request.path_params["field"]
 
         def run() -> T:
             with open_member(self._served.dataset, index, field) as member:
                 return work(member)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+        return await self._apart(run)
 
     async def draw(self, request: Request) -> Response:
         """A small picture."""
@@ -129,6 +139,28 @@ class _Fields:
             return answer(await self._read(request, lambda member: begin_text(member, most)))
         except WidsError as error:
             return refuse(error)
+
+    async def list_values(self, request: Request) -> Response:
+        """What the texts and labels of a sample say, as far as a line shows it: field -> text."""
+
+        def work() -> dict[str, str]:
+            with open_members(self._served.dataset, request.path_params["index"]) as members:
+                return {str(writable(each.name)): self._value_of(each) for each in members[:_VALUES] if _is_value(each)}
+
+        try:
+            return answer(await self._apart(work))
+        except WidsError as error:
+            return refuse(error)
+
+    def _value_of(self, member: Member) -> str:
+        text: str = begin_text(member, _VALUE_LETTERS)["text"]
+        label = int(text) if _LABEL.fullmatch(text.strip()) else None
+        words = class_name(member.name, label, self._served.collection.shards.class_names)
+        return text if words is None else f"{words} ({label})"
+
+
+def _is_value(member: Member) -> bool:
+    return kind_of(member.name) == "text" and not member.name.casefold().endswith((".gz", ".svg"))
 
 
 def refuse(error: NoPreviewError | WidsError) -> Response:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from wids.core.files import json_text
 from wids.errors import InputError, JsonError, SelectionError
 from wids.tools.serve.answers import answer
+from wids.tools.serve.listing import Listing, choose
 from wids.tools.serve.marks import MAX_MARKS, pack_indices, pack_view
 from wids.tools.serve.rows import check_indices, parse_indices
 from wids.tools.serve.waiting import watched, work_for
@@ -51,7 +52,7 @@ def routes(served: Served) -> list[Route]:
     def give_filtered(request: Request) -> Response:
         """The samples of ``where=`` as a view."""
         where = request.query_params.get("where", "")
-        chosen = served.choose(where, is_marked=False)
+        chosen = choose(served, Listing(where))
         if chosen is None or not len(chosen):
             raise InputError("where has no filter, or one that no sample matches: there is no view to save")
         headers = {"content-disposition": 'attachment; filename="filtered.zip"'}
@@ -88,7 +89,7 @@ def _change(served: Served, body: bytes) -> dict[str, Any]:
     total = len(served.dataset)
     if "start" in asked:
         start, end = _numbers([asked.get("start"), asked.get("end")])
-        chosen = served.choose(str(asked.get("where") or ""), is_marked=asked.get("marked") is True)
+        chosen = choose(served, Listing(str(asked.get("where") or ""), asked.get("marked") is True))
         count = total if chosen is None else len(chosen)
         if not start <= end <= count:
             raise SelectionError(f"{start} to {end} is no range of {count} samples")

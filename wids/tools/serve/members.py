@@ -80,27 +80,41 @@ class Member:
 
 
 @contextlib.contextmanager
-def open_member(dataset: ShardListDataset[Any], index: int, field: str) -> Iterator[Member]:
-    """A field of a sample; its shard is open while the block lasts.
+def open_members(dataset: ShardListDataset[Any], index: int) -> Iterator[list[Member]]:
+    """The fields of a sample, in their order in its shard, which is open while the block lasts.
 
     Args:
         dataset: of the sample.
         index: 0 <= index < len(dataset).
+
+    Raises:
+        SelectionError: no such sample exists. WidsError: the shard cannot be read.
+    """
+    if not 0 <= index < len(dataset):
+        raise SelectionError(f"there is no sample {shown(index)}; the dataset has {len(dataset):,}")
+    shard, row, _ = dataset.get_shard(index)
+    with shard.pinned() as reader:
+        key = reader.table.key(row)
+        yield [Member(name, key, reader.url, row, lo, size, reader) for name, lo, size in reader.table.members(row)]
+
+
+@contextlib.contextmanager
+def open_member(dataset: ShardListDataset[Any], index: int, field: str) -> Iterator[Member]:
+    """A field of a sample, likewise.
+
+    Args:
+        dataset: see `open_members`.
+        index: likewise.
         field: its name, or ``@3`` for the fourth of the sample.
 
     Raises:
         SelectionError: no such sample or field exists.
         WidsError: the shard cannot be read.
     """
-    if not 0 <= index < len(dataset):
-        raise SelectionError(f"there is no sample {shown(index)}; the dataset has {len(dataset):,}")
-    shard, row, _ = dataset.get_shard(index)
-    with shard.pinned() as reader:
-        members = reader.table.members(row)
+    with open_members(dataset, index) as members:
         number = _NUMBER.fullmatch(field)
-        found = members[int(number[1]) :][:1] if number else [each for each in members if each[0] == field]
+        found = members[int(number[1]) :][:1] if number else [each for each in members if each.name == field]
         if not found:
-            names = ", ".join(shown(name) for name, _, _ in members[:20])
+            names = ", ".join(shown(each.name) for each in members[:20])
             raise SelectionError(f"sample {index} has no field {shown(field)}; it has {names or 'none'}")
-        name, offset, size = found[0]
-        yield Member(name, reader.table.key(row), reader.url, row, offset, size, reader)
+        yield found[0]

@@ -19,6 +19,7 @@ from wids.columns.kinds import writable
 from wids.errors import InputError, SelectionError, WidsError
 from wids.tools.key_search import rows_of
 from wids.tools.serve.answers import answer
+from wids.tools.serve.listing import choose, parse_listing
 from wids.tools.serve.rows import check_indices, parse_integer, words_of
 from wids.tools.serve.waiting import watched
 
@@ -140,12 +141,12 @@ def routes(served: Served) -> list[Route]:
         else:
             index = parse_integer(query, "index")
             check_indices([index], total)
-        chosen = served.choose(query.get("where", ""), is_marked=query.get("marked") == "1")
+        chosen = choose(served, parse_listing(query))
         if chosen is None:
             at, there = min(index, max(total - 1, 0)), index
-        else:
-            at = int(np.searchsorted(chosen, index))
-            there = int(chosen[at]) if at < len(chosen) else -1
+        else:  # in any order
+            there = int(chosen[chosen >= index].min(initial=total))
+            at = int(np.argmax(chosen == there)) if there < total else len(chosen)
         is_empty = "shard" in query and served.collection.lengths[parse_integer(query, "shard")] == 0
         return answer({"at": at, "index": index, "is_shown": there == index and not is_empty})
 

@@ -6,6 +6,7 @@ waited for without holding the others up. The indices that a predicate gives are
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -37,6 +38,7 @@ _TABLE_BYTES, _MATCH_BYTES = 128 << 20, 256 << 20  # that are kept
 _THREADS = 16
 _QUERIES = 2  # at a time: each may take 512 MiB
 _QUERY_SECONDS = 60.0
+_LETTERS = 300  # of a value in a row
 _EXACT = 1 << 53  # beyond, JavaScript has not all integers
 _INTEGER = re.compile(r"[0-9]{1,18}")
 
@@ -73,7 +75,7 @@ class ServedRows:
         self._dataset, self._collection, self._is_marked = dataset, collection, is_marked
         self._lock = threading.Lock()
         self._tables: SizedLRUCache[int, MemberTable] = SizedLRUCache(_TABLE_BYTES)
-        self._matches: SizedLRUCache[str, Integers] = SizedLRUCache(_MATCH_BYTES)
+        self._matches: SizedLRUCache[tuple[str, str], Integers] = SizedLRUCache(_MATCH_BYTES)
         self._errors: dict[int, tuple[float, WidsError]] = {}
         self._asked: dict[Any, Future[Any]] = {}
         self._queries = threading.BoundedSemaphore(_QUERIES)
@@ -92,20 +94,39 @@ class ServedRows:
         if not where:
             return None
 
+        return self._indices("where", where, lambda: self._dataset.find_rows(where))
+
+    def order(self, where: str, by: str) -> Integers:
+        """The indices of the samples that `find` gives, in an order.
+
+        Args:
+            where: checked by `find`; "": all.
+            by: what stands after ORDER BY.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `wids.ShardListDataset.query`.
+        """
+        chosen = f"where (\n{where}\n)" if where else ""
+        sql = f'select "index" from samples {chosen} order by {by}'  # noqa: S608 - checked, and quoted
+        return self._indices("order", sql, lambda: self._dataset.query(sql).column(0).to_numpy())
+
+    def _indices(self, kind: str, text: str, query: Callable[[], Integers]) -> Integers:
+        """The answer to a query of indices, which is kept."""
+
         def find() -> Integers:
-            found = self.ask(lambda: self._dataset.find_rows(where))
+            found = self.ask(query)
             is_narrow = len(self._dataset) < 1 << 32
             narrow: Any = np.uint32 if is_narrow else np.int64
             kept: Integers = found.astype(narrow, copy=False)
             return kept
 
         with self._lock:
-            kept = self._matches.use(where)
+            kept = self._matches.use((kind, text))
         if kept is not None:
             return kept
-        found: Integers = self._once(("where", where), find)
+        found: Integers = self._once((kind, text), find)
         with self._lock:
-            self._matches.keep(where, found, found.nbytes)
+            self._matches.keep((kind, text), found, found.nbytes)
         return found
 
     def ask(self, query: Callable[[], Any]) -> Any:
@@ -247,7 +268,7 @@ class ServedRows:
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
         numbers = ", ".join(map(str, sorted(set(indices))))
         rows = self.query(f'select "index", {quoted} from samples where "index" in ({numbers})')  # noqa: S608 - quoted
-        return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
+        return {row[0]: dict(zip(columns, map(_short, row[1:]), strict=True)) for row in rows}
 
     def close(self) -> None:
         """Wait for no more tables, and end the queries."""
@@ -274,6 +295,13 @@ def _values_of(asked: Future[MemberTable], row: int, field: str) -> dict[str, An
     if main is not None:
         shown = {"field": writable(main[0]), "kind": main[1], "number": names.index(main[0])}
     return {"key": writable(table.key(row)), "fields": sizes, "main": shown}
+
+
+def _short(value: Any) -> Any:
+    """A value of a column, as much of it as one line shows."""
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value)
+    return shorten(value, most=_LETTERS) if isinstance(value, str) else value
 
 
 def words_of(error: BaseException) -> str:

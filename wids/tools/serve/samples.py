@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 
 from wids.tools.serve.answers import answer
+from wids.tools.serve.listing import choose, parse_listing
 from wids.tools.serve.rows import MAX_ROWS, parse_indices, parse_integer
 from wids.tools.serve.waiting import watched
 
@@ -27,7 +28,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
         return templates.TemplateResponse(request, "samples.html", context)
 
     def show(request: Request) -> Response:
-        """``indices=``, or ``start=`` and ``count=`` within those that ``where=`` and ``marked=1`` leave."""
+        """``indices=``, or ``start=`` and ``count=`` within a list, as `parse_listing` has it."""
         query = request.query_params
         field, columns = query.get("field", ""), [*filter(None, query.getlist("columns"))]
         if "indices" in query:
@@ -36,7 +37,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
         else:
             start = parse_integer(query, "start", 0)
             count = parse_integer(query, "count", 50, most=MAX_ROWS)
-            chosen = served.choose(query.get("where", ""), is_marked=query.get("marked") == "1")
+            chosen = choose(served, parse_listing(query))
             total = len(served.dataset) if chosen is None else len(chosen)
             places = range(start, max(start, min(start + count, total)))
             indices = list(places) if chosen is None else chosen[places.start : places.stop].tolist()

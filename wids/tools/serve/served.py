@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from wids.core.place import Place
 from wids.dataset import ShardListDataset
 from wids.errors import InputError
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.index.selection import Integers
 
 
 class Served:
@@ -93,18 +90,6 @@ class Served:
             ColumnsError: it cannot be used. DependencyError: pyarrow is not installed.
         """
         return self.dataset._own_columns().types(self.collection)  # noqa: SLF001 - likewise
-
-    def choose(self, where: str, *, is_marked: bool) -> Integers | None:
-        """The indices of the samples for which SQL is true, of the marked ones alone if asked; None: all there are.
-
-        Raises:
-            QueryError, ColumnsError, DependencyError: see `wids.ShardListDataset.find_rows`.
-        """
-        found = self.rows.find(where)
-        if not is_marked:
-            return found
-        marked = self.marks.indices()
-        return marked if found is None else np.intersect1d(found, marked, assume_unique=True)
 
     def close(self) -> None:
         """Close the shards."""

@@ -166,7 +166,7 @@ function draw(place, row, signal) {
 // --- in sight or not
 
 const controllers = new WeakMap(); // cell -> AbortController of what it loads
-const rows = new WeakMap();
+const begins = new WeakMap(); // cell -> function of a signal that begins to load
 
 const sight = new IntersectionObserver(
   (entries) => {
@@ -180,12 +180,20 @@ const sight = new IntersectionObserver(
 
 function show(element) {
   if (controllers.has(element)) return;
-  const row = rows.get(element);
-  const place = element.querySelector(".face");
-  if (!row || !row.main || place.dataset.done) return;
   const controller = new AbortController();
   controllers.set(element, controller);
-  draw(place, row, controller.signal);
+  begins.get(element)?.(controller.signal);
+}
+
+/** Call `begin(signal)` each time an element comes into sight; the signal says that it has left. */
+export function watch(element, begin) {
+  begins.set(element, begin);
+  sight.observe(element);
+}
+
+/** Draw in `place` what stands for a sample, unless it is there. */
+export function drawFace(place, row, signal) {
+  if (row.main && !place.dataset.done) draw(place, row, signal);
 }
 
 /** A cell that is shown no more. */
@@ -238,8 +246,7 @@ export function cell(row, { caption: name, href = there(`/sample/${row.index}`),
     element.append(corner);
   }
   setMarked(element, Boolean(row.is_marked));
-  rows.set(element, row);
-  sight.observe(element);
+  watch(element, (signal) => drawFace(face, row, signal));
   return element;
 }
 

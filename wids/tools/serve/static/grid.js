@@ -1,4 +1,4 @@
-// A list of up to 10^9 cells, of which those in sight are elements. What is in sight is known by `#top`, in pixels from the
+// A list of up to 10^9 places, cells beside each other or lines below each other, of which those in sight are elements. What is in sight is known by `#top`, in pixels from the
 // beginning; the scroll bar has less room than that (browsers end at some 10^7 pixels), so that it stands for `#top` in a
 // shortened form: exact at both ends, in proportion between. A wheel or a finger moves by what it moves; a scroll bar jumps.
 import { make } from "./common.js";
@@ -9,10 +9,11 @@ const EDGE = 2e4; // that are exact at both ends
 const GAP = 10;
 const CAPTION = 27;
 const PAD = 10;
+const ACROSS = 120; // pixels that an arrow moves lines
 
 export class Grid {
   #root; #stage; #rest; #draw; #onmove; #total = 0; #size = 150; #columns = 1; #width = 0; #high = 0; #view = 0;
-  #top = 0; #scrolled = 0; #timer; #frame; #live = new Map(); #current = 0;
+  #lines = null; #gap = GAP; #pad = PAD; #top = 0; #scrolled = 0; #timer; #frame; #live = new Map(); #current = 0;
 
   /**
    * `draw(at)`: the element of a place. `onmove(first, end)`: these places are in sight now.
@@ -42,7 +43,7 @@ export class Grid {
   get columns() { return this.#columns; }
 
   /** The first place whose row begins in sight. */
-  get first() { return Math.min(Math.ceil((this.#top - PAD) / this.#high - 0.5) * this.#columns, Math.max(this.#total - 1, 0)) || 0; }
+  get first() { return Math.min(Math.ceil((this.#top - this.#pad) / this.#high - 0.5) * this.#columns, Math.max(this.#total - 1, 0)) || 0; }
 
   set current(at) {
     const before = this.#live.get(this.#current);
@@ -54,6 +55,21 @@ export class Grid {
   set size(pixels) {
     const first = this.first;
     this.#size = pixels;
+    this.#measure(first);
+  }
+
+  /**
+   * Have a line for each place: `high` pixels, at least `width` wide, below `head` pixels that the root has at its top and
+   * that stay there; null: have cells.
+   */
+  set lines(lines) {
+    const first = this.first;
+    this.#lines = lines;
+    [this.#gap, this.#pad] = lines ? [0, 0] : [GAP, PAD];
+    this.#root.setAttribute("role", lines ? "grid" : "listbox");
+    this.#stage.setAttribute("role", lines ? "rowgroup" : "presentation");
+    this.#stage.style.top = `${lines?.head ?? 0}px`;
+    this.#drop();
     this.#measure(first);
   }
 
@@ -71,7 +87,7 @@ export class Grid {
     const [lo, hi] = [this.#top, this.#top + this.#view];
     if (isTop || row < lo - this.#view || row > hi + this.#view) this.#go(row);
     else if (row < lo) this.#go(row);
-    else if (row + this.#high + PAD > hi) this.#go(row + this.#high + PAD - this.#view);
+    else if (row + this.#high + this.#pad > hi) this.#go(row + this.#high + this.#pad - this.#view);
     this.current = at;
   }
 
@@ -92,16 +108,20 @@ export class Grid {
   element(at) { return this.#live.get(at); }
   places() { return this.#live.entries(); }
 
-  get #pixels() { return Math.ceil(this.#total / this.#columns) * this.#high - GAP + 2 * PAD; }
+  get #pixels() { return Math.ceil(this.#total / this.#columns) * this.#high - this.#gap + 2 * this.#pad; }
   get #end() { return Math.max(0, this.#pixels - this.#view); }
   get #room() { return Math.min(this.#pixels, ROOM); }
 
   #measure(first = this.first) {
-    const [width, view] = [this.#root.clientWidth - 2 * PAD, this.#root.clientHeight];
+    const lines = this.#lines;
+    const [width, view] = [this.#root.clientWidth - 2 * this.#pad, this.#root.clientHeight - (lines?.head ?? 0)];
     if (width <= 0 || view <= 0) return;
-    this.#columns = Math.max(1, Math.floor((width + GAP) / (this.#size + GAP)));
-    this.#width = (width - GAP * (this.#columns - 1)) / this.#columns;
-    this.#high = Math.round(this.#width + CAPTION) + GAP;
+    this.#columns = lines ? 1 : Math.max(1, Math.floor((width + GAP) / (this.#size + GAP)));
+    this.#width = lines ? Math.max(width, lines.width) : (width - GAP * (this.#columns - 1)) / this.#columns;
+    this.#high = lines ? lines.high : Math.round(this.#width + CAPTION) + GAP;
+    this.#stage.style.width = lines ? `${this.#width}px` : "";
+    if (lines) this.#root.setAttribute("aria-rowcount", String(this.#total + 1));
+    else this.#root.removeAttribute("aria-rowcount");
     this.#view = view;
     this.#stage.style.height = `${view}px`;
     this.#rest.style.height = `${Math.max(0, this.#room - view)}px`;
@@ -165,7 +185,7 @@ export class Grid {
   #render() {
     if (!this.#high) return;
     const rows = Math.ceil(this.#total / this.#columns);
-    const lo = Math.max(0, Math.floor((this.#top - PAD) / this.#high));
+    const lo = Math.max(0, Math.floor((this.#top - this.#pad) / this.#high));
     const hi = Math.min(rows, Math.ceil((this.#top + this.#view) / this.#high));
     const [first, end] = [lo * this.#columns, Math.min(hi * this.#columns, this.#total)];
     for (const [at, element] of this.#live) {
@@ -177,16 +197,16 @@ export class Grid {
         element = this.#draw(at);
         element.dataset.at = String(at);
         element.id = `at-${at}`;
-        element.setAttribute("role", "option");
-        element.setAttribute("aria-posinset", String(at + 1));
-        element.setAttribute("aria-setsize", String(this.#total));
+        element.setAttribute("role", this.#lines ? "row" : "option");
+        if (this.#lines) element.setAttribute("aria-rowindex", String(at + 2));
+        else element.setAttribute("aria-posinset", String(at + 1)), element.setAttribute("aria-setsize", String(this.#total));
         element.style.width = `${this.#width}px`;
-        element.style.height = `${this.#high - GAP}px`;
+        element.style.height = `${this.#high - this.#gap}px`;
         this.#live.set(at, element);
         this.#stage.append(element);
       }
-      const left = PAD + (at % this.#columns) * (this.#width + GAP);
-      const below = Math.floor(at / this.#columns) * this.#high + PAD - this.#top;
+      const left = this.#pad + (at % this.#columns) * (this.#width + this.#gap);
+      const below = Math.floor(at / this.#columns) * this.#high + this.#pad - this.#top;
       element.style.transform = `translate(${left}px, ${below}px)`;
     }
     this.#point();
@@ -201,7 +221,11 @@ export class Grid {
   }
 
   #key(event, onkey) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, .head")) return;
+    if (this.#lines && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
+      this.#root.scrollLeft += event.key === "ArrowRight" ? ACROSS : -ACROSS;
+      return event.preventDefault();
+    }
     const page = Math.max(1, Math.floor(this.#view / this.#high)) * this.#columns;
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.#columns, ArrowUp: -this.#columns, PageDown: page, PageUp: -page,
       Home: -Infinity, End: Infinity };

@@ -4,6 +4,7 @@ import { cell, setMarked, soon } from "./cells.js";
 import { showColumns } from "./facets.js";
 import { Grid } from "./grid.js";
 import { mark, markRange } from "./marks.js";
+import * as table from "./table.js";
 
 const BLOCK = 40; // rows in a request
 const BLOCKS = 60; // that are kept
@@ -13,11 +14,14 @@ const $ = (id) => document.getElementById(id);
 const all = Number($("samples").dataset.samples);
 const shards = Number($("samples").dataset.shards);
 
-// --- what is shown: `where` (SQL), `marked` (only these); and how: `field`, `caption`, `size`
+// --- what is shown: `where` (SQL), `marked` (only these), by which column in which direction; and how: `view` ("" or "table"),
+// `field`, `caption`, `size`
 
-const list = { where: "", marked: false };
+const list = { where: "", marked: false, sort: "", desc: false };
+let view = "";
 const look = { field: "", caption: "", size: 150, ...JSON.parse(localStorage.getItem("wids-grid") ?? "{}") };
 let names = []; // of classes
+let lines = []; // columns of the table
 let blocks = new Map(); // number of a block -> {rows, error, stop}
 let opening = new AbortController();
 let anchor = 0; // where a range of marks begins
@@ -28,10 +32,11 @@ const OURS = { isOurs: true }; // the state of addresses that this page has writ
 const WAITS = "This filter came with a link. Look at it; the button runs it.";
 let writing; // of the address
 
-const asked = (more, { where, marked } = list) => new URLSearchParams(Object.entries({ where, marked: marked ? "1" : "", ...more }).filter(([, value]) => value !== ""));
+const asked = (more, { where, marked, sort, desc } = list) => new URLSearchParams(Object.entries({ where, marked: marked ? "1" : "", sort, desc: desc ? "1" : "", ...more }).filter(([, value]) => value !== ""));
+const isWhole = ({ where, marked, sort }) => !where && !marked && !sort;
 
 function address(at) {
-  const query = asked({ at: at ? String(at) : "" });
+  const query = asked({ view, at: at ? String(at) : "" });
   return there(query.size ? `/samples?${query}` : "/samples");
 }
 
@@ -58,7 +63,8 @@ function block(number) {
 }
 
 async function load(number, found) {
-  const query = asked({ start: String(number * BLOCK), count: String(BLOCK), field: look.field, columns: look.caption });
+  const query = asked({ start: String(number * BLOCK), count: String(BLOCK), field: look.field });
+  for (const name of view ? lines.filter(({ kind }) => kind === "column").map((each) => each.name) : [look.caption]) query.append("columns", name);
   const { signal } = found.stop;
   try {
     const answer = await soon(() => ask(`/api/rows?${query}`, { signal }), signal, { isUrgent: true });
@@ -98,16 +104,20 @@ const row = (at) => blocks.get(Math.floor(at / BLOCK))?.rows?.[at % BLOCK];
 function draw(at) {
   const known = row(at);
   const { error } = blocks.get(Math.floor(at / BLOCK)) ?? {};
-  const about = known ?? { index: list.where || list.marked ? "" : at, error };
-  const classes = look.caption && names.length ? { [look.caption]: labelled(look.caption) } : {};
-  const element = cell(about, { caption: look.caption, names: classes, onmark: known && !known.error ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
+  const about = known ?? { index: isWhole(list) ? at : "", error };
+  const element = view ? table.line(about, lines, leaveFor) : cellOf(about, at, Boolean(known && !known.error));
   element.setAttribute("aria-label", `Sample ${about.index}${about.key ? `, ${about.key}` : ""}${about.error ? ", an error" : ""}`);
   element.setAttribute("aria-selected", String(Boolean(about.is_marked)));
+  return element;
+}
+
+function cellOf(about, at, canMark) {
+  const classes = { [look.caption]: table.classesOf(look.caption, names) };
+  const element = cell(about, { caption: look.caption, names: classes, onmark: canMark ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
   element.querySelector(".link").addEventListener("click", leaveFor);
   return element;
 }
 
-const labelled = (name) => (["cls", "label", "class", "target"].includes(name.toLowerCase()) ? names : []);
 
 function leaveFor() {
   if (!waiting) history.replaceState(OURS, "", address(grid.first)); // so that Back comes to where we were
@@ -115,6 +125,24 @@ function leaveFor() {
 
 const grid = new Grid($("grid"), { draw, onmove: want, onkey: onKey });
 grid.size = look.size;
+
+/** Cells or lines, with the head that belongs to the order. */
+function arrange() {
+  const root = $("grid");
+  root.querySelector(".head")?.remove();
+  root.classList.toggle("lines", Boolean(view));
+  if (view) {
+    const top = table.head(lines, list, (order) => open({ ...order, isNew: true }));
+    root.style.setProperty("--columns", table.template(lines));
+    top.style.minWidth = `${table.width(lines)}px`;
+    root.prepend(top);
+  }
+  grid.lines = view ? { high: table.HIGH, width: table.width(lines), head: table.HEAD } : null;
+  for (const [id, is] of [["as-grid", !view], ["as-table", Boolean(view)]]) $(id).setAttribute("aria-pressed", String(is));
+  document.querySelectorAll("#view .of-cells").forEach((each) => (each.hidden = Boolean(view)));
+  $("sorted").hidden = !list.sort;
+  $("sorted").textContent = `${list.sort} ${list.desc ? "↓" : "↑"} ✕`;
+}
 
 function place() {
   const first = grid.first;
@@ -127,6 +155,7 @@ function place() {
 function setTotal(total) {
   blocks.forEach(({ stop }) => stop.abort());
   blocks = new Map();
+  arrange();
   grid.reset(total, Math.min(grid.first, Math.max(total - 1, 0)));
   tell(total);
 }
@@ -156,10 +185,10 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
   isOpen = false;
   $("grid").setAttribute("aria-busy", "true");
   $("where").removeAttribute("aria-invalid");
-  if (wanted.where || wanted.marked) $("count").textContent = "looking …";
+  if (!isWhole(wanted)) $("count").textContent = "looking …";
   try {
     let total = all;
-    if (wanted.where || wanted.marked) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" }, wanted)}`, { signal })).total;
+    if (!isWhole(wanted)) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" }, wanted)}`, { signal })).total;
     Object.assign(list, wanted);
     if (isNew) history.pushState(OURS, "", address(at));
     hasShown = true;
@@ -168,6 +197,7 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
     $("why").replaceChildren(...(waiting ? [make("p", { class: "soft", role: "status" }, WAITS)] : []));
     if (waiting) document.body.classList.add("filtering");
     tell(total);
+    arrange();
     grid.reset(total, at);
     anchor = at;
     isOpen = true;
@@ -179,11 +209,15 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
     return true;
   } catch (error) {
     if (error.name === "AbortError") return;
-    fail($("why"), error);
-    $("where").setAttribute("aria-invalid", "true");
-    document.body.classList.add("filtering");
     if (hasShown) tell(grid.total);
-    else grid.reset(all, 0), tell(all), showFacets(signal);
+    else arrange(), grid.reset(all, 0), tell(all), showFacets(signal);
+    if (hasShown && wanted.where === list.where) {
+      fail($("told"), error);
+    } else {
+      fail($("why"), error);
+      $("where").setAttribute("aria-invalid", "true");
+      document.body.classList.add("filtering");
+    }
     isOpen = hasShown = true;
   } finally {
     if (!signal.aborted) $("grid").removeAttribute("aria-busy");
@@ -192,13 +226,14 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
 
 function read() {
   const query = new URLSearchParams(location.search);
+  view = query.get("view") === "table" ? "table" : "";
   const where = (query.get("where") ?? "").trim();
   const isOurs = history.state?.isOurs || document.referrer.startsWith(there("/"));
   waiting = isOurs ? "" : where;
   $("where").value = where;
   $("clear").hidden = !where;
   const at = Number(query.get("at") ?? 0);
-  return { at: Number.isSafeInteger(at) && at >= 0 ? at : 0, where: isOurs ? where : "", marked: query.get("marked") === "1" };
+  return { at: Number.isSafeInteger(at) && at >= 0 ? at : 0, where: isOurs ? where : "", marked: query.get("marked") === "1", sort: query.get("sort") ?? "", desc: query.get("desc") === "1" };
 }
 
 async function filter(text) {
@@ -213,6 +248,17 @@ async function filter(text) {
 }
 
 window.addEventListener("popstate", () => open(read()));
+
+function showAs(other) {
+  if (view === other) return;
+  const first = grid.first;
+  view = other;
+  history.pushState(OURS, "", address(first));
+  again();
+}
+$("as-grid").addEventListener("click", () => showAs(""));
+$("as-table").addEventListener("click", () => showAs("table"));
+$("sorted").addEventListener("click", () => open({ sort: "", desc: false, isNew: true }));
 
 $("filter").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -233,6 +279,8 @@ $("clear").addEventListener("click", () => filter(""));
 const { showFacets, columns } = showColumns({ list, filter, names: (found) => (names = found) });
 
 columns.then((found) => {
+  lines = table.columns(found);
+  if (view) again();
   for (const { name } of found.columns) $("caption").append(make("option", { value: name }, name));
   for (const name of found.fields) $("field").append(make("option", { value: name }, name));
   for (const [id, value] of [["caption", look.caption], ["field", look.field]]) {
@@ -249,7 +297,7 @@ function again() {
   remember();
   blocks.forEach(({ stop }) => stop.abort());
   blocks = new Map();
-  grid.renew();
+  arrange();
 }
 
 $("field").addEventListener("change", () => {
@@ -362,7 +410,7 @@ document.addEventListener("marks", ({ detail: { asked: body, ...counts } }) => {
   for (const [at, element] of grid.places()) {
     const known = row(at);
     if (!known) continue;
-    setMarked(element, Boolean(known.is_marked));
+    if (!view) setMarked(element, Boolean(known.is_marked));
     element.setAttribute("aria-selected", String(Boolean(known.is_marked)));
   }
   showMarks(counts);
@@ -421,6 +469,7 @@ function closeFilter() {
 
 keys({
   "/": toFilter,
+  v: () => showAs(view ? "" : "table"),
   Escape: () => {
     closeFilter();
     document.querySelectorAll("details.menu[open]").forEach((menu) => menu.removeAttribute("open"));
