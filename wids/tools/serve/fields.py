@@ -141,7 +141,7 @@ class _Fields:
             return refuse(error)
 
     async def list_values(self, request: Request) -> Response:
-        """What the texts and labels of a sample say, as far as a line shows it: field -> text."""
+        """The beginning of the texts of a sample, and the names of its labels: field -> text."""
 
         def work() -> dict[str, str]:
             with open_members(self._served.dataset, request.path_params["index"]) as members:

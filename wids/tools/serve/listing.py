@@ -26,7 +26,7 @@ _FLOATS = frozenset({"double", "float", "halffloat"})
 
 
 class Listing(NamedTuple):
-    """What a page asks for.
+    """A list as a page asks for it.
 
     Attributes:
         where: a predicate in SQL; "": all.
