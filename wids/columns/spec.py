@@ -214,7 +214,7 @@ def check_names(names: Sequence[str], parameter: str | None = None) -> None:
 
 
 # What a column of classes is called, in lower case.
-CLASS_COLUMNS = frozenset({"cls", "label", "class", "target"})
+CLASS_COLUMNS = frozenset({"cls", "label", "labels", "class", "target", "category"})
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-_FOLDER = "pack it: wids pack FOLDER; of one with splits, the folder of each"
+_FOLDER = "pack it from a local disk: wids pack FOLDER; of one with splits, the folder of each"
 _WRITE = "write what it yields with wids.ShardWriter"
 _PACK = "and pack that: wids pack x.parquet --field .jpg=COLUMN"
 

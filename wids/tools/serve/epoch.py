@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from starlette.routing import Route
 
+from wids.columns.spec import CLASS_COLUMNS
 from wids.core.place import Place
 from wids.errors import SelectionError, shorten, without_secrets
 from wids.tools.serve.answers import answer
@@ -48,7 +49,6 @@ _NUMBERS, _NESTED = (
     ("int", "uint", "float", "double", "halffloat"),
     ("list", "struct", "map", "large_list", "fixed_size"),
 )
-_LABELS = ("label", "cls", "class", "category")
 
 
 class EpochLimits(NamedTuple):
@@ -77,7 +77,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
             "columns": [name for name, kind in columns.items() if not kind.startswith(_NESTED)],
             "numbers": [name for name, kind in columns.items() if kind.startswith(_NUMBERS)],
             "is_mixture": schedules.parts is not None,
-            "label": next((name for name in columns if name in _LABELS), ""),
+            "label": next((name for name in columns if name.casefold() in CLASS_COLUMNS), ""),
         }
         return templates.TemplateResponse(request, "epoch.html", context)
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from wids.columns.packages import import_arrow
+from wids.columns.spec import CLASS_COLUMNS
 from wids.core.codecs.encoders import encode_field
 from wids.core.files.json_text import TOLERANT
 from wids.core.place import Place
 from wids.core.transport.download import read_bytes
 from wids.errors import DependencyError, FetchError, InputError, JsonError, SampleError, shown
-from wids.writing.pack.listing import find_picture
+from wids.writing.pack.listing import PackColumn, find_picture
 from wids.writing.pack.parquet import InRow, ParquetRow, has_changed, mark_of, read_arrow
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _INDEX, _MDS, _LITDATA = "index.json", "mosaicml-streaming", "litdata"
 _DECODERS = {_MDS: "streaming.base.format.mds.encodings", _LITDATA: "litdata.streaming.serializers"}
+_READERS = {_MDS: "streaming.StreamingDataset(local=...)", _LITDATA: "litdata.StreamingDataset(...)"}
 _TEXTS = frozenset(("str", "text", "str_decimal"))
 # Columns of numbers -> their types in numpy.
 _NUMBERS = {
@@ -46,7 +48,7 @@ _ARRAYS = frozenset(("ndarray", "numpy", "no_header_numpy", "tensor", "no_header
 # Columns that hold files -> the extension; "": that of the first row's content.
 _FILES = {"jpeg": ".jpg", "png": ".png", "pdf": ".pdf", "tifffile": ".tif", "tiff": ".tif"}
 _FILES |= dict.fromkeys(("bytes", "image", "file", "video", "audio"), "")
-_LABELS = frozenset(("cls", "class", "label", "labels", "target", "y"))
+_LABELS = CLASS_COLUMNS | {"y"}  # beside an x, in their examples; in SQL it may be any number
 _FRAMED = b"LDFZ01\0\0"  # what files of LitData with several compressed frames begin with
 _FOOTER = b"LDARW01\0"  # what those with rows in Arrow end with
 _CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
@@ -259,12 +261,12 @@ def is_chunk(place: str) -> bool:
     return path in _list(folder, mark_of(os.path.join(folder, _INDEX)))
 
 
-def choose_fields(files: list[str]) -> list[str]:
-    """The fields of the columns, as `PackSource.fields`.
+def columns_of(files: list[str]) -> Iterator[PackColumn]:
+    """The columns and their fields, for `choose_fields`.
 
-    Pictures and other files have their extension, arrays are ``.npy``. The first integer with the name of a label
-    (``label``, ``class``, ``cls``, ``target``, ``y``), or the only other column if it is an integer, is ``.cls``. A
-    text that is the only other column is ``.txt``, and others are ``.json`` together.
+    Pictures and other files have their extension, arrays are ``.npy``, and integers with the name of a label
+    (``label``, ``class``, ``cls``, ``target``, ``y``, ...) are ``.cls``. A value that is the only one is ``.cls`` if it
+    is an integer, and ``.txt`` if it is a text.
 
     Args:
         files: of `list_files`.
@@ -273,26 +275,17 @@ def choose_fields(files: list[str]) -> list[str]:
         InputError: a column holds bytes that are no pictures, or cannot be packed; or a file cannot be read.
     """
     rows = ChunkRows(next((file for file in files if _find(file).rows), files[0]))
-    fields, others = dict[str, str](), list[ChunkColumn]()
     for k, column in enumerate(rows.file.columns):
-        extension = ""
         if column.kind in _ARRAYS:
-            extension = ".npy"
+            yield PackColumn(column.name, ".npy")
         elif column.kind in _FILES:
-            extension = _find_extension(rows, k, column)
-        elif column.name in _LABELS and "int" in column.kind and ".cls" not in fields:
-            extension = ".cls"
+            yield PackColumn(column.name, _find_extension(rows, k, column))
         elif column.kind in _VALUES:
-            others.append(column)
-            continue
+            is_integer = "int" in column.kind
+            alone = ".txt" if column.kind in _TEXTS else ".cls" if is_integer else ".json"
+            yield PackColumn(column.name, ".cls" if is_integer and column.name in _LABELS else "", alone)
         else:
             raise rows.refusal(column)
-        fields[f".{column.name}{extension}" if extension in fields else extension] = column.name
-    if others:
-        kind = others[0].kind if len(others) == 1 else ""
-        extension = ".txt" if kind in _TEXTS else ".cls" if "int" in kind and ".cls" not in fields else ".json"
-        fields[extension] = ",".join(column.name for column in others)
-    return [f"{extension}={name}" for extension, name in fields.items()]
 
 
 def _find_extension(rows: ChunkRows, k: int, column: ChunkColumn) -> str:
@@ -342,6 +335,8 @@ def _list(folder: str, mark: str | None) -> dict[str, ChunkFile]:
             return {}
     except (FetchError, JsonError):
         return {}
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{path}: names no files that could be packed ({error!r})", path=path) from error
     return {each.path: each for each in found}
@@ -353,15 +348,18 @@ def _of_mds(folder: str, shard: dict[str, Any]) -> ChunkFile:
     path, codec = _join(folder, shard["raw_data"]["basename"]), ""
     if not os.path.exists(path) and shard.get("zip_data"):
         path = _join(folder, shard["zip_data"]["basename"])
-        codec = _codec(str(shard["compression"]))
+        codec = _codec(folder, _MDS, str(shard["compression"]))
     return ChunkFile(path, _MDS, columns, int(shard["samples"]), codec)
 
 
 def _of_litdata(folder: str, chunks: list[dict[str, Any]], config: dict[str, Any]) -> list[ChunkFile]:
-    is_odd = config.get("encryption") or config.get("compression_level") == "sample"
-    if is_odd or config["item_loader"] != "PyTreeLoader":
-        raise ValueError("encrypted, compressed one by one, or tokens")
-    codec = _codec(str(config["compression"])) if config.get("compression") else ""
+    if config.get("encryption"):
+        raise _unread(folder, _LITDATA, "encrypted")
+    if config.get("compression_level") == "sample":
+        raise _unread(folder, _LITDATA, "compressed sample by sample")
+    if config["item_loader"] != "PyTreeLoader":
+        raise _unread(folder, _LITDATA, f"of {shown(config['item_loader'])}, as tokens are")
+    codec = _codec(folder, _LITDATA, str(config["compression"])) if config.get("compression") else ""
     formats = config["data_format"]
     names, spec = [str(k) for k in range(len(formats))], TOLERANT.parse(config["data_spec"])[1]
     if spec["type"] == "builtins.dict" and not any(each["children_spec"] for each in spec["children_spec"]):
@@ -380,11 +378,20 @@ def _join(folder: str, name: str) -> str:
     return os.path.join(folder, name)
 
 
-def _codec(text: str) -> str:
+def _codec(folder: str, package: str, text: str) -> str:
     name = text.partition(":")[0]
     if name not in _CODECS:
-        raise ValueError(f"compressed with {name}")
+        raise _unread(folder, package, f"compressed by {shown(name)}")
     return _CODECS[name]
+
+
+def _unread(folder: str, package: str, words: str) -> InputError:
+    """The error for files of a kind that is not read here."""
+    return InputError(
+        f"{folder}: its files are {words}, which is not read; read the samples with {_READERS[package]}, and write "
+        "them with wids.ShardWriter",
+        path=folder,
+    )
 
 
 def _read(file: ChunkFile) -> Any:

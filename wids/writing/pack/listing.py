@@ -23,6 +23,8 @@ from wids.core.transport.session import PLAIN, Session
 from wids.errors import InputError, SampleError, shorten, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from wids.writing.pack.parquet import InRow
 
     Fields: TypeAlias = list[tuple[str, bytes]]
@@ -61,6 +63,38 @@ _MAX_REMOTE_BYTES = 8 << 30
 def find_picture(data: bytes) -> tuple[str, ...]:
     """Find the usual extensions, without dots, of a picture that begins with these bytes; (): no known picture."""
     return next((kinds for magic, kinds in _MAGIC.items() if data.startswith(magic)), ())
+
+
+class PackColumn(NamedTuple):
+    """A column of another tool's rows.
+
+    Attributes:
+        name: its name.
+        field: the extension of its field; "": it is a value.
+        alone: the extension if it is the only value.
+    """
+
+    name: str
+    field: str
+    alone: str = ".json"
+
+
+def choose_fields(columns: Iterable[PackColumn]) -> list[str]:
+    """The fields of columns, as `PackSource.fields`.
+
+    Of a second column with the same field, that begins with its name; but a second class label is a value. Values are
+    ``.json`` together.
+    """
+    fields, values = dict[str, str](), list[PackColumn]()
+    for column in columns:
+        if not column.field or (column.field == ".cls" and ".cls" in fields):
+            values.append(column)
+        else:
+            fields[f".{column.name}{column.field}" if column.field in fields else column.field] = column.name
+    if values:
+        extension = values[0].alone if len(values) == 1 and values[0].alone not in fields else ".json"
+        fields[extension] = ",".join(column.name for column in values)
+    return [f"{extension}={name}" for extension, name in fields.items()]
 
 
 class InFile(NamedTuple):

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from wids.core.files.json_text import TOLERANT
 from wids.core.transport.download import read_bytes
 from wids.errors import FetchError, InputError, JsonError, shown
-from wids.writing.pack.listing import find_picture
+from wids.writing.pack.listing import PackColumn, find_picture
 from wids.writing.pack.parquet import InRow
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wids.core.transport.session import Session
     from wids.writing.pack.parquet import ParquetRows
 
@@ -46,11 +48,11 @@ def list_files(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def choose_fields(files: list[str], session: Session) -> list[str]:
-    """The fields of the columns of a saved dataset, as `PackSource.fields`.
+def columns_of(files: list[str], session: Session) -> Iterator[PackColumn]:
+    """The columns of a saved dataset and their fields, for `choose_fields`.
 
-    A picture has the extension of the first one of its column, the first class label is ``.cls``, a text that is the
-    only other column is ``.txt``, and others are ``.json`` together.
+    A picture has the extension of the first one of its column, a class label is ``.cls``, and a text that is the only
+    value is ``.txt``.
 
     Args:
         files: of it.
@@ -62,27 +64,20 @@ def choose_fields(files: list[str], session: Session) -> list[str]:
     from wids.writing.pack.parquet import ParquetRows
 
     rows, features = ParquetRows(files[0], session), _read(os.path.dirname(files[0]), _INFO).get("features")
-    fields, others = dict[str, str](), list[str]()
     for name in rows.columns:
         feature = features.get(name) if isinstance(features, dict) else None
         kind = feature.get("_type") if isinstance(feature, dict) else None
         if kind == "Image":
-            extension = _find_extension(rows, name, session)
-            fields[f".{name}{extension}" if extension in fields else extension] = name
+            yield PackColumn(name, _find_extension(rows, name, session))
         elif "binary" in rows.types[name]:
             raise InputError(
                 f"{files[0]}: column {shown(name)} holds bytes that are no pictures ({kind}); say what samples hold, "
                 f"like .wav={name}",
                 parameter="fields",
             )
-        elif kind == "ClassLabel" and ".cls" not in fields:
-            fields[".cls"] = name
         else:
-            others.append(name)
-    if others:
-        is_text = len(others) == 1 and rows.types[others[0]] in ("string", "large_string")
-        fields[".txt" if is_text else ".json"] = ",".join(others)
-    return [f"{extension}={name}" for extension, name in fields.items()]
+            is_text = rows.types[name] in ("string", "large_string")
+            yield PackColumn(name, ".cls" if kind == "ClassLabel" else "", ".txt" if is_text else ".json")
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from wids.hub.repository import parse_name
 from wids.jobs.arguments import Text, check_job, check_struct, text_of, texts_of
 from wids.writing.output import parse_pattern
 from wids.writing.pack import chunks, datasets, folders, labels, manifest, saved
+from wids.writing.pack.listing import choose_fields
 from wids.writing.pack.manifest import SUFFIXES, expand_sources, parse_field
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings
@@ -152,9 +153,9 @@ def pack(
     given, chosen = texts_of("sources", sources), list[str]()
     is_one = len(given) == 1 and not source.fields and source.form in ("auto", "manifest")
     if is_one and (files := saved.list_files(given[0])):
-        chosen = saved.choose_fields(files, settings.session)
+        chosen = choose_fields(saved.columns_of(files, settings.session))
     elif is_one and (files := chunks.list_files(given[0])):
-        chosen = chunks.choose_fields(files)
+        chosen = choose_fields(chunks.columns_of(files))
     if chosen:
         source = msgspec.structs.replace(source, fields=chosen)
     if source.form != "auto":
@@ -220,7 +221,11 @@ def _find_format(source: str) -> str:
         raise InputError(f"{source}: is compressed; unpack it first")
     if source.lower().endswith((".xlsx", ".xls", ".ods")):
         raise InputError(f"{source}: is a spreadsheet; store it as CSV, in UTF-8")
-    raise InputError(f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar", hint="form")
+    away = "; folders and datasets of other tools are packed from a local disk, so copy it there"
+    more = away if "://" in source else ""
+    raise InputError(
+        f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar{more}", hint="form"
+    )
 
 
 def _list_source(

@@ -169,17 +169,24 @@ def test_what_cannot_be_packed(tmp_path):
         assert pack(folder, tmp_path / f"{k}-out/x-%d.tar", fields=[".txt=text"]).samples == 7
     with pytest.raises(InputError, match="which is not packed"):
         pack(str(tmp_path / "0"), tmp_path / "out/x-%d.tar", fields=[".json=raw"])
-    for k, config in enumerate(
-        (
-            {"encryption": "chunk"},
-            {"item_loader": "TokensLoader"},
-            {"compression": "odd"},
-            {"compression_level": "sample"},
-        )
-    ):
+    unread = [
+        ({"encryption": "chunk"}, "encrypted"),
+        ({"item_loader": "TokensLoader"}, "of 'TokensLoader', as tokens are"),
+        ({"compression": "odd"}, "compressed by 'odd'"),
+        ({"compression_level": "sample"}, "compressed sample by sample"),
+    ]
+    for k, (config, kind) in enumerate(unread):
         folder = write_litdata(tmp_path / f"l{k}", [row[:1] for row in ROWS], {"text": "str"}, **config)
-        with pytest.raises(InputError, match="names no files that could be packed"):
+        words = f"its files are {kind}, which is not read; read the samples with litdata.StreamingDataset"
+        with pytest.raises(InputError, match=words):
             pack(folder, tmp_path / "out/x-%d.tar")
+    folder = write_mds(tmp_path / "snappy", compression=("snappy", "gzip"))
+    words = r"compressed by 'snappy', which is not read; read the samples with streaming\..* with wids\.ShardWriter"
+    with pytest.raises(InputError, match=words):
+        pack(folder, tmp_path / "out/x-%d.tar")
+    for place in ("s3://bucket/mds/", "https://host.example/lit", "s3://bucket/mds/shard.00000.mds"):
+        with pytest.raises(InputError, match="are packed from a local disk, so copy it there"):
+            pack(place, tmp_path / "out/x-%d.tar")
     for name in ("../x.mds", "/x.mds"):
         folder = write_mds(tmp_path / "away")
         index = json.loads(Path(folder, "index.json").read_text())
