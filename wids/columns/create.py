@@ -169,9 +169,8 @@ def create_columns(
         >>> len(wids.ShardListDataset("train.json").where("label = 0"))
         4
     """
-    check_job(spec, ColumnSpec, engine, progress, name="spec")
+    spec = check_job(spec, ColumnSpec, engine, progress, name="spec").check()
     check_index(index)
-    spec.check()
     check_session("session", session)
     drop = texts_of("drop", drop)
     check_value("overwrite", overwrite, bool)

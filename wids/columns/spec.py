@@ -95,15 +95,18 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The names of the columns, except the sizes of fields, which are known after all shards were read."""
         return [*OWN_COLUMNS, *(rule.name for rule in self.rules)]
 
-    def check(self) -> None:
+    def check(self) -> ColumnSpec:
         """Check rules that a program made without `parse_spec`.
+
+        Returns:
+            The same rules; see `wids.jobs.arguments.check_struct`.
 
         Raises:
             InputError: one does not fit, or two columns would have the same name.
         """
-        for number, rule in enumerate(self.rules):
+        rules = tuple(check_struct(f"spec: rules[{k}]", rule, ColumnRule) for k, rule in enumerate(self.rules))
+        for number, rule in enumerate(rules):
             name = f"spec: rules[{number}]"
-            check_struct(name, rule, ColumnRule)
             if not all(part.startswith(".") and part != "." for part in rule.extension.split(";")):
                 raise InputError(
                     f"{name}: extension={rule.extension!r}: give extensions that begin with a dot, as .jpg;.png"
@@ -113,7 +116,9 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
                     raise InputError(f"{name}: keys={rule.keys!r}: give one of {', '.join(keys)}")
             elif bool(rule.keys) != (rule.how == "json"):
                 raise InputError(f"{name}: keys={rule.keys!r}: give at least 1 for how='json', and none for others")
-        check_names(self.names)
+        checked = ColumnSpec(rules=rules)
+        check_names(checked.names)
+        return checked
 
     def added_to(self, earlier: Sequence[ColumnRule], drop: Sequence[str] = ()) -> ColumnSpec:
         """These rules and those of an earlier table: a column that both have keeps its place, and has the new rule.

@@ -24,31 +24,41 @@ if TYPE_CHECKING:
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def check_job(settings: S, kind: type[S], engine: Any, progress: Any, *, name: str = "settings") -> None:
+def check_job(settings: S, kind: type[S], engine: Any, progress: Any, *, name: str = "settings") -> S:
     """Check the arguments that all jobs have.
+
+    Returns:
+        The settings; see `check_struct`.
 
     Raises:
         InputError: one does not fit.
     """
     check_struct("engine", run_options(engine), RunOptions)
     check_progress(progress)
-    check_struct(name, settings, kind)
+    return check_struct(name, settings, kind)
 
 
-def check_struct(name: str, value: S, kind: type[S]) -> None:
+def check_struct(name: str, value: S, kind: type[S]) -> S:
     """Check that a value is a struct of this kind, and that each field fits its annotation.
+
+    Returns:
+        The struct, with texts in place of paths and Python's integers in place of those of other libraries.
 
     Raises:
         InputError: it is not, or one does not.
     """
     if not isinstance(value, kind):
         raise InputError(f"{name} is {a_kind(value)}: give {kind.__name__}")  # its value may have secrets
+    changed = dict[str, Any]()
     for field, wanted in get_type_hints(kind, include_extras=True).items():
         given = getattr(value, field)
         if wanted is Session:
             check_session(f"{name}: {field}", given)
         else:
             check_value(f"{name}: {field}", given, wanted)
+            if (plain := _plain(given)) is not given:
+                changed[field] = plain
+    return msgspec.structs.replace(value, **changed) if changed else value
 
 
 def check_session(name: str, session: Any) -> None:
@@ -163,7 +173,10 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, (set, frozenset)):
         raise msgspec.ValidationError("Expected `array`, got a set, which has no order")
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        parts = list(map(_plain, value))
+        return value if all(map(operator.is_, parts, value)) else parts
+    return value
 
 
 def _as_given(kind: type, value: Any) -> Any:

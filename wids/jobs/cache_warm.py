@@ -140,7 +140,7 @@ def warm(
         >>> outcome.fetched, outcome.in_place  # local shards are read in place
         (0, 3)
     """
-    check_job(settings, WarmSettings, engine, progress)
+    settings = check_job(settings, WarmSettings, engine, progress)
     excluded = texts_of("excluded", excluded)
     _check_engine(run_options(engine), excluded)
     cache_directory(settings.directory or "")  # before the index is read

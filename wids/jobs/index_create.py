@@ -201,7 +201,7 @@ def create_index(
         >>> outcome.shards, outcome.samples, outcome.failed
         (3, 12, {})
     """
-    check_job(settings, IndexSettings, engine, progress)
+    settings = check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)
     check_index_grouping(settings)
     output, named_by = check_output(text_of("output", output)), texts_of("sources", sources)

@@ -148,7 +148,7 @@ def update_index(
         >>> outcome.dropped, outcome.samples
         (1, 8)
     """
-    check_job(settings, IndexSettings, engine, progress)
+    settings = check_job(settings, IndexSettings, engine, progress)
     check_counts(settings)
     check_index_grouping(settings)
     place, add, drop = text_of("place", place), texts_of("add", add), texts_of("drop", drop)

@@ -182,7 +182,7 @@ def create_tables(
         >>> outcome.tables, outcome.failed
         (3, {})
     """
-    check_job(settings, TablesSettings, engine, progress)
+    settings = check_job(settings, TablesSettings, engine, progress)
     place, output = text_of("place", place), None if output is None else text_of("output", output)
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)

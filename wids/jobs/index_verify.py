@@ -187,7 +187,7 @@ def verify(
         >>> outcome.shards, outcome.wrong
         (3, [])
     """
-    check_job(settings, VerifySettings, engine, progress)
+    settings = check_job(settings, VerifySettings, engine, progress)
     check_by("settings: ", lambda: check_grouping(settings.rule, settings.group))
     check_value("max_keys", max_keys, Annotated[int, msgspec.Meta(ge=0)])
     journal = None if journal is None else text_of("journal", journal)

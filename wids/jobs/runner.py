@@ -38,6 +38,7 @@ UNGUARDED = 'a script that uses processes needs `if __name__ == "__main__":` aro
 OnReport: TypeAlias = "Callable[..., None]"
 # Tasks at a time on a Ray cluster, unless the caller sets ``jobs``.
 _RAY_JOBS = 64
+MAX_JOBS = 1 << 20
 # `run` calls ``tick`` at least this often; a runner that is closed waits this long for its tasks.
 POLL_SECONDS, END_SECONDS = 0.25, 10.0
 
@@ -46,7 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The engine of a job.
 
     Attributes:
-        jobs: tasks at a time; None: the job chooses.
+        jobs: tasks at a time, 2^20 at most; None: the job chooses.
         engine: ``"threads"`` or ``"processes"`` of this machine; ``"auto"`` or ``"local"``: the job chooses one of
             them; ``"ray"``: a Ray cluster, whose nodes need wids and access to the shards.
         ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
@@ -56,7 +57,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         []
     """
 
-    jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=MAX_JOBS)] | None = None
     engine: EngineName = "auto"
     ray_address: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 

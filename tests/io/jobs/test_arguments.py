@@ -1,5 +1,6 @@
 """What a caller gives a job: an error names it before any work is done; text, a `Path`, or several of them."""
 
+import contextlib
 import os
 import pydoc
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
@@ -15,7 +17,7 @@ import wids
 from tests.support.shards import write_shards
 from wids import jobs
 from wids.columns.spec import ColumnRule
-from wids.errors import InputError
+from wids.errors import InputError, WidsError
 
 INDEX = "train.json"
 OUT = jobs.PackSettings(output="out/p-%d.tar", samples=2)
@@ -45,6 +47,7 @@ JOBS = {
 @pytest.mark.parametrize(
     ("how", "message"),
     [
+        ({"engine": jobs.RunOptions(jobs=10**30)}, r"engine: jobs=10+: (expected `int` <=|[Ii]nteger).*"),
         ({"engine": "baz"}, "engine='baz': give 'auto'"),
         ({"engine": ["threads"]}, r"engine=\['threads'\]"),
         ({"engine": jobs.RunOptions(jobs=0)}, "engine: jobs=0: expected `int` >= 1"),
@@ -242,8 +245,41 @@ def test_paths_and_single_texts(home):
 
 def test_integers_of_another_library(home):
     """They are as Python's."""
-    settings = jobs.PackSettings(output="p-%d.tar", samples=np.int64(2), selected=slice(np.int64(1), None))
+    settings = {"samples": np.int64(2), "selected": slice(np.int64(1), None), "seed": np.uint8(3)}
+    settings = jobs.PackSettings(output="p-%d.tar", **settings)
     assert jobs.pack(INDEX, settings, engine=jobs.RunOptions(jobs=np.int64(1))).samples == 5
+
+
+ODD = (Path("x"), [Path("x")], 10**30, -(10**30), np.int64(3), float("nan"), "a\0b", b"x", object())
+KINDS = {
+    jobs.IndexSettings: _indexing,
+    jobs.VerifySettings: _checking,
+    jobs.WarmSettings: _warming,
+    jobs.PackSettings: _packing,
+    jobs.PackSource: _from_source,
+    jobs.TablesSettings: _packing_tables,
+    jobs.ColumnSpec: _with_spec,
+    ColumnRule: _with_rule,
+    jobs.RunOptions: lambda **how: lambda: jobs.verify(INDEX, engine=jobs.RunOptions(**how)),
+}
+
+
+def test_all_settings_are_tried():
+    """Each class of settings that a job takes."""
+    structs = [each for name in jobs.__all__ if isinstance(each := getattr(jobs, name), type)]
+    settings = {each for each in structs if issubclass(each, msgspec.Struct) and each.__struct_config__.frozen}
+    assert settings - {jobs.Finding, jobs.Problem} == KINDS.keys() - {ColumnRule}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_odd_value_of_any_setting(kind, home):
+    """It works, or is an error of wids."""
+    for field in kind.__struct_fields__:
+        for value in ODD:
+            write_shards(home, (1, 2, 3))
+            jobs.create_index("s?.tar", INDEX, overwrite=True)
+            with contextlib.suppress(WidsError):
+                KINDS[kind](**{field: value})()
 
 
 @pytest.mark.parametrize("settings", [{"key": "s3cret"}, jobs.VerifySettings(session={"key": "s3cret"})])

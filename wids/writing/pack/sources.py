@@ -139,8 +139,8 @@ def pack(
         >>> outcome.samples, outcome.shards
         (2, 1)
     """
-    check_job(settings, PackSettings, engine, progress)
-    check_struct("source", source, PackSource)
+    settings = check_job(settings, PackSettings, engine, progress)
+    source = check_struct("source", source, PackSource)
     settings = msgspec.structs.replace(settings, output=absolute(text_of("settings: output", settings.output)))
     parse_pattern(settings.output)
     if settings.keeps_order and settings.seed is not None:
