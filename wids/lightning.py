@@ -153,7 +153,8 @@ class DataModule(LightningDataModule):
         sampler: options of `wids.DistributedChunkedSampler` for training: ``{"window": 8, "seed": 1}``.
         batches: options of `wids.BucketBatchSampler` for training: ``{"lengths": "tokens", "max_tokens": 32_768}``.
             Lightning counts the batches of each epoch anew, and each epoch is cut for that when it begins.
-        **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ...
+        **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ... Workers
+            are processes.
 
     Attributes:
         train_dataset: the argument; may be assigned.
@@ -166,7 +167,7 @@ class DataModule(LightningDataModule):
 
     Raises:
         ValueError: a dataset that a stage needs is None; a bad option of the sampler, the batches or a loader;
-            ``overfit_batches`` together with ``batches``.
+            ``overfit_batches`` together with ``batches``, or ``workers``.
         StateError: the checkpoint's state belongs to another dataset, seed or setting.
     """
 
@@ -195,6 +196,11 @@ class DataModule(LightningDataModule):
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.test_dataset, self.predict_dataset = test_dataset, predict_dataset
         self.batch_size, self.num_workers, self.batches = batch_size, num_workers, batches
+        if "workers" in options:
+            raise InputError(
+                "workers= is of wids.resumable: DataModule has worker processes, and loaders with threads are given to "
+                "the Trainer, as train_dataloaders=wids.resumable(loader, workers='threads')"
+            )
         self._sampler_options, self._loader_options = dict(sampler or {}), options
         self._loader: _TrainLoader | None = None
         self._made_for: tuple[Any, ...] = ()  # trainer, dataset, batch size and options of batches of the loader

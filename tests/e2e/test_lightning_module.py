@@ -367,6 +367,7 @@ class TestInOneProcess:
             ({"batches": {}}, "max_tokens"),
             ({"batches": {"max_token": 9}}, "max_tokens"),
             ({"drop_last": True}, "drop_last"),
+            ({"workers": "threads"}, "workers= is of wids.resumable"),
         ):
             with pytest.raises((TypeError, ValueError), match=message):
                 runs.make_module(index, "buckets", **options).train_dataloader()

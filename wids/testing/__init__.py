@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wids.errors import DependencyError
 from wids.testing.server import Fault, Gate, Reply, Server, cut, instead, redirect, reset, stall, status, whole
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _MODULES:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'wids.testing' has no attribute {name!r}")
+    try:
         return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'wids.testing' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name != "pytest":
+            raise
+        raise DependencyError(f"{name} takes pytest; install it: pip install pytest") from error

@@ -91,6 +91,19 @@ def test_the_package_imports_pytest_only_for_suites():
         "import sys, wids.testing; wids.testing.Server; assert 'pytest' not in sys.modules; wids.testing.ReaderSuite"
     )
     subprocess.run([sys.executable, "-c", f"{program}; assert 'pytest' in sys.modules"], check=True)
+
+
+def test_suites_without_pytest():
+    """They are a `DependencyError`, and the server works."""
+    program = (
+        "import sys, wids.testing, wids.errors; sys.modules['pytest'] = None\n"
+        "for name in wids.testing._MODULES:\n"
+        "    try: getattr(wids.testing, name)\n"
+        "    except wids.errors.DependencyError as error: assert f'{name} takes pytest' in str(error), error\n"
+        "    else: raise AssertionError(name)\n"
+        "wids.testing.Server().close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
     assert all(getattr(testing, name) for name in testing.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Servers'"):
         _ = testing.Servers
