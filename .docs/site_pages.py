@@ -6,6 +6,7 @@ import ast
 import builtins
 import os
 import re
+import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sphinx.project import Project
 from sphinx.util.nodes import make_refnode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sphinx.addnodes import pending_xref
     from sphinx.application import Sphinx
@@ -27,6 +28,9 @@ MODEL = HERE.parent / "tests" / "model"
 _LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 _TOP = ("class", "exception", "function", "type", "data")
 _PICTURES = (".png", ".jpg", ".svg")
+# Defaults that begin with a name: `arguments.MAX_ERRORS`, `int(1e12)`, `Session(hooks=())`.
+_NAMED = re.compile(r"(= ?)([A-Za-z_][\w.]*(?:\((?:[^()]|\(\))*\))?)(?=[,)])")
+_LONG = 10_000  # numbers from here on have separators
 
 
 class Pages(Project):
@@ -141,9 +145,30 @@ def _is_outside(_: Sphinx, __: object, node: pending_xref) -> bool | None:
 
 
 def _sign(_: Sphinx, *args: Any) -> tuple[str, str | None] | None:
-    """Signatures that parse as Python: a default that is made anew for each object has none."""
-    *_, signature, returns = args
-    return None if signature is None else (signature.replace("<factory>", "..."), returns)
+    """Signatures that parse as Python and show values.
+
+    A default that is made anew for each object has none, and one that is a name or a call in the source is its value.
+    """
+    _, _, made, _, signature, returns = args
+    if signature is None:
+        return None
+    names = vars(sys.modules.get(getattr(made, "__module__", None) or "", builtins))
+    shown = _NAMED.sub(lambda default: default[1] + _value(default[2], names), signature.replace("<factory>", "..."))
+    return shown, returns
+
+
+def _value(default: str, names: Mapping[str, Any]) -> str:
+    """A default as a reader knows it: a number, a text, or an object by its class alone if it is as that makes it."""
+    if default.startswith(("math.", "slice(")) or default in ("None", "True", "False"):
+        return default
+    value = eval(default, dict(names))  # noqa: S307 - of the source, in its module
+    if isinstance(value, int) and value >= _LONG:
+        return f"{value:_}"
+    if isinstance(value, int | float | str | tuple):
+        return repr(value)
+    if value != type(value)():
+        raise ValueError(f"{default}: {value!r} is no value for a signature")
+    return f"{type(value).__name__}()"
 
 
 def _color(app: Sphinx, doctree: nodes.document) -> None:

@@ -93,12 +93,32 @@ def _codes(names: Iterable[str]) -> list[nodes.Node]:
     return found
 
 
+class CommandList(SphinxDirective):
+    """Every command with what it is for."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the table."""
+        rows = [
+            [self.parse_inline(f":ref:`wids {name} <wids-{name}>`")[0], _text(purpose)]
+            for name, (_, purpose) in cli.COMMANDS.items()
+        ]
+        return [_table(("command", "what it is for"), rows)]
+
+
 class Commands(SphinxDirective):
-    """Every command with its arguments, options and examples, as its ``--help`` has them."""
+    """Commands with their arguments, options and examples, as their ``--help`` has them."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
         """Make a section for each command."""
-        return [section for name in cli.COMMANDS for section in self._describe(cli.load(name), f"wids {name}")]
+        names = self.arguments[0].split()
+        for name in names:
+            self.env.domains["std"].note_hyperlink_target(
+                f"wids-{name}", self.env.docname, f"wids-{name}", f"wids {name}"
+            )
+        return [section for name in names for section in self._describe(cli.load(name), f"wids {name}")]
 
     def _describe(self, command: Any, name: str) -> list[nodes.Node]:
         context = typer.Context(command, info_name=name)
@@ -219,6 +239,7 @@ class Metrics(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directives."""
     for name, directive in (
+        ("wids-command-list", CommandList),
         ("wids-commands", Commands),
         ("wids-types", Types),
         ("wids-errors", Errors),
