@@ -27,6 +27,7 @@ PACKAGE = HERE.parent / "wids"
 MODEL = HERE.parent / "tests" / "model"
 _LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 _TOP = ("class", "exception", "function", "type", "data")
+_SEARCHES = re.compile(r"<!-- search: (.*?) -->\s*", re.DOTALL)
 _PICTURES = (".png", ".jpg", ".svg")
 # Defaults that begin with a name: `arguments.MAX_ERRORS`, `int(1e12)`, `Session(hooks=())`.
 _NAMED = re.compile(r"(= ?)([A-Za-z_][\w.]*(?:\((?:[^()]|\(\))*\))?)(?=[,)])")
@@ -73,7 +74,7 @@ def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
     if docname == app.config.root_doc:
         content[0] += "\n" + table
     elif (title := re.search(rf"^(.+) <{re.escape(docname)}>$", table, re.MULTILINE)) is not None:
-        content[0] = re.sub(r"\A# (wids\S*)\n", rf"# {title[1]}\n\n`\1`\n", content[0])
+        content[0] = re.sub(r"\A# (wids\S*)\n(\n<!-- .* -->\n)?", rf"# {title[1]}\n\2\n`\1`\n", content[0])
 
 
 def _address(app: Sphinx, path: Path) -> str:
@@ -210,6 +211,16 @@ def _note_parameters(app: Sphinx, doctree: nodes.document) -> None:
                     app.env.domains["std"].note_object("parameter", f"{owner}.{name}", item["ids"][0])
 
 
+def _note_searches(_: Sphinx, doctree: nodes.document) -> None:
+    """Let a search for words of a comment, ``<!-- search: proxy, certificate -->``, lead to its section."""
+    for raw in [*doctree.findall(nodes.raw)]:
+        if found := _SEARCHES.fullmatch(raw.astext()):
+            section = raw.parent
+            place = "" if isinstance(section.parent, nodes.document) else section["ids"][0]
+            words = (word.strip() for word in found[1].split(","))
+            raw.replace_self(addnodes.index(entries=[("single", word, place, "main", None) for word in words]))
+
+
 def _keep_builtins(_: Sphinx, doctree: nodes.document) -> None:
     """Let ``bytes`` in a signature be Python's type, and not an attribute of that name."""
     for node in doctree.findall(addnodes.pending_xref):
@@ -225,6 +236,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _prepare)
     app.connect("doctree-read", _color)
     app.connect("doctree-read", _note_parameters)
+    app.connect("doctree-read", _note_searches)
     app.connect("doctree-read", _keep_builtins)
     app.add_object_type("parameter", "parameter")
     app.connect("autodoc-process-docstring", _type_attributes, priority=600)  # after napoleon

@@ -74,6 +74,8 @@ def guarding(changed):
             # The longest row that names it; `wids/` is that of all modules beside the folders.
             names = [name for name in table if name == inside or inside.startswith(f"{name}/")]
             found.update(table[max(names, key=len)] if names else table[""])
+        elif path.startswith(".docs/"):
+            found.add("tests/e2e/test_site.py")
         elif path.startswith(("notebooks/", "benchmarks/", ".ci/", "pyproject.toml")):
             found.add("tests/e2e")
     return found

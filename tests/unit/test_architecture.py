@@ -94,6 +94,7 @@ WHOLE = {
     "readme_commands": "the commands in them",
     "troubleshooting": "the messages in them",
     "docs": "the reference, and the examples of docstrings",
+    "site": "the documentation site as it is built",
     "tools": "tests/support",
     "tiers": "which tests run when",
     "resume": "a sampler's state, through all of order",

@@ -74,6 +74,7 @@ def test_rows_follow_the_imports():
         (["wids/samplers.py"], "tests/unit/test_samplers.py"),
         (["tests/io/cache/test_space.py"], "tests/io/cache/test_space.py"),
         (["notebooks/make.py"], "tests/e2e"),
+        ([".docs/guides/mix.md"], "tests/e2e/test_site.py"),
         (["README.md"], None),
     ],
 )
