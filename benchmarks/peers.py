@@ -52,6 +52,7 @@ def main(
     names = choose(only or ",".join(PEERS), list(ALL), "contender")
     chosen = [row for row in ROWS if row.name in choose(rows, [row.name for row in ROWS], "row")]
     given = dict(pair.split("=", 1) for pair in python or [])
+    given = {name: os.path.abspath(shutil.which(path) or path) for name, path in given.items()}
     interpreters, errors = _install(names, given, environments or envs.default_directory())
     about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY)}
     about |= {"argv": sys.argv[1:], "quick": quick, "delay_ms": delay_ms, "mbps": mbps, "batch": 8 if quick else 64}

@@ -18,6 +18,8 @@ WIDS = Path(wids.__file__).parent
 # Folders of commands: the README of cli/ has their transcripts.
 WITHOUT = {f"tools/cli/{name}" for name in ("bench", "cache", "demo", "look", "simulate")}
 MAX_LINES = 170
+WORKFLOW = ".github/workflows/ci.yml"
+BADGES = ("https://img.shields.io/badge/", "https://github.com/wids-project/wids/actions/workflows/")
 
 
 def leads_somewhere(path, link):
@@ -30,12 +32,12 @@ def leads_somewhere(path, link):
 
 
 def test_links_lead_somewhere():
-    """To a file or folder of the checkout, and to a heading in it; nothing links out of the checkout."""
+    """To a file or folder of the checkout, and to a heading in it; nothing but badges links out of the checkout."""
     wrong = [
         f"{path.relative_to(ROOT)} links to {link}"
         for path in (*TEXTS, ROOT / ".github" / "CONTRIBUTING.md")
         for link in links(path.read_text(encoding="utf-8"))
-        if not leads_somewhere(path, link)
+        if not (leads_somewhere(path, link) or link.startswith(BADGES))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -72,6 +74,25 @@ def test_the_first_one_sets_up_a_fresh_machine():
     assert sum(command.startswith("python3 -m venv") and command.endswith("wids demo") for command in commands) == 1
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if re.match(r"apt-get .*pytest", line)]) == 1
+
+
+def test_its_badges_are_true():
+    """The licence and the Pythons are those of pyproject.toml, which CI runs; they lead to where that is checked."""
+    names = ("README.md", "pyproject.toml", WORKFLOW)
+    readme, project, workflow = ((ROOT / name).read_text(encoding="utf-8") for name in names)
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    run = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)[1]
+    assert [each for each in re.findall(r'"(3\.\d+t?)"', run) if not each.endswith("t")] == pythons
+    assert f'requires-python = ">={pythons[0]}"' in project
+    home = re.search(r'^Homepage = "(.*)"$', project, re.MULTILINE)[1]
+    licence = re.search(r'^license = "(.*)"$', project, re.MULTILINE)[1]
+    shields, actions = BADGES
+    assert actions == f"{home}/actions/workflows/"
+    assert re.findall(r"\[!\[.*?\]\((.*?)\)\]\((.*?)\)", readme)[:3] == [
+        (f"{actions}ci.yml/badge.svg", f"{actions}ci.yml"),
+        (f"{shields}python-{pythons[0]}_to_{pythons[-1]}-blue", "pyproject.toml"),
+        (f"{shields}licence-{licence.replace('-', '--')}-blue", "LICENSE"),
+    ]
 
 
 def test_every_public_name_is_described():
