@@ -60,6 +60,7 @@ nitpick_ignore_regex = [("py:class", "'.*'")]  # the texts of a Literal, which a
 default_role = "py:obj"  # docstrings have `names` in single backticks
 toc_object_entries_show_parents = "hide"
 
+pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = f"wids {release}"
 html_copy_source = False
