@@ -100,7 +100,7 @@ PROGRAMS = [
     f"bench H/train.json --step 0.001 --steps 2 --seconds 5 --warmup 0 --batch-size 1 {ORDER} --cache-dir H/cache",
 ]
 SERVERS = {
-    "serve H/train.json --no-open --cache-dir H/cache --marks H/marks.npy": "",
+    "serve H/train.json --no-open --cache-dir H/cache --tags H/tags.npy": "",
     "cache daemon H/cache --max-size 1GB --every 0.1 --metrics H/numbers.prom": "numbers.prom",
 }
 
@@ -275,7 +275,7 @@ CASES = {
         lambda path: served(f"~/{FOLDER}/train.json", cache_dir=path),
         "",
     ),
-    ("serve.start", "marks"): ("m.npy", lambda path: served(f"~/{FOLDER}/train.json", marks=path), ""),
+    ("serve.start", "tags"): ("m.npy", lambda path: served(f"~/{FOLDER}/train.json", tags=path), ""),
     ("testing.Server", "directory"): ("", got, ""),
 }
 # A process of its own, which `keep_most_recent_files` is the work of.
@@ -316,8 +316,8 @@ def test_all_paths_of_functions_have_a_case():
     assert found | texts == set(CASES) | APART
 
 
-# What stays unwritten where nothing fails and nothing is marked, and what is deleted at the end.
-UNWRITTEN = {("ShardListDataset", "error_log"), ("serve.start", "marks"), ("jobs.verify", "journal")}
+# What stays unwritten where nothing fails and nothing is tagged, and what is deleted at the end.
+UNWRITTEN = {("ShardListDataset", "error_log"), ("serve.start", "tags"), ("jobs.verify", "journal")}
 FORMS = {
     "text": lambda place, name: f"~/{FOLDER}/{name}",
     "Path": lambda place, name: pathlib.Path(f"~/{FOLDER}/{name}"),

@@ -96,14 +96,14 @@ def test_the_browser_is_not_told_the_token(tmp_path, has_token):
         assert not os.path.exists(place.removeprefix("file://"))
 
 
-def test_a_file_of_marks_that_is_something_else(tmp_path):
+def test_a_file_of_tags_that_is_something_else(tmp_path):
     """It is refused before a page is served, and stays."""
     index = write_index(tmp_path, (3, 4))
     labels = tmp_path / "labels.npy"
     labels.write_text("do not lose this\n")
-    words = complaint(1, "serve", index, "--marks", labels, "--no-open", "--port", "0")
+    words = complaint(1, "serve", index, "--tags", labels, "--no-open", "--port", "0")
     assert "labels.npy" in words
-    assert "no file of marks" in words
+    assert "no file of tags" in words
     assert "it is no array of numbers" in words
     assert labels.read_text() == "do not lose this\n"
     words = complaint(1, "serve", index, "--marks", index, "--no-open", "--port", "0")

@@ -1,4 +1,4 @@
-"""The page of a sample in a real browser: pictures, players, trees, tensors, keys, marks."""
+"""The page of a sample in a real browser: pictures, players, trees, tensors, keys, tags."""
 
 import io
 import json
@@ -150,21 +150,30 @@ def test_a_tree_opens_a_level_at_a_time(browser, server):
         assert visit.said == []
 
 
-def test_keys_and_marks(browser, server):
-    """Arrows go to the samples beside it, as far as there are some; space marks, and the mark stays."""
+def test_keys_and_tags(browser, server):
+    """Arrows go to the samples beside it, as far as there are some; a tag stays, gets a name elsewhere, goes."""
     with Visit(browser, server.url) as visit:
         page = visit.go("/sample/1")
-        page.wait_for_selector("#mark:visible")
+        page.wait_for_selector("#tags [data-of='1']")
         page.keyboard.press("ArrowRight")
         page.wait_for_url("**/sample/2")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowLeft")
         page.wait_for_url("**/sample/1")
-        page.wait_for_selector("#mark:visible")
+        page.wait_for_selector("#tags [data-of='1']")
         page.keyboard.press(" ")
-        page.wait_for_selector("#mark[aria-pressed=true]")
-        page.wait_for_load_state("networkidle")
+        page.wait_for_selector("#tags [data-of='1'][aria-pressed=true]")
+        page.wait_for_selector("#tags [data-of='2'][aria-pressed=false]")
+        page.keyboard.press("7")
+        page.wait_for_selector("#tags [data-of='7'][aria-pressed=true]")
         page.reload()
-        page.wait_for_selector("#mark[aria-pressed=true]")
-        page.click("#mark")
-        page.wait_for_selector("#mark[aria-pressed=false]")
+        page.wait_for_selector("#tags [data-of='7'][aria-pressed=true]")
+        server._served.tags.rename(7, "<b>bad</b>")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.get_by_role("button", name="7 <b>bad</b>").click()
+        page.wait_for_selector("#tags [data-of='7'][aria-pressed=false]")
+        page.keyboard.press("u")
+        page.wait_for_selector("#tags [data-of='7'][aria-pressed=true]")
+        page.click("#tags [data-of='1']")
+        page.wait_for_selector("#tags [data-of='1'][aria-pressed=false]")
+        assert (visit.left, visit.said) == ([], [])

@@ -1,4 +1,4 @@
-"""The grid of samples in a real browser: opened, scrolled, filtered, jumped in, marked; the marks train a model."""
+"""The samples in a real browser: a grid and a table, filtered, sorted, tagged; what has a tag trains a model."""
 
 import io
 import re
@@ -81,8 +81,8 @@ def cell(page, index):
     return page.locator(f'.cell[data-index="{index}"]')
 
 
-def test_open_filter_mark_save_train(browser, index, server, tmp_path):
-    """Pictures are seen, a class is chosen among the values, some are marked, saved as a view, and trained on."""
+def test_open_filter_tag_save_train(browser, index, server, tmp_path):
+    """Pictures are seen, a class is chosen among the values, some get a tag, are saved as a view, and trained on."""
     with Visit(browser, server.url, accept_downloads=True) as visit:
         page = visit.go("/samples")
         until(page, "document.querySelector('.cell[data-index=\"0\"] img')?.naturalWidth > 0")
@@ -94,29 +94,38 @@ def test_open_filter_mark_save_train(browser, index, server, tmp_path):
         assert cell(page, 0).count() == 0
         page.locator("#grid").focus()
         page.keyboard.press("Space")
-        until(page, "document.getElementById('marked').textContent == '1 marked'")
+        until(page, "document.getElementById('tagged').textContent == '1 tagged'")
         cell(page, 7).hover()
         cell(page, 7).locator(".corner").click(modifiers=["Shift"])
-        until(page, "document.getElementById('marked').textContent == '3 marked'")
+        until(page, "document.getElementById('tagged').textContent == '3 tagged'")
+        page.wait_for_selector('.cell[data-index="7"][aria-selected=true]')
         assert [cell(page, k).get_attribute("aria-selected") for k in (1, 4, 7, 10)] == [
             "true",
             "true",
             "true",
             "false",
         ]
-        page.click("#marks summary")
+        page.click("#tags summary")
+        page.fill("[aria-label='Name of tag 1']", "good <b>bee</b>")
+        page.keyboard.press("Tab")
+        page.get_by_role("button", name="Show only good <b>bee</b>").click()
+        until(page, "document.getElementById('count').textContent == '3 of 600 good <b>bee</b>'")
+        assert "tag=1" in page.url
         with page.expect_download() as download:
             page.click("#as-view")
         zipfile.ZipFile(download.value.path()).extractall(tmp_path)
         with page.expect_download() as download:
             page.click("#as-indices")
         assert np.load(download.value.path()).tolist() == [1, 4, 7]
-        page.click("#only")
-        until(page, "document.getElementById('count').textContent == '3 of 600 marked'")
         page.go_back()
         until(page, "document.getElementById('count').textContent == '200 of 600 match'")
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Show only good <b>bee</b>").click()
+        page.click("#untag")
+        until(page, "document.getElementById('told').textContent == 'No sample with this tag matches this filter.'")
         assert (visit.left, visit.said) == ([], [])
-    dataset = wids.ShardListDataset(tmp_path / "marked.json", transformations="numpy", fields=(".jpg", ".cls"))
+    view = tmp_path / "good-b-bee-b.json"
+    dataset = wids.ShardListDataset(view, transformations="numpy", fields=(".jpg", ".cls"))
     loader = DataLoader(dataset, batch_size=2, sampler=wids.ChunkedSampler(dataset, shuffle=True))
     assert sorted(label for batch in loader for label in batch[".cls"].tolist()) == [1, 1, 1]
 
@@ -237,7 +246,7 @@ def test_jumps(browser, server):
 
 
 def test_slow_samples(browser, server):
-    """Those that do not come stop neither the others, nor marks, nor a filter."""
+    """Those that do not come stop neither the others, nor tags, nor a filter."""
     with Visit(browser, server.url) as visit:
         visit.page.route(re.compile("/thumb/[012]/"), lambda _: None)  # never answered
         page = visit.go("/samples")
@@ -247,7 +256,7 @@ def test_slow_samples(browser, server):
         page.keyboard.press("End")
         cell(page, 599).locator("img").wait_for()
         page.keyboard.press("Space")
-        until(page, "document.querySelector('.cell[data-index=\"599\"]').classList.contains('marked')")
+        until(page, "document.querySelector('.cell[data-index=\"599\"]').classList.contains('tagged')")
         page.keyboard.press("Space")
         page.fill("#where", "label = 0")
         page.keyboard.press("Enter")
@@ -466,7 +475,7 @@ def test_an_address_of_an_order_that_is_not_there(browser, server):
 
 
 def test_keys_of_a_table(browser, server):
-    """Arrows go to lines and across, Enter opens a sample, space marks it; Tab comes to the names, which sort."""
+    """Arrows go to lines and across, Enter opens a sample, space tags it; Tab comes to the names, which sort."""
     with Visit(browser, server.url, viewport={"width": 700, "height": 800}) as visit:
         page = visit.go("/samples?view=table")
         line(page, 0).get_by_text("p0000").wait_for()
@@ -477,12 +486,12 @@ def test_keys_of_a_table(browser, server):
         until(page, "document.getElementById('grid').scrollLeft > 50")
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("Space")
-        until(page, "document.getElementById('marked').textContent == '1 marked'")
+        until(page, "document.getElementById('tagged').textContent == '1 tagged'")
+        page.wait_for_selector(".line.current .badge")
         page.keyboard.press("Space")
-        until(page, "document.getElementById('marked').textContent == '0 marked'")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
+        until(page, "document.getElementById('tagged').textContent == '0 tagged'")
+        for key in ("Tab", "Tab", "Tab", "Enter"):
+            page.keyboard.press(key)
         until(page, "new URLSearchParams(location.search).get('sort') == 'key'")
         page.locator("#grid").focus()
         page.keyboard.press("End")
@@ -524,3 +533,90 @@ def test_a_table_of_a_thousand_million(browser, huge):
         page.get_by_role("columnheader", name="index").get_by_role("button").click()
         page.get_by_text("are too many to sort").wait_for()
         assert visit.left == []
+
+
+def badges(page, index):
+    """The tags that a cell shows."""
+    return cell(page, index).locator(".badge").all_inner_texts()
+
+
+@pytest.fixture
+def own(index):
+    """The same samples, served for one test."""
+    with start(index) as found:
+        yield found
+
+
+def test_tags_are_undone(browser, own):
+    """By keys and buttons, one at a time, also after another page of the tab; what another tab has changed stays."""
+    with Visit(browser, own.url) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).get_by_text("p0000").wait_for()
+        page.keyboard.press("2")
+        cell(page, 0).locator("[data-tag='2']").wait_for()
+        page.keyboard.press("3")
+        cell(page, 0).locator("[data-tag='3']").wait_for()
+        page.keyboard.press("2")
+        cell(page, 0).locator("[data-tag='2']").wait_for(state="detached")
+        other = page.context.new_page()
+        other.goto(f"{own.url}samples")
+        cell(other, 0).locator(".badge").wait_for()
+        other.locator("#grid").press("5")
+        cell(page, 0).locator("[data-tag='5']").wait_for()
+        page.keyboard.press("u")
+        cell(page, 0).locator("[data-tag='2']").wait_for()
+        assert badges(page, 0) == ["2", "3", "5"]
+        page.keyboard.press("Control+z")
+        cell(page, 0).locator("[data-tag='3']").wait_for(state="detached")
+        page.keyboard.press("4")
+        cell(page, 0).locator("[data-tag='4']").wait_for()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Shift+Digit4")
+        cell(page, 2).locator("[data-tag='4']").wait_for()
+        assert [badges(page, k) for k in range(4)] == [["2", "4", "5"], ["4"], ["4"], []]
+        page.goto(f"{own.url}sample/1")
+        page.wait_for_selector("#tags [data-of='4'][aria-pressed=true]")
+        page.keyboard.press("u")
+        page.wait_for_selector("#tags [data-of='4'][aria-pressed=false]")
+        page.go_back()
+        cell(page, 0).locator("[data-tag='5']").wait_for()
+        assert [badges(page, k) for k in range(4)] == [["2", "4", "5"], [], [], []]
+        page.click("#tags summary")
+        page.click("#redo")
+        cell(page, 2).locator("[data-tag='4']").wait_for()
+        until(page, "document.getElementById('redo').disabled")
+        for _ in range(4):
+            page.keyboard.press("u")
+        page.get_by_text("Nothing to undo in this tab").wait_for()
+        assert badges(page, 0) == ["5"]
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_a_list_of_a_tag(browser, own):
+    """A sample that loses its tag leaves it, the next one has its place; undone, it is back; also in a table."""
+    with Visit(browser, own.url) as visit:
+        page = visit.go("/samples?tag=2&view=table")
+        until(page, "document.getElementById('told').textContent == 'No sample has this tag.'")
+        page.click("#tags summary")
+        page.click("#only")
+        page.locator("#grid").focus()
+        line(page, 0).get_by_text("p0000").wait_for()
+        page.keyboard.press("2")
+        line(page, 0).locator("[data-tag='2']").wait_for()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Shift+Digit2")
+        line(page, 2).locator("[data-tag='2']").wait_for()
+        page.goto(f"{own.url}samples?tag=2&view=table&sort=index&desc=1")
+        until(page, "document.getElementById('count').textContent == '3 of 600 tag 2'")
+        line(page, 2).get_by_text("p0002").wait_for()
+        assert lines_of(page) == [2, 1, 0]
+        page.keyboard.press("2")
+        until(page, "document.getElementById('count').textContent == '2 of 600 tag 2'")
+        line(page, 1).get_by_text("p0001").wait_for()
+        assert lines_of(page) == [1, 0]
+        page.keyboard.press("u")
+        line(page, 2).get_by_text("p0002").wait_for()
+        assert lines_of(page) == [2, 1, 0]
+        assert (visit.left, visit.said) == ([], [])

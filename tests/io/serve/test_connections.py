@@ -41,7 +41,7 @@ def count(server):
     return len(server._server.server_state.connections)
 
 
-ASKING = b"POST /api/marks HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\nContent-Length: 100\r\n\r\n{"
+ASKING = b"POST /api/tags HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\nContent-Length: 100\r\n\r\n{"
 TAKING = b"GET /field/0/.bin HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Wids: 1\r\n\r\n"
 
 

@@ -51,13 +51,13 @@ def test_order(tmp_path, serve_index, values, ascending, descending):
 
 
 def test_order_of_a_part(tmp_path, serve_index):
-    """Of what a filter chooses, of the marked ones, by pages; ranges of marks and jumps go by it."""
+    """Of what a filter chooses, of tagged ones, by pages; jumps go by it."""
     pages = serve_index(valued(tmp_path, [5, 4, 3, 2, 1, 0]))
     assert order(pages, sort="x", where="x > 1 or shard = 1") == [5, 4, 3, 2, 1, 0]
     found = pages.get("/api/rows", sort="x", where="x > 1", start=1, count=2)
     assert (found["total"], [(row["at"], row["index"]) for row in found["rows"]]) == (4, [(1, 2), (2, 1)])
-    pages.post("/api/marks", {"indices": [0, 2, 5], "is_marked": True})
-    assert order(pages, sort="x", marked="1") == [5, 2, 0]
+    pages.post("/api/tags", {"tag": 1, "is_set": True, "indices": [0, 2, 5]})
+    assert order(pages, sort="x", tag="1") == [5, 2, 0]
     assert pages.get("/api/place", sort="x", index=1) == {"at": 4, "index": 1, "is_shown": True}
     assert pages.get("/api/place", sort="x", where="x > 3", index=1) == {"at": 0, "index": 1, "is_shown": True}
     assert pages.get("/api/place", sort="x", where="x > 3", index=2) == {"at": 2, "index": 2, "is_shown": False}

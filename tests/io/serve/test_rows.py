@@ -38,7 +38,7 @@ def test_a_row(tmp_path, ask):
         "dataset": "",
         "fields": {".txt": 6, ".cls": 1, ".bin": 40},
         "columns": {},
-        "is_marked": False,
+        "tags": [],
         "main": {"field": ".txt", "kind": "text", "number": 0},
     }
     assert [row["key"] for row in found["rows"]] == ["s0-002", "s1-000"]

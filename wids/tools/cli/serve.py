@@ -27,7 +27,7 @@ _WORDS = "To the pages of wids serve"
 
 @app.command(
     "serve",
-    epilog=examples("wids serve train.json", "wids serve https://host/train.json --marks bad.npy \\\n  --no-open"),
+    epilog=examples("wids serve train.json", "wids serve https://host/train.json --tags tags.npy \\\n  --no-open"),
 )
 def run_serve(
     index: Index,
@@ -51,12 +51,13 @@ def run_serve(
             "temporary directory.",
         ),
     ] = "",
-    marks: Annotated[
+    tags: Annotated[
         str,
         typer.Option(
+            "--tags",
             "--marks",
             metavar="FILE",
-            help="Keep the indices of marked samples in this file, a .npy, as select and exclude take them.",
+            help="Keep the tags of samples in this file, a .npy with their indices, as select and exclude take them.",
         ),
     ] = "",
     should_open: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,
@@ -82,7 +83,7 @@ def run_serve(
     check_packages()
     from wids.tools.serve.served import Served
 
-    served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, marks=marks)
+    served = Served(index, cache_dir=cache_dir or None, storage_options=session.storage_options, tags=tags)
     with (
         PageServer(served, host=host, port=port, has_token=has_token, root_path=root_path) as server,
         _leading_to(server.url) as address,

@@ -20,7 +20,7 @@ def start(
     port: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
-    marks: str | os.PathLike[str] = "",
+    tags: str | os.PathLike[str] = "",
 ) -> PageServer:
     """Serve the pages of a dataset to this machine's browsers, from a thread of this process.
 
@@ -33,13 +33,13 @@ def start(
         port: where to listen; 0: any free port.
         cache_dir: where remote shards may be, as there; of an index only.
         storage_options: for fsspec, as there; of an index only.
-        marks: a ``.npy`` that the indices of marked samples are kept in.
+        tags: a ``.npy`` that the tags of samples are kept in.
 
     Returns:
         The server: ``url`` to open, ``show(height=)`` for a notebook, ``close()``; also a ``with`` block.
 
     Raises:
-        DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of marks, cannot be read.
+        DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of tags, cannot be read.
         InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port is taken or forbidden.
     """
     from wids.tools.serve.running import PageServer, check_packages, start_alone
@@ -47,16 +47,16 @@ def start(
     check_packages()
     from wids.tools.serve.served import Served
 
-    index, marks = os.fspath(index) if isinstance(index, os.PathLike) else index, os.fspath(marks)
+    index, tags = os.fspath(index) if isinstance(index, os.PathLike) else index, os.fspath(tags)
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
     place = index if isinstance(index, str) else index._collection.index_url  # noqa: SLF001
 
     def make() -> PageServer:
-        served = Served(index, cache_dir=cache_dir, storage_options=storage_options, marks=marks)
+        served = Served(index, cache_dir=cache_dir, storage_options=storage_options, tags=tags)
         try:
             return PageServer(served, port=port, has_frames=True)
         except BaseException:
             served.close()
             raise
 
-    return start_alone((place, steps, str(cache_dir), marks), make)
+    return start_alone((place, steps, str(cache_dir), tags), make)

@@ -21,7 +21,7 @@ from wids import __version__
 from wids.columns.sql import shorten_sql
 from wids.errors import NotAllowedError, QueryError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.tools.serve import cache, epoch, facets, fields, marking, overview, places, sample, samples
+from wids.tools.serve import cache, epoch, facets, fields, overview, places, sample, samples, tagging
 from wids.tools.serve.answers import answer
 from wids.tools.serve.guard import LOOPBACK, Guard
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 # How DuckDB begins what it says.
 _KIND = re.compile(r"[A-Z][A-Za-z ]* Error: ")
-_DOCUMENTATION = "https://github.com/wids-project/wids#readme"
+_DOCUMENTATION = "https://github.com/wids-project/wids/blob/main/wids/tools/serve/README.md"
 # (path, title) of what the head of each page leads to.
 PAGES: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
@@ -50,11 +50,12 @@ _KEYS: Sequence[tuple[str, str]] = (
     ("← → ↑ ↓", "move: samples, steps of an epoch"),
     ("Home End", "the first, the last one"),
     ("Enter", "open the sample"),
-    ("space", "mark the sample; with shift, all from the last marked one"),
+    ("1 ... 9", "set a tag, or remove it; with shift, on all from the last tagged one; space: tag 1"),
+    ("u U", "undo, redo a change of tags; also Ctrl+Z, Ctrl+Y"),
     ("v", "grid or table"),
     ("/", "to the filter; on the page of an epoch, to the search for a sample"),
     ("n p", "next rank, rank before"),
-    ("+ - 0 1", "on a picture: larger, smaller, all of it, one to one"),
+    ("+ - 0 x", "on a picture: larger, smaller, all of it, one to one"),
     ("t", "light or dark"),
     ("?", "this list"),
 )
@@ -91,7 +92,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         *samples.routes(served, templates),
         *facets.routes(served),
         *places.routes(served),
-        *marking.routes(served),
+        *tagging.routes(served),
         *epoch.routes(served, templates),
         *sample.routes(served, templates),
         *cache.routes(served, templates),

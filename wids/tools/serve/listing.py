@@ -1,4 +1,4 @@
-"""The list of samples that a page shows: those of a filter, the marked ones alone if asked, and their order.
+"""The list of samples that a page shows: those of a filter, those with a tag alone if asked, and their order.
 
 Rules: an order is one of the whole list, made once by SQL and kept. Samples without a value come last in both
 directions, NaN too; those of equal values follow each other by index. What would take too long is not sorted, and it is
@@ -14,6 +14,7 @@ import numpy as np
 from wids.columns.spec import nearest
 from wids.errors import InputError, SelectionError, shown
 from wids.tools.serve.facets import describe_columns, quoted
+from wids.tools.serve.tags import TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from wids.tools.serve.served import Served
 
 MAX_SORTED = 10_000_000
+_TAGS = ["any", *map(str, range(1, TAGS + 1))]
 _FLOATS = frozenset({"double", "float", "halffloat"})
 
 
@@ -30,25 +32,28 @@ class Listing(NamedTuple):
 
     Attributes:
         where: a predicate in SQL; "": all.
-        is_marked: only the marked ones.
+        tag: only those with it; 0: with any; None: all.
         sort: the column that they are sorted by; "": by index.
         is_descending: from the largest value to the smallest.
     """
 
     where: str = ""
-    is_marked: bool = False
+    tag: int | None = None
     sort: str = ""
     is_descending: bool = False
 
 
 def parse_listing(query: Mapping[str, str]) -> Listing:
-    """The list of ``where=``, ``marked=1``, ``sort=`` and ``desc=1`` in a request."""
-    return Listing(
-        query.get("where", "").strip(),
-        query.get("marked") == "1",
-        query.get("sort", ""),
-        query.get("desc") == "1",
-    )
+    """The list of ``where=``, ``tag=2`` or ``tag=any``, ``sort=`` and ``desc=1`` in a request.
+
+    Raises:
+        InputError: there is no such tag.
+    """
+    text = query.get("tag", "")
+    if text and text not in _TAGS:
+        raise InputError(f"tag is {shown(text)}; it is any or 1 to {TAGS}")
+    tag = _TAGS.index(text) if text else None
+    return Listing(query.get("where", "").strip(), tag, query.get("sort", ""), query.get("desc") == "1")
 
 
 def choose(served: Served, listing: Listing) -> Integers | None:
@@ -61,10 +66,10 @@ def choose(served: Served, listing: Listing) -> Integers | None:
     found = served.rows.find(listing.where)
     if listing.sort:
         found = _sorted(served, listing, found)
-    if not listing.is_marked:
+    if listing.tag is None:
         return found
-    marked = served.marks.indices()
-    return marked if found is None else found[np.isin(found, marked)]
+    tagged = served.tags.indices(listing.tag)
+    return tagged if found is None else found[np.isin(found, tagged)]
 
 
 def _sorted(served: Served, listing: Listing, found: Integers | None) -> Integers | None:

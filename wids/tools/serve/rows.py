@@ -61,7 +61,7 @@ class ServedRows:
     Args:
         dataset: of the samples.
         collection: its samples and shards.
-        is_marked: whether the sample of an index is.
+        tags_of: the tags of samples, by their indices.
     """
 
     limits: RowLimits = RowLimits()
@@ -70,9 +70,9 @@ class ServedRows:
         self,
         dataset: ShardListDataset[dict[str, Any]],
         collection: ShardCollection,
-        is_marked: Callable[[int], bool],
+        tags_of: Callable[[Sequence[int]], list[list[int]]],
     ) -> None:
-        self._dataset, self._collection, self._is_marked = dataset, collection, is_marked
+        self._dataset, self._collection, self._tags_of = dataset, collection, tags_of
         self._lock = threading.Lock()
         self._tables: SizedLRUCache[int, MemberTable] = SizedLRUCache(_TABLE_BYTES)
         self._matches: SizedLRUCache[tuple[str, str], Integers] = SizedLRUCache(_MATCH_BYTES)
@@ -234,7 +234,7 @@ class ServedRows:
     def describe(self, indices: Sequence[int], *, field: str = "", columns: Sequence[str] = ()) -> list[dict[str, Any]]:
         """A row for each sample, in the order given.
 
-        ``index``, ``shard`` (number), ``row`` (in it), ``dataset`` (name of the sub-dataset, or ``""``), ``is_marked``,
+        ``index``, ``shard`` (number), ``row`` (in it), ``dataset`` (name of the sub-dataset, or ``""``), ``tags``,
         and ``key``, ``fields`` (extension -> bytes), ``main`` (``field`` and ``kind``, as
         `wids.tools.serve.previews.main_field` has them, and ``number``, its place among the fields; None: it has none),
         ``columns`` (name -> value). Instead of these four ``error`` where the table cannot be read, ``is_pending``
@@ -253,13 +253,13 @@ class ServedRows:
         values = self._values(indices, columns) if columns and indices else {}
         wait(tables.values(), self.limits.wait_seconds)
         found = []
-        for index, (k, row) in zip(indices, places, strict=True):
+        for index, (k, row), tags in zip(indices, places, self._tags_of(indices), strict=True):
             position = {
                 "index": index,
                 "shard": k,
                 "row": int(row),
                 "dataset": self._collection.name_of(k),
-                "is_marked": self._is_marked(index),
+                "tags": tags,
             }
             found.append(position | _values_of(tables[k], int(row), field) | {"columns": values.get(index, {})})
         return found

@@ -8,9 +8,9 @@ from wids.core.place import Place
 from wids.dataset import ShardListDataset
 from wids.errors import InputError
 from wids.hub.repository import parse_name
-from wids.tools.serve.marks import Marks
 from wids.tools.serve.previews import Previews
 from wids.tools.serve.rows import ServedRows
+from wids.tools.serve.tags import Tags
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ class Served:
             directory and credentials are taken as they are.
         cache_dir: as there; of an index only.
         storage_options: likewise.
-        marks: path of the file that marked samples are kept in; see `wids.tools.serve.marks.Marks`.
+        tags: path of the file that tags are kept in; see `wids.tools.serve.tags.Tags`.
 
     Attributes:
         index: as given, or that of the dataset; None: it is of none.
@@ -40,7 +40,7 @@ class Served:
         collection: its samples and shards.
         previews: small pictures of its fields.
         rows: values of its samples.
-        marks: the marked ones.
+        tags: of its samples.
         closing: called by `close`, for what a page has begun.
     """
 
@@ -50,7 +50,7 @@ class Served:
     opening: str
     previews: Previews
     rows: ServedRows
-    marks: Marks
+    tags: Tags
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Served:
         *,
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
-        marks: str = "",
+        tags: str = "",
     ) -> None:
         if isinstance(index, str):
             self.index: str | None = index
@@ -79,8 +79,8 @@ class Served:
         is_whole = self.index is not None and self.collection.shards.selection is None
         self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
         self.previews = Previews(self.dataset)
-        self.marks = Marks(self.dataset, self.name, marks)
-        self.rows = ServedRows(self.dataset, self.collection, self.marks.has)
+        self.tags = Tags(self.dataset, self.name, tags)
+        self.rows = ServedRows(self.dataset, self.collection, self.tags.of)
         self.closing: list[Callable[[], None]] = [self.previews.close, self.rows.close]
 
     def columns(self) -> dict[str, str]:

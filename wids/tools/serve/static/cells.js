@@ -1,8 +1,9 @@
 // A sample as a cell: `cell(row)` of a row of /api/rows. What it shows is asked for when it comes into sight, at most
 // four requests at a time, and asked for no more when it leaves. A page with cells links cells.css.
 import { ask, make, size, there } from "./common.js";
+import { badge } from "./tags.js";
 
-// Browsers have six connections to a server: rows, marks and values find one where samples are slow.
+// Browsers have six connections to a server: rows, tags and values find one where samples are slow.
 const MOST = 4;
 const MORE = 2; // that are urgent
 const SLOW = 15_000; // milliseconds after which the next one has its turn
@@ -220,9 +221,9 @@ function caption(row, name) {
 /**
  * The element of a sample. `row`: of /api/rows, or `{index}` alone: it is on its way.
  * `caption`: a column whose value stands below. `href`: where it leads; default: the sample's page.
- * `onmark(row, isMarked, event)`: somebody clicked its corner; without it there is no corner.
+ * `ontag(row, isSet, event)`: somebody clicked its corner; without it there is no corner.
  */
-export function cell(row, { caption: name, href = there(`/sample/${row.index}`), onmark, names = {} } = {}) {
+export function cell(row, { caption: name, href = there(`/sample/${row.index}`), ontag, names = {} } = {}) {
   const face = make("div", { class: "face" });
   const words = caption(row, name);
   const link = make(
@@ -241,23 +242,21 @@ export function cell(row, { caption: name, href = there(`/sample/${row.index}`),
   } else if (!row.main) {
     face.append(Object.keys(row.fields).length ? list(row) : make("p", { class: "soft" }, "no fields"));
   }
-  if (onmark) {
-    const corner = make("button", { class: "corner", type: "button", tabindex: "-1", onclick: (event) => onmark(row, !isMarkedCell(element), event) });
-    element.append(corner);
-  }
-  setMarked(element, Boolean(row.is_marked));
+  if (ontag) element.append(make("button", { class: "corner", type: "button", tabindex: "-1", onclick: (event) => ontag(row, !element.classList.contains("first"), event) }));
+  element.append(make("span", { class: "tags" }));
+  showTags(element, row.tags ?? []);
   watch(element, (signal) => drawFace(face, row, signal));
   return element;
 }
 
-export const isMarkedCell = (element) => element.classList.contains("marked");
-
-/** Show a cell as marked, or not. */
-export function setMarked(element, isMarked) {
-  element.classList.toggle("marked", isMarked);
+/** Show the tags of a cell, or of a line. */
+export function showTags(element, tags) {
+  element.classList.toggle("tagged", tags.length > 0);
+  element.classList.toggle("first", tags.includes(1));
+  element.querySelector(".tags")?.replaceChildren(...tags.map(badge));
   const corner = element.querySelector(".corner");
   if (!corner) return;
-  corner.setAttribute("aria-pressed", String(isMarked));
-  corner.setAttribute("aria-label", `Mark sample ${element.dataset.index}`);
-  corner.title = isMarked ? "Marked (space)" : "Mark (space)";
+  corner.setAttribute("aria-pressed", String(tags.includes(1)));
+  corner.setAttribute("aria-label", `Tag 1 on sample ${element.dataset.index}`);
+  corner.title = "Tag 1 (space)";
 }

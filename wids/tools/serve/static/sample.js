@@ -215,7 +215,7 @@ async function start() {
   });
 }
 
-// --- keys and marks
+// --- keys and tags
 
 const follow = (id) => (event) => {
   if (event.target.closest?.("video, audio, select")) return false;
@@ -225,29 +225,36 @@ const follow = (id) => (event) => {
 };
 keys({ ArrowLeft: follow("before"), ArrowRight: follow("after") });
 
-async function startMarks() {
-  const button = document.getElementById("mark");
-  const { isMarked, mark } = await import("./marks.js");
-  const show = (is) => {
-    button.setAttribute("aria-pressed", String(is));
-    button.textContent = is ? "Marked" : "Mark";
+async function startTags() {
+  const tags = await import("./tags.js"); // its state changes
+  const { TAGS, badge, nameOf, set, tagOfKey, tagsOf } = tags;
+  const bar = document.getElementById("tags");
+  let own = [];
+  const change = (tag) => set(tag, !own.includes(tag), { indices: [index] }).catch((error) => say(error.message));
+  const button = (tag) => make("button", { type: "button", class: "tagger", "data-of": String(tag), "aria-pressed": String(own.includes(tag)), title: `${nameOf(tag)} (${tag})`, onclick: () => change(tag) }, badge(tag), make("bdi", {}, nameOf(tag)));
+  const show = () => {
+    const isKnown = (tag) => tags.state.tags[tag - 1].name !== "" || tags.state.tags[tag - 1].count > 0;
+    const next = TAGS.find((tag) => !isKnown(tag)); // one that nobody uses yet
+    const focused = bar.contains(document.activeElement) ? document.activeElement.dataset.of : "";
+    bar.replaceChildren(...TAGS.filter((tag) => tag === next || isKnown(tag)).map(button));
+    bar.querySelector(`[data-of="${focused}"]`)?.focus();
   };
-  const change = async () => {
-    const is = button.getAttribute("aria-pressed") !== "true";
-    show(is);
-    await mark(index, is).catch((error) => {
-      show(!is);
-      say(error.message);
-    });
+  const renew = async () => {
+    own = (await tagsOf([index])).get(index);
+    show();
   };
-  show(await isMarked(index));
-  button.hidden = false;
-  button.addEventListener("click", change);
-  keys({ " ": (event) => {
-    if (event.target.closest?.("button, a, video, audio, summary")) return false;
-    change();
-  } });
+  document.addEventListener("tags", () => renew().catch((error) => say(error.message)));
+  await renew();
+  bar.hidden = false;
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.closest?.("input, textarea, select, video, audio") || (event.key === " " && event.target.closest?.("button, a, summary"))) return;
+    const found = tagOfKey(event);
+    if (!found) return;
+    event.preventDefault();
+    change(found.tag);
+  });
 }
 
 start().catch((error) => fail(fields, error));
-startMarks().catch((error) => say(error.message));
+startTags().catch((error) => say(error.message));

@@ -1,10 +1,11 @@
 // The page of many samples: what the address says is what is shown, and the other way round.
 import { ask, count, fail, keys, make, say, steps, there } from "./common.js";
-import { cell, setMarked, soon } from "./cells.js";
+import { cell, showTags, soon } from "./cells.js";
 import { showColumns } from "./facets.js";
 import { Grid } from "./grid.js";
-import { mark, markRange } from "./marks.js";
 import * as table from "./table.js";
+import { tagPanel } from "./tagpanel.js";
+import { nameOf, set, tagOfKey, tagsOf } from "./tags.js";
 
 const BLOCK = 40; // rows in a request
 const BLOCKS = 60; // that are kept
@@ -14,17 +15,17 @@ const $ = (id) => document.getElementById(id);
 const all = Number($("samples").dataset.samples);
 const shards = Number($("samples").dataset.shards);
 
-// --- what is shown: `where` (SQL), `marked` (only these), by which column in which direction; and how: `view` ("" or "table"),
+// --- what is shown: `where` (SQL), `tag` (only these; "any", or ""), by which column in which direction; and how: `view` ("" or "table"),
 // `field`, `caption`, `size`
 
-const list = { where: "", marked: false, sort: "", desc: false };
+const list = { where: "", tag: "", sort: "", desc: false };
 let view = "";
 const look = { field: "", caption: "", size: 150, ...JSON.parse(localStorage.getItem("wids-grid") ?? "{}") };
 let names = []; // of classes
 let lines = []; // columns of the table
 let blocks = new Map(); // number of a block -> {rows, error, stop}
 let opening = new AbortController();
-let anchor = 0; // where a range of marks begins
+let anchor = null; // `{at, index}` where a range of tags begins
 let isOpen = false; // the list that is shown is the one that was asked for last
 let hasShown = false; // some list is
 let waiting = ""; // a filter out of a link from elsewhere: SQL takes work, so a person looks at it before it runs
@@ -32,8 +33,8 @@ const OURS = { isOurs: true }; // the state of addresses that this page has writ
 const WAITS = "This filter came with a link. Look at it; the button runs it.";
 let writing; // of the address
 
-const asked = (more, { where, marked, sort, desc } = list) => new URLSearchParams(Object.entries({ where, marked: marked ? "1" : "", sort, desc: desc ? "1" : "", ...more }).filter(([, value]) => value !== ""));
-const isWhole = ({ where, marked, sort }) => !where && !marked && !sort;
+const asked = (more, { where, tag, sort, desc } = list) => new URLSearchParams(Object.entries({ where, tag, sort, desc: desc ? "1" : "", ...more }).filter(([, value]) => value !== ""));
+const isWhole = ({ where, tag, sort }) => !where && !tag && !sort;
 
 function address(at) {
   const query = asked({ view, at: at ? String(at) : "" });
@@ -71,7 +72,7 @@ async function load(number, found) {
     if (blocks.get(number) !== found) return;
     found.rows = answer.rows;
     if (answer.rows.some((row) => row.is_pending)) setTimeout(() => blocks.get(number) === found && isSeen(number) && load(number, found), AGAIN);
-    if (answer.total !== grid.total && list.marked) setTotal(answer.total);
+    if (answer.total !== grid.total && list.tag) setTotal(answer.total);
   } catch (error) {
     if (error.name === "AbortError") return;
     found.error = error.message;
@@ -106,14 +107,18 @@ function draw(at) {
   const { error } = blocks.get(Math.floor(at / BLOCK)) ?? {};
   const about = known ?? { index: isWhole(list) ? at : "", error };
   const element = view ? table.line(about, lines, leaveFor) : cellOf(about, at, Boolean(known && !known.error));
-  element.setAttribute("aria-label", `Sample ${about.index}${about.key ? `, ${about.key}` : ""}${about.error ? ", an error" : ""}`);
-  element.setAttribute("aria-selected", String(Boolean(about.is_marked)));
+  label(element, about);
   return element;
 }
 
-function cellOf(about, at, canMark) {
+function label(element, { index, key, error, tags = [] }) {
+  element.setAttribute("aria-label", [`Sample ${index}`, key, error && "an error", ...tags.map(nameOf)].filter(Boolean).join(", "));
+  element.setAttribute("aria-selected", String(tags.length > 0));
+}
+
+function cellOf(about, at, canTag) {
   const classes = { [look.caption]: table.classesOf(look.caption, names) };
-  const element = cell(about, { caption: look.caption, names: classes, onmark: canMark ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
+  const element = cell(about, { caption: look.caption, names: classes, ontag: canTag ? (_, isSet, event) => tag(at, { tag: 1, isSet, isRange: event.shiftKey }) : undefined });
   element.querySelector(".link").addEventListener("click", leaveFor);
   return element;
 }
@@ -161,8 +166,8 @@ function setTotal(total) {
 }
 
 function tell(total) {
-  const what = list.marked ? "marked" : "match";
-  $("count").textContent = list.where || list.marked ? `${count(total)} of ${count(all)} ${what}` : `${count(all)} sample${all === 1 ? "" : "s"}`;
+  const what = list.tag ? (list.tag === "any" ? "tagged" : nameOf(list.tag)) : "match";
+  $("count").textContent = list.where || list.tag ? `${count(total)} of ${count(all)} ${what}` : `${count(all)} sample${all === 1 ? "" : "s"}`;
   $("slider").max = String(Math.max(total - 1, 0));
   $("told").replaceChildren();
   if (!total) $("told").append(make("p", { class: "soft none" }, nothing()));
@@ -170,14 +175,14 @@ function tell(total) {
 
 function nothing() {
   if (!all) return "The dataset has no samples.";
-  if (!list.where) return "No sample is marked.";
-  return list.marked ? "No marked sample matches this filter." : "No sample matches this filter.";
+  if (!list.where) return list.tag === "any" ? "No sample has a tag." : "No sample has this tag.";
+  return list.tag ? "No sample with this tag matches this filter." : "No sample matches this filter.";
 }
 
 // --- a list is opened: by the address, a filter, a toggle
 
-/** Show another list; if that fails, the one that is shown stays, and the reason is beside the filter. */
-async function open({ at = 0, isNew = false, ...changes } = {}) {
+/** Show another list, or the same anew (`isSame`); if that fails, the one that is shown stays, and the reason is beside the filter. */
+async function open({ at = 0, isNew = false, isSame = false, ...changes } = {}) {
   const wanted = { ...list, ...changes };
   opening.abort();
   opening = new AbortController();
@@ -199,13 +204,12 @@ async function open({ at = 0, isNew = false, ...changes } = {}) {
     tell(total);
     arrange();
     grid.reset(total, at);
-    anchor = at;
     isOpen = true;
     place();
-    $("only").setAttribute("aria-pressed", String(list.marked));
+    panel.show();
     $("as-filtered").hidden = !list.where || !total;
-    $("as-filtered").href = there(`/api/filtered.zip?${new URLSearchParams({ where: list.where })}`);
-    showFacets(signal);
+    $("as-filtered").href = there(`/api/list.zip?${new URLSearchParams({ where: list.where })}`);
+    if (!isSame) showFacets(signal);
     return true;
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -233,7 +237,7 @@ function read() {
   $("where").value = where;
   $("clear").hidden = !where;
   const at = Number(query.get("at") ?? 0);
-  return { at: Number.isSafeInteger(at) && at >= 0 ? at : 0, where: isOurs ? where : "", marked: query.get("marked") === "1", sort: query.get("sort") ?? "", desc: query.get("desc") === "1" };
+  return { at: Number.isSafeInteger(at) && at >= 0 ? at : 0, where: isOurs ? where : "", tag: query.get("tag") ?? "", sort: query.get("sort") ?? "", desc: query.get("desc") === "1" };
 }
 
 async function filter(text) {
@@ -379,76 +383,56 @@ async function findKey(key, signal) {
   $("told").replaceChildren(...(told.length ? [make("div", { class: "row" }, ...told)] : []));
 }
 
-// --- marks
+// --- tags
 
-async function set(at, isMarked, isRange) {
+const panel = tagPanel({ list, open: (changes) => open({ ...changes, isNew: true }) });
+
+/** Set a tag on the sample of a place, or remove it; `isRange`: on all from the last one; `isSet`: which; default: the other. */
+async function tag(at, { tag: which, isRange, isSet }) {
+  const known = row(at);
+  if (!known || known.error) return;
+  const is = isSet ?? !known.tags.includes(which);
+  const from = (isRange && anchor) || { at, index: known.index };
+  const many = Math.abs(from.at - at) + 1;
+  if (many > 1000 && !confirm(`${is ? "Set" : "Remove"} ${nameOf(which)} on ${count(many)} samples?`)) return;
+  const samples = many === 1 ? { indices: [known.index] } : { list: Object.fromEntries(asked({})), first: from.index, last: known.index };
+  anchor = { at, index: known.index };
+  await set(which, is, samples).catch((error) => say(error.message));
+}
+
+let renewing = new AbortController();
+
+document.addEventListener("tags", async () => {
+  renewing.abort();
+  renewing = new AbortController();
+  const live = () => [...grid.places()].filter(([at]) => row(at));
   try {
-    if (isRange && anchor !== at) {
-      const [lo, hi] = [Math.min(anchor, at), Math.max(anchor, at)];
-      if (hi - lo > 1000 && !confirm(`${isMarked ? "Mark" : "Unmark"} ${count(hi - lo + 1)} samples?`)) return;
-      await markRange(lo, hi + 1, list, isMarked);
-    } else {
-      const known = row(at);
-      if (!known || known.error) return;
-      await mark(known.index, isMarked);
+    const found = await tagsOf(live().slice(0, 200).map(([at]) => row(at).index), { signal: renewing.signal });
+    panel.show();
+    if (list.tag) {
+      await open({ at: grid.current, isSame: true });
+      return;
     }
-    anchor = at;
+    for (const [number, { rows }] of blocks) {
+      if (!isSeen(number)) blocks.delete(number);
+      rows?.forEach((each) => (each.tags = found.get(each.index) ?? each.tags));
+    }
+    for (const [at, element] of live()) {
+      showTags(element, row(at).tags);
+      label(element, row(at));
+    }
   } catch (error) {
-    say(error.message);
-  }
-}
-
-document.addEventListener("marks", ({ detail: { asked: body, ...counts } }) => {
-  const isMarked = body.is_marked;
-  const changed = new Set(body.indices ?? [body.index]);
-  for (const [number, { rows }] of blocks) {
-    rows?.forEach((each, k) => {
-      const at = number * BLOCK + k;
-      if (changed.has(each.index) || ("start" in body && at >= body.start && at < body.end)) each.is_marked = isMarked;
-    });
-  }
-  for (const [at, element] of grid.places()) {
-    const known = row(at);
-    if (!known) continue;
-    if (!view) setMarked(element, Boolean(known.is_marked));
-    element.setAttribute("aria-selected", String(Boolean(known.is_marked)));
-  }
-  showMarks(counts);
-});
-
-function showMarks({ count: number, file }) {
-  $("marked").textContent = `${count(number)} marked`;
-  $("marks").classList.toggle("some", number > 0);
-  $("kept").textContent = file
-    ? `Kept in ${file}, as indices.`
-    : "Kept while wids serve runs: save them, or start it with --marks FILE.";
-  for (const id of ["as-view", "as-indices", "unmark"]) $(id).hidden = number === 0;
-  $("only").disabled = number === 0 && !list.marked;
-}
-
-$("only").addEventListener("click", () => {
-  open({ marked: !list.marked, isNew: true });
-});
-
-$("unmark").addEventListener("click", async () => {
-  try {
-    const only = { where: list.where, marked: true };
-    const { total } = await ask(`/api/rows?${new URLSearchParams({ where: list.where, marked: "1", count: "1" })}`);
-    if (!total || !confirm(`Unmark ${count(total)} sample${total === 1 ? "" : "s"}${list.where ? " of this filter" : ""}?`)) return;
-    await markRange(0, total, only, false);
-    await open();
-  } catch (error) {
-    say(error.message);
+    if (error.name !== "AbortError") say(error.message);
   }
 });
 
 // --- keys
 
 function onKey(event, at) {
-  if (event.key === " ") {
+  const found = tagOfKey(event);
+  if (found) {
     event.preventDefault();
-    const known = row(at);
-    if (known) set(at, !known.is_marked, event.shiftKey);
+    tag(at, found);
   } else if (event.key === "Enter" && event.target === $("grid")) {
     leaveFor();
     const known = row(at);
@@ -482,9 +466,9 @@ document.addEventListener("click", ({ target }) => {
   document.querySelectorAll("details.menu[open]").forEach((menu) => menu.contains(target) || menu.removeAttribute("open"));
 });
 
-ask("/api/marks").then(showMarks, (error) => say(error.message));
+tagsOf([]).then(panel.show, (error) => say(error.message));
 window.addEventListener("pageshow", (event) => {
-  if (event.persisted) open(read()); // marks may have changed on another page
+  if (event.persisted) open(read()); // tags may have changed on another page
 });
 open(read());
 $("grid").focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 // Samples as lines of a table: what is known of each beside its picture. `columns(found)` are those of a data set, `head` and
 // `line` are made of them.
 import { ask, count, make, say, size, there } from "./common.js";
-import { drawFace, soon, watch } from "./cells.js";
+import { drawFace, showTags, soon, watch } from "./cells.js";
 
 export const HIGH = 44; // pixels of a line
 export const HEAD = 34; // of the head
@@ -27,7 +27,7 @@ export function columns(found) {
     return { name, kind: "column", unsortable, classes, isNumber, width: isNumber || type === "bool" ? 110 : classes.length ? 140 : WIDE };
   });
   const fields = found.fields.map((name) => ({ name, width: 130, kind: "field", unsortable: OF_FIELD }));
-  return [{ name: "", width: 56, kind: "face" }, own("index", 90, true), own("key", WIDE), ...parts, ...fields, own("shard", 80, true)];
+  return [{ name: "", width: 56, kind: "face" }, own("index", 90, true), { name: "tags", width: 84, kind: "tags", unsortable: "Tags have no order; their menu shows the samples of one" }, own("key", WIDE), ...parts, ...fields, own("shard", 80, true)];
 }
 
 export const template = (all) => all.map(({ width, kind, name }) => (name === "key" && kind === "own" ? `minmax(${width}px, 1fr)` : kind === "column" && width === WIDE ? `minmax(${width}px, .7fr)` : `${width}px`)).join(" ");
@@ -76,6 +76,7 @@ export function line(row, all, onopen) {
   const cells = all.map(({ name, isNumber, kind, classes }) => {
     const cell = make("div", { role: "gridcell", class: isNumber ? "number" : undefined });
     if (kind === "face") cell.append(face);
+    else if (kind === "tags") cell.classList.add("tags");
     else if (name === "index" && kind === "own") cell.append(row.index === "" ? "" : count(row.index));
     else if (row.error || !row.fields) return cell;
     else if (name === "key" && kind === "own") cell.append(link());
@@ -91,6 +92,7 @@ export function line(row, all, onopen) {
   const element = make("div", { class: "line", "data-index": String(row.index) }, ...cells);
   if (row.error) element.append(make("p", { class: "error why", role: "gridcell", title: row.error }, row.error));
   else if (!row.fields) element.setAttribute("aria-busy", "true");
+  showTags(element, row.tags ?? []);
   watch(element, (signal) => {
     if (!row.fields) return;
     if (row.main && DRAWN.includes(row.main.kind)) drawFace(face, row, signal);

@@ -84,7 +84,7 @@ export function zoomable(source, { width, height, name, under, onerror }) {
       if (!fingers.size) view.classList.remove("dragged");
     });
   }
-  const orders = { "+": () => zoom(STEP), "=": () => zoom(STEP), "-": () => zoom(1 / STEP), 0: fit, 1: real };
+  const orders = { "+": () => zoom(STEP), "=": () => zoom(STEP), "-": () => zoom(1 / STEP), 0: fit, x: real };
   view.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !orders[event.key]) return;
     orders[event.key]();
@@ -94,7 +94,7 @@ export function zoomable(source, { width, height, name, under, onerror }) {
   const button = (text, title, order) => make("button", { type: "button", title, "aria-label": title, onclick: order }, text);
   const bar = make("div", { class: "view-bar" },
     button("−", "Smaller (-)", orders["-"]), button("+", "Larger (+)", orders["+"]),
-    button("Fit", "The whole picture (0)", fit), button("100 %", "One to one (1)", real), said);
+    button("Fit", "The whole picture (0)", fit), button("100 %", "One to one (x)", real), said);
   if (under) {
     const strength = make("input", { type: "range", min: "0", max: "100", value: "60", oninput: () => (image.style.opacity = strength.value / 100) });
     image.style.opacity = 0.6;
