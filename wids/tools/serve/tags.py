@@ -67,7 +67,7 @@ class _State(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a request has changed.
+    """Samples that got a tag, or lost it, at once.
 
     Attributes:
         number: names it, for `Tags.undo`.
