@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "wids"
 MODEL = HERE.parent / "tests" / "model"
+# Pictures of other servers, which the site does not load: the line of badges.
+_BADGES = re.compile(r"^\[!\[[^]]*\]\(https:.*\n\n", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 _TOP = ("class", "exception", "function", "type", "data")
 _SEARCHES = re.compile(r"<!-- search: (.*?) -->\s*", re.DOTALL)
@@ -55,7 +57,7 @@ def _use_pages(app: Sphinx) -> None:
 
 
 def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Add the table of pages to the first page, give pages its titles, and lead other links to the repository."""
+    """Give the first page the table of pages in place of badges, pages its titles, other links the repository."""
     source = app.env.doc2path(docname)
 
     def lead(link: re.Match[str]) -> str:
@@ -72,7 +74,7 @@ def _prepare(app: Sphinx, docname: str, content: list[str]) -> None:
     if source.suffix != ".rst":
         content[0] = _LINK.sub(lead, content[0])
     if docname == app.config.root_doc:
-        content[0] += "\n" + table
+        content[0] = _BADGES.sub("", content[0]) + "\n" + table
     elif (title := re.search(rf"^(.+) <{re.escape(docname)}>$", table, re.MULTILINE)) is not None:
         content[0] = re.sub(r"\A# (wids\S*)\n(\n<!-- .* -->\n)?", rf"# {title[1]}\n\2\n`\1`\n", content[0])
 
