@@ -137,7 +137,7 @@ def test_a_segmentation_mask(tmp_path):
     with wids.ShardWriter("out/scenes-%06d.tar") as writer:
         writer.write({"__key__": "0", ".png": picture, ".seg.png": picture})
     found = execute(only(f"{GUIDES}/your-data.md#segmentation-masks"), {'".jpg"': '".png"'})
-    assert found["image"].shape == found["mask"].shape == (1, 16, 16)
+    assert found["image"].shape == found["mask"].shape == (1, 224, 224)
     assert found["image"].tolist() == found["mask"].tolist()
 
 
