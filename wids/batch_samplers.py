@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
 
+from wids.core.collection.changes import find_earlier
 from wids.core.files.held import holding, release
 from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.batching import make_rule
@@ -21,7 +23,7 @@ from wids.core.order.layout import mixed_parts, read_column
 from wids.core.order.validation import parse_int, suggest_names
 from wids.errors import InputError, a_kind, shown
 from wids.events import logger
-from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler, open_earlier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -94,7 +96,7 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         inner: Any = sampler
         if not isinstance(inner, ChunkedSampler) or type(inner).__iter__ is not ChunkedSampler.__iter__:
             raise TypeError(f"the sampler is {a_kind(inner)}; give a ChunkedSampler or a DistributedChunkedSampler")
-        self.sampler, self.batch_size = sampler, batch_size
+        self.sampler, self.batch_size, self._columns = sampler, batch_size, dict[str, str]()
         block = None if block is None else parse_int("block", block, minimum=1)
         rule = make_rule(
             len(sampler.dataset),
@@ -151,11 +153,45 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             raise ValueError("batches and consumed are given; one of them says how far the training loop is")
         return self.__wids__().state(consumed if batches is None else batches)
 
+    @suggest_names
+    def load_state_dict(
+        self, state: Any, *, reweight: bool = False, old: Any = None, old_lengths: Any = None, old_buckets: Any = None
+    ) -> None:
+        """Let the next iteration resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
+
+        Args:
+            state: of `state_dict`.
+            reweight: as there.
+            old: as there: the dataset that the state was saved over.
+            old_lengths: of each sample of ``old``, where ``lengths`` were no column; or the name of a column of it.
+                They are read if some batches of a block were, and with ``too_long="skip"`` or ``tail="drop"``.
+            old_buckets: likewise.
+
+        Raises:
+            StateError: as there. InputError: lengths or buckets of ``old`` are needed, and not given.
+        """
+        earlier = None
+        if old is not None:
+            dataset = open_earlier(old)
+            values = {"lengths": old_lengths, "buckets": old_buckets}
+            readers = {
+                name: partial(_read, f"old_{name}", value, dataset)
+                for name, given in values.items()
+                if (value := self._columns.get(name) if given is None else given) is not None
+            }
+            earlier = find_earlier(self.sampler.dataset, dataset, **readers)
+        self._load(state, is_reweighted=reweight, earlier=earlier)
+
     def _values(self, name: str, values: Any) -> Any:
         """One value for each sample: (nsamples,)."""
         if isinstance(values, str):
-            return read_column(self.sampler.dataset, values, of=name)
-        return _read_values(name, values)
+            self._columns[name] = values
+        return _read(name, values, self.sampler.dataset)
+
+
+def _read(name: str, values: Any, dataset: Any) -> Any:
+    """One value for each sample of a dataset: (nsamples,)."""
+    return read_column(dataset, values, of=name) if isinstance(values, str) else _read_values(name, values)
 
 
 def _read_values(name: str, values: Any) -> Any:
@@ -252,7 +288,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         return self.sampler.state_dict(None if batches is None else batches * self.batch_size)
 
     @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+    def load_state_dict(self, state: Any, *, reweight: bool = False, old: Any = None) -> None:
         """Resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
 
         With ``batches="by-source"`` the global batch stays what it is: ranks times ``batch_size``.
@@ -260,11 +296,12 @@ class MixtureBatchSampler(Sampler[list[int]]):
         Args:
             state: of `state_dict`.
             reweight: as of `wids.DistributedChunkedSampler.load_state_dict`.
+            old: likewise.
 
         Raises:
             StateError: it belongs to another mixture or order, or another global batch.
         """
-        self.sampler.load_state_dict(state, reweight=reweight)
+        self.sampler.load_state_dict(state, reweight=reweight, old=old)
 
 
 class _BatchIteration:

@@ -242,12 +242,14 @@ class Counting:
         return flat_state(state)
 
     @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+    def load_state_dict(self, state: Any, *, reweight: bool = False, **changes: Any) -> None:
         """Let the next iteration begin at ``state``, with any number of ranks and workers, and any batch size.
 
         Args:
             state: of `state_dict`, or of the sampler's.
             reweight: of a mixture whose sources or weights have changed; see the sampler's.
+            **changes: ``old=``, the dataset that the state was saved over, where the data have changed; with batches of
+                like length also ``old_lengths=``, ``old_buckets=``. See the sampler's.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
@@ -259,7 +261,7 @@ class Counting:
         batches = None
         if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
             batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
-        counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}))
+        counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}), **changes)
         self._loaded = None
         if isinstance(counted, CountedBatches) and isinstance(counted.progress.cursor, Loaded):
             place = counted.progress.cursor.place

@@ -24,6 +24,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from wids.core.collection.changes import find_earlier
 from wids.core.files.held import holding, is_released, release
 from wids.core.files.lazy import Computed
 from wids.core.order.cursor import Loaded
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from wids.core.order.amendment import Earlier
     from wids.core.order.cursor import Run
     from wids.core.order.epoch import Reshuffle, Tail
     from wids.core.order.layout import SourceSpan
@@ -98,7 +100,7 @@ class StatefulSampler(Sampler[T_co]):
     # --- state
 
     @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+    def load_state_dict(self, state: Any, *, reweight: bool = False, old: Any = None) -> None:
         """Let the next iteration resume at ``state``, with any number of ranks and workers, and any batch size.
 
         All ranks load the same state. If the state is at the end of its epoch, the next iteration is the next epoch,
@@ -110,17 +112,27 @@ class StatefulSampler(Sampler[T_co]):
             reweight: the dataset is a mixture whose sources or weights are not all the state's: from the state's
                 position on (of batches of like length: from the end of its block on), they hold. Sources that were
                 there before go on where they were.
+            old: the dataset that the state was saved over, or its index (a path, a URL, a list of shards), where the
+                sampler's dataset has other samples now. The rest of the state's epoch is what that had not read, and
+                what is new; see `wids.ShardListDataset.unseen`. Of a mixture, each source goes on in its own pass, and
+                sources and weights may be others (``reweight``).
 
         Raises:
             StateError: it belongs to another dataset, seed or setting, or to other lengths or buckets (the message
                 lists what differs); or it is damaged.
         """
+        self._load(state, is_reweighted=reweight, earlier=None if old is None else self._find_earlier(old))
+
+    def _load(self, state: Any, *, is_reweighted: bool, earlier: Earlier | None) -> None:
         progress = self.__wids__()
-        progress.load(state, is_reweighted=reweight)
+        progress.load(state, is_reweighted=is_reweighted, earlier=earlier)
         self._epoch_rng = None
         node = _loading_node()
         if node is not None:
             node.epoch = progress.next_place().epoch
+
+    def _find_earlier(self, old: Any) -> Earlier:
+        return find_earlier(self.__wids__().samples.dataset, open_earlier(old))
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
@@ -158,6 +170,19 @@ class StatefulSampler(Sampler[T_co]):
         prefetcher = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
         self._prefetcher = None if prefetcher is None else weakref.ref(prefetcher)
         return (shared.blocks if prefetcher is None else shared.draw()), prefetcher
+
+
+def open_earlier(old: Any) -> Any:
+    """The dataset that ``old=`` names: itself, or that of an index.
+
+    Raises:
+        SpecError: it is no index. FetchError: it cannot be read.
+    """
+    if hasattr(old, "__wids__") or (hasattr(old, "__getitem__") and hasattr(old, "datasets")):
+        return old
+    from wids.dataset import ShardListDataset
+
+    return ShardListDataset(old)
 
 
 @holding

@@ -87,6 +87,12 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
     return state.hexdigest()
 
 
+def unsigned(url: str) -> str:
+    """A URL without the signature that a server asks for."""
+    url = _SIGNED.sub(r"\1", url) if "?" in url and Place(url).is_web else url
+    return _plain(url) if "%" in url else url
+
+
 def _plain(url: str) -> str:
     place = Place(url)
     if place.is_web:
@@ -96,8 +102,7 @@ def _plain(url: str) -> str:
 
 def portable_names(names: Sequence[str]) -> list[str]:
     """The identity of shards, without their place and without signatures."""
-    paths = [_SIGNED.sub(r"\1", url) if "?" in url and Place(url).is_web else url for url in names]
-    paths = [_plain(path) if "%" in path else path for path in paths]
+    paths = [unsigned(url) for url in names]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare

@@ -123,8 +123,9 @@ class BatchEpochs:
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
         """True if something of a place's epoch lies before it, and something is left."""
-        first = self.first_place(place.epoch)
-        return (place.position, place.offset) > (first.position, 0) and not self.is_over(place)
+        first, amended = self.first_place(place.epoch), self.lane_epochs.amended
+        is_behind = (place.position, place.offset) > (first.position, 0) or first is amended
+        return is_behind and not self.is_over(place)
 
     def _count_left(self, place: EpochPosition, *, most: int | None = None) -> int:
         """Number of batches that each rank is due from a place on; of all ranks, no more than ``most`` are counted."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids import __version__
 from wids.core.order import cursor
+from wids.core.order.amendment import read_in_batches, read_samples
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.cursor import Chosen, Loaded
 from wids.core.order.identity import weights_of
@@ -24,6 +25,7 @@ from wids.core.order.state import MAX_POSITION, check_known, check_order, open_s
 from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
+    from wids.core.order.amendment import Earlier
     from wids.core.order.batching import BatchRule
     from wids.core.order.cursor import Cursor
     from wids.core.order.progress import SampleProgress
@@ -126,13 +128,13 @@ class BatchProgress(Progress[BatchEpochs]):
             },
         }
 
-    def load(self, state: Any, *, is_reweighted: bool = False) -> None:
+    def load(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> None:
         """Load a state; one that was loaded into the inner sampler is replaced. See `Progress.load`."""
         if isinstance(self._samples.cursor, Loaded):
             self._seen = self._samples.cursor
-        super().load(state, is_reweighted=is_reweighted)
+        super().load(state, is_reweighted=is_reweighted, earlier=earlier)
 
-    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+    def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
         state = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
@@ -140,6 +142,11 @@ class BatchProgress(Progress[BatchEpochs]):
         if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
             raise StateError(f"the state's order is {order!r:.200}; it is damaged")
         check_known(order, {"sampler", "rule"}, "order")
+        if earlier is not None and not earlier.is_same:
+            with self._samples.kept_on_error():
+                place = self._amend(state, order["sampler"], order["rule"], earlier, yielded=yielded)
+                epochs = self.epochs()
+                return Loaded(place, {**self.identity(epochs), "lanes": epochs.lanes})
         with self._samples.kept_on_error():
             loaded = self._samples.adopt(order.get("sampler"), is_reweighted=is_reweighted)
             epochs = self.epochs()
@@ -163,3 +170,35 @@ class BatchProgress(Progress[BatchEpochs]):
                     "their batches are other ones; train with those of before, or begin an epoch"
                 )
             return Loaded(place, {**here, "lanes": epochs.lanes})
+
+    def _amend(
+        self, state: Mapping[str, Any], inner: Any, rule: Mapping[str, Any], earlier: Earlier, *, yielded: int
+    ) -> EpochPosition:
+        """Let the inner sampler go on over the data of now; see `SampleProgress.amend`.
+
+        Raises:
+            StateError: the state needs the lengths or buckets of the earlier samples, and they are not known.
+        """
+        ours = {**self._rule.identity, "lengths": rule.get("lengths"), "buckets": rule.get("buckets")}
+        check_order({**rule, "rows": None}, {**ours, "rows": None})
+        samples = self._samples.earlier(inner, earlier)
+        needs_rule = bool(state.get("offset")) or self._rule.skips or self._samples.settings.tail == "drop"
+        if not needs_rule:
+            place = samples.adopt(inner).place
+            lane_epochs = samples.epochs()
+            read, is_over, count = read_samples(lane_epochs, place), lane_epochs.is_over(place), 0
+        else:
+            block = read_int(rule, "rows", minimum=1, maximum=MAX_POSITION)
+            then = BatchProgress(
+                samples, self._rule.for_samples(len(samples.dataset), earlier.lengths, earlier.buckets), block
+            )
+            place = then.adopt(state).place
+            epochs = then.epochs()
+            more, omitted = read_in_batches(epochs, place)
+            read, is_over, count = (
+                read_samples(epochs.lane_epochs, place, more, omitted),
+                epochs.is_over(place),
+                len(more),
+            )
+        place = place._replace(yielded=yielded)
+        return self._samples.amend(samples, place, read, earlier, is_over=is_over, count=count).place

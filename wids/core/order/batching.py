@@ -33,7 +33,7 @@ from wids.core.order.validation import parse_int
 from wids.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -71,6 +71,7 @@ class BatchRule:
         skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
         skipped: number of all samples that are left out.
         mean: of all lengths.
+        batch_size: as given.
         identity: all of this, as plain values for a state.
     """
 
@@ -83,6 +84,7 @@ class BatchRule:
     skips: bool
     skipped: int
     mean: float
+    batch_size: Any
     identity: dict[str, Any]
 
     @property
@@ -101,6 +103,30 @@ class BatchRule:
     def cost_of(self, longest: Numbers, sums: Numbers, counts: Indices) -> Numbers:
         """Costs of n batches (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
         return longest * counts if self.is_padded else sums
+
+    def for_samples(
+        self, samples: int, lengths: Callable[[], Any] | None, buckets: Callable[[], Any] | None
+    ) -> BatchRule:
+        """The same bounds for other samples.
+
+        Args:
+            samples: their number.
+            lengths: reads the length of each, (samples,), where this rule has lengths; None: they are not known.
+            buckets: likewise.
+
+        Raises:
+            InputError: they are not known, or do not fit.
+        """
+        read: dict[str, Any] = {}
+        for name, values, make in (("lengths", self.lengths, lengths), ("buckets", self.buckets, buckets)):
+            if values is not None and make is None:
+                raise InputError(
+                    f"which batches were read follows from the {name} of the earlier samples; give old_{name}=, one "
+                    "for each sample of old"
+                )
+            read[name] = None if values is None or make is None else make()
+        kinds: Any = {name: self.identity[name] for name in ("cost", "too_long")}
+        return make_rule(samples, max_tokens=self.max_cost, batch_size=self.batch_size, **kinds, **read)
 
     @property
     def rows(self) -> int:
@@ -164,6 +190,7 @@ def make_rule(
         skips=too_long == "skip",
         skipped=skipped,
         mean=mean,
+        batch_size=batch_size,
         identity={
             "max_tokens": limit,
             "cost": cost,

@@ -22,11 +22,12 @@ in lane T % L.
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from wids.core.order.index_set import IndexSet
 from wids.core.order.lane import Lane, cut_chunks, slice_chunks
 from wids.core.order.permutation import CHUNKS, DEAL, permutation
 from wids.core.order.state import digest
@@ -59,6 +60,25 @@ def nominal_start(epoch: int, *, size: int, origin: int, world: int) -> int:
     return max(origin + -((origin - epoch * size) // world) * world, origin % world)
 
 
+class Rest(NamedTuple):
+    """The samples that are left of a pass, after the data have changed within it (`wids.core.order.amendment`).
+
+    Attributes:
+        first: the position of the first one, in the stream, or in the epoch.
+        number: of the pass, or the epoch.
+        samples: that are left.
+    """
+
+    first: int
+    number: int
+    samples: IndexSet
+
+    @property
+    def end(self) -> int:
+        """One past the position of the last one."""
+        return self.first + len(self.samples)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that the order of every epoch depends on.
 
@@ -75,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             keeps its part of the range.
         seed: any integer, modulo 2**64.
         copies: the range is of places, not samples: which sample is at a place, by weights; None: they are the samples.
+        rests: what is left of passes, by ascending positions, up to the end of a pass, in the place of all samples.
     """
 
     lo: int = 0
@@ -88,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reshuffle: Reshuffle = "fixed"
     seed: int
     copies: Copies | None = None
+    rests: tuple[Rest, ...] = ()
 
     def __len__(self) -> int:
         if self.chunks is not None:
@@ -278,15 +300,22 @@ class EpochOrder:
         """A lane in this epoch."""
         lane = self._lanes.get(number)
         if lane is None:
-            plan = self.plan
-            lane = self._lanes[number] = Lane(
-                self.chunks(number),
-                window=plan.window,
-                seed=plan.seed,
-                epoch=self.epoch,
-                is_shuffled=plan.is_shuffled,
-            )
+            lane = self._lanes[number] = self._make_lane(number)
         return lane
+
+    def _make_lane(self, number: int) -> Lane:
+        plan, chunks = self.plan, self.chunks(number)
+        return Lane(chunks, window=plan.window, seed=plan.seed, epoch=self.epoch, is_shuffled=plan.is_shuffled)
+
+    def before(self, position: int) -> IndexSet:
+        """The samples at the positions before one, not by weights; in memory is no more than a window of one lane."""
+        lanes, starts, ends = self.plan.lanes, [], []
+        for column in range(min(lanes, position)):
+            lane = self._make_lane((column + self.shift) % lanes)
+            chunks, others = lane.before(-(-(position - column) // lanes))
+            starts += [chunks[:, 0], others]
+            ends += [chunks[:, 1], others + 1]
+        return IndexSet.joined(starts, ends)
 
     def chunks(self, lane: int) -> Indices:
         """The chunks of a lane in this epoch's order: (nchunks, 2), half-open."""
@@ -326,22 +355,50 @@ class _WeightedOrder(EpochOrder):
         return self._draw.places_of(samples)
 
 
+class RestOrder(EpochOrder):
+    """G of what is left of a pass: position 0 is that of its first sample.
+
+    Args:
+        plan: the order's.
+        rest: one of its rests.
+    """
+
+    def __init__(self, plan: Plan, rest: Rest) -> None:
+        left = None if plan.boundaries is None else rest.samples.count_below(plan.boundaries)
+        part = msgspec.structs.replace(plan, lo=0, hi=len(rest.samples), boundaries=left, rests=())
+        super().__init__(part, rest.number, shift=rest.first % plan.lanes)
+        self._samples, self._gone = rest.samples, rest.samples.outside(plan.lo, plan.hi)
+
+    def before(self, position: int) -> IndexSet:
+        """The samples of the range that are not left at a position; see `EpochOrder.before`."""
+        return self._gone.union(self._samples.take_set(super().before(position)))
+
+    def samples(self, places: Indices) -> Indices:
+        """The samples at places; see `EpochOrder.samples`."""
+        return self._samples.take(places)
+
+    def places_of(self, samples: Indices) -> Indices:
+        """The places of samples; see `EpochOrder.places_of`."""
+        return self._samples.count_below(samples[self._samples.has(samples)])
+
+
 class Stream:
     """Pass after pass over a plan's samples as one endless sequence, each pass in an order of its own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._pass: EpochOrder | None = None  # that was taken from last
+        self._pass: PassSpan | None = None  # that was taken from last
 
     def take(self, positions: Indices) -> Indices:
         """The stream at so many ascending positions: (count,) -> (count,); n is above 0."""
-        n, parts = len(self.plan), []
+        parts = []
         while len(positions):
-            number = int(positions[0]) // n
-            count = int(np.searchsorted(positions, (number + 1) * n, side="left"))
-            if self._pass is None or self._pass.epoch != number:
-                self._pass = self.plan.order(number, shift=number * n % self.plan.lanes)
-            parts.append(self._pass.take(positions[:count] - number * n))
+            first = int(positions[0])
+            if self._pass is None or not self._pass.first <= first < self._pass.end:
+                self._pass = pass_at(self.plan, first)
+            order, begin, end = self._pass
+            count = int(np.searchsorted(positions, end, side="left"))
+            parts.append(order.take(positions[:count] - begin))
             positions = positions[count:]
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -352,13 +409,46 @@ class Stream:
 
     def passes(self, start: int, stop: int | None, step: int = 1) -> Iterator[tuple[EpochOrder, int, int]]:
         """Yield the passes that ``start:stop:step`` lies in, each with the part of it: order, start, stop."""
-        n = len(self.plan)
-        while n and (stop is None or start < stop):
-            number, at = divmod(start, n)
-            begin = number * n
-            end = n if stop is None else min(n, stop - begin)
-            yield self.plan.order(number, shift=begin % self.plan.lanes), at, end
-            start += -(-(end - at) // step) * step
+        while len(self.plan) and (stop is None or start < stop):
+            order, begin, end = pass_at(self.plan, start)
+            end = end if stop is None else min(end, stop)
+            yield order, start - begin, end - begin
+            start += -(-(end - start) // step) * step
+
+
+class PassSpan(NamedTuple):
+    """A pass in a stream.
+
+    Attributes:
+        order: of the pass, or of its rest.
+        first: the position in the stream that is its position 0.
+        end: one past its last position.
+    """
+
+    order: EpochOrder
+    first: int
+    end: int
+
+
+def pass_at(plan: Plan, position: int) -> PassSpan:
+    """The pass that a position of a stream lies in; n is above 0."""
+    n, rests = len(plan), plan.rests
+    number = position // n
+    if not rests or position >= rests[-1].end:
+        return PassSpan(plan.order(number, shift=number * n % plan.lanes), number * n, (number + 1) * n)
+    for rest in rests:
+        if rest.first <= position < rest.end:
+            return PassSpan(RestOrder(plan, rest), rest.first, rest.end)
+    end = min((number + 1) * n, rests[0].first)  # an epoch of before is read anew
+    return PassSpan(plan.order(number, shift=number * n % plan.lanes), number * n, end)
+
+
+def pass_numbers(plan: Plan, positions: Indices) -> Indices:
+    """The numbers of the passes that n positions of a stream lie in: (n,) -> (n,)."""
+    numbers: Indices = positions // max(len(plan), 1)
+    for rest in plan.rests:
+        numbers[(positions >= rest.first) & (positions < rest.end)] = rest.number
+    return numbers
 
 
 def _digest(indices: Indices | None) -> str | None:

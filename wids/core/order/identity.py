@@ -54,6 +54,7 @@ def adopt_order(
     settings: SamplerSettings,
     *,
     is_reweighted: bool,
+    shift: int = 0,
 ) -> Identity:
     """Check the order of a state against a sampler's own; returns the order that both have now.
 
@@ -64,6 +65,7 @@ def adopt_order(
         place: the state's.
         settings: of the sampler, with the state's lanes.
         is_reweighted: the weights of a mixture hold from the state's place on.
+        shift: positions by which a change of the data has moved nominal epochs.
 
     Raises:
         StateError: the orders differ; or the weights do, and ``is_reweighted`` is False; or the state is damaged.
@@ -72,7 +74,7 @@ def adopt_order(
         check_order(there, here)
         epochs = population.epochs(settings)
         size = epochs.nominal_size if epochs.is_stream else 0
-        if not 0 <= place.epoch * size <= place.position:
+        if not 0 <= place.epoch * size <= place.position - shift:
             raise StateError(f"the state is at {place}, before that epoch of {size} samples; it is damaged")
         return here
     mixture, lanes = population, settings.lanes

@@ -162,6 +162,16 @@ class Lane:
             done = end
         return taken
 
+    def before(self, row: int) -> tuple[Indices, Indices]:
+        """The samples in the rows before one: whole chunks, (nchunks, 2), half-open, and others, (n,)."""
+        if row >= len(self):
+            return self.chunks, self._ends[:0]
+        slot, first, _ = self._find(row)
+        begun = np.arange(slot, min(slot + self._window, len(self.chunks)))
+        counts = self._count_before(begun, slot).tolist()
+        parts = [self._permute(chunk)[:count] for chunk, count in zip(begun.tolist(), counts, strict=True) if count]
+        return self.chunks[:slot], np.concatenate([*parts, self.rows(first, row - first)])
+
     def find(self, wanted: Indices) -> Iterator[tuple[int, int]]:
         """(row, sample) of those of the wanted samples that it holds; the slots that mix their chunks are read.
 

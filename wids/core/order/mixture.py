@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.order.epoch import Plan, Stream
+from wids.core.order.epoch import Plan, Stream, pass_numbers
 from wids.core.order.layout import SourceSpan
 from wids.core.order.mask import SampleBlock, seeds_of
 from wids.core.order.search import find_in_stream
@@ -95,6 +95,7 @@ class MixedSource:
         regrouping: of indices of the mixture, as in `wids.core.order.rank_epochs.RankEpochs`.
         fingerprint: of the samples; None: not known.
         contents: see `wids.core.order.layout.contents`.
+        start: positions by which the data's changes have moved the source's stream.
     """
 
     name: str
@@ -103,6 +104,7 @@ class MixedSource:
     regrouping: Regrouping | None = None
     fingerprint: str | None = None
     contents: dict[str, str] | None = None
+    start: int = 0
 
     def to_indices(self, samples: Indices) -> Indices:
         """Indices of n samples in the mixture: (n,) -> (n,)."""
@@ -111,7 +113,7 @@ class MixedSource:
 
     def seeds(self, indices: Indices, places: Indices) -> Indices:
         """Seeds of n indices of the mixture, at places of the source's stream: (n,) -> (n,); see `mask.seeds_of`."""
-        return seeds_of(indices - self.offset, seed=self.plan.seed, number=places // len(self.plan))
+        return seeds_of(indices - self.offset, seed=self.plan.seed, number=pass_numbers(self.plan, places))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +227,8 @@ class MixedOrder:
         rows += (turns + self._before[sources]) * self._plan.rows
         places = rows * self._plan.lanes + lanes
         for s in np.flatnonzero(np.bincount(sources)).tolist():
-            where = np.flatnonzero(sources == s)
-            yield where, self._sources[self._names[s]], places[where]
+            where, source = np.flatnonzero(sources == s), self._sources[self._names[s]]
+            yield where, source, places[where] + source.start
 
     def read(self, start: int, stop: int | None, step: int = 1, *, has_seeds: bool = False) -> Iterator[SampleBlock]:
         """The samples at the positions ``start:stop:step``, in blocks, with or without seeds; no stop: without end."""
@@ -269,9 +271,9 @@ class MixedOrder:
                 source = self._sources[name]
                 first, last = np.searchsorted(wanted, [source.offset, source.offset + len(source.plan)])
                 wanted_here = wanted[first:last] - source.offset
-                span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
+                span = (int(count + before[s]) * each + source.start for count in (firsts[s], lasts[s]))
                 for place, sample in find_in_stream(source.plan, wanted_here, *span):
-                    turn, rest = divmod(place, each)
+                    turn, rest = divmod(place - source.start, each)
                     position = begin + turns.row_of(s, turn - int(before[s])) * each + rest
                     if lo <= position < hi:
                         yield position, sample + source.offset

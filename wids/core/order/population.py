@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.core.order.amendment import ONLY, ChangedSource
 from wids.core.order.epoch import Plan
 from wids.core.order.layout import ShardCounts, layout, read_column
 from wids.core.order.mixture import MixedSource, MixturePlan, WeightSegment, check_weights
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from wids.core.order.amendment import Amendment
     from wids.core.order.layout import Layout, Regrouping, SourceSpan
     from wids.core.order.permutation import Indices
     from wids.core.order.settings import SamplerSettings
@@ -42,10 +44,12 @@ class Population:
     Attributes:
         end: the argument.
         is_own: one rank reads all of it; it is not divided among the ranks.
+        amended: the change of the data in the middle of an epoch, since which it is read; None: there was none.
     """
 
     end: int
     is_own = False
+    amended: Amendment | None = None
 
     def __init__(self, end: int, *, is_whole: bool = False) -> None:
         self.end, self._is_whole = end, is_whole
@@ -74,8 +78,19 @@ class Population:
             epoch_size=settings.epoch_size,
             length=settings.length,
             origin=origin,
+            amended=None if self.amended is None else self.amended.place,
+            shift=0 if self.amended is None else self.amended.shift,
             has_seeds=settings.sample_seeds,
         )
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Name of each source, `ONLY` where there is no mixture, -> its first sample, last + 1, in its plan."""
+        return {}
+
+    def changed(self, name: str = ONLY) -> ChangedSource:
+        """The change of the data of a source."""
+        return ChangedSource() if self.amended is None else self.amended.sources.get(name, ChangedSource())
 
     def check_fits(self, dataset: Any) -> None:
         """Raise unless the dataset still has the length that the population was made for (for a part: at least that).
@@ -135,13 +150,24 @@ class RangePopulation(Population):
             raise ValueError(f"no weight of the range {lo} .. {hi} is above 0")
         self._copies: tuple[tuple[int, bool, int], Copies] | None = None  # by seed, order and size of a pass
 
+    @property
+    def is_weighted(self) -> bool:
+        """True if samples have weights."""
+        return self._weights is not None
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The range; see `Population.ranges`."""
+        return {ONLY: (self.lo, self.hi)}
+
     def plan(self, settings: SamplerSettings) -> tuple[Plan, Regrouping | None]:
         """The order of the samples; see `Population.plan`."""
         lo, hi, is_sorted, boundaries, regrouping = self.lo, self.hi, bool(settings.shuffle), None, None
         if self._layout is not None:
             boundaries, regrouping = self._layout.arrange(lo, hi, is_sorted=is_sorted)
         if self._weights is None:
-            return Plan(lo=lo, hi=hi, boundaries=boundaries, **settings.mixing), regrouping
+            rests = self.changed().rests
+            return Plan(lo=lo, hi=hi, boundaries=boundaries, rests=rests, **settings.mixing), regrouping
         size = settings.epoch_size or hi - lo
         key = settings.seed, is_sorted, size
         if self._copies is None or self._copies[0] != key:
@@ -175,12 +201,14 @@ class MixturePopulation(Population):
         batch: see `MixturePlan`.
 
     Attributes:
-        batch: the argument.
+        parts: the argument.
+        batch: likewise.
         sizes: name of a source -> number of its samples.
         weights: of the sources, as the mixture has them.
         segments: the weights from each position on.
     """
 
+    parts: Sequence[SourceSpan]
     batch: int | None
     sizes: dict[str, int]
     weights: dict[str, float]
@@ -188,15 +216,20 @@ class MixturePopulation(Population):
 
     def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
         super().__init__(max((part.last for part in parts), default=0))
-        self._parts, self._layout, self.batch = parts, layout, batch
+        self.parts, self._layout, self.batch = parts, layout, batch
         self.sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self.sizes)
         self.segments = (WeightSegment(0, self.weights),)
 
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The ranges of the sources; see `Population.ranges`."""
+        return {name: (0, size) for name, size in self.sizes.items()}
+
     def plan(self, settings: SamplerSettings) -> tuple[MixturePlan, None]:
         """The order of the samples; see `Population.plan`."""
         mixing, sources = settings.mixing, []
-        for part in self._parts:
+        for part in self.parts:
             boundaries, regrouping = None, None
             if self._layout is not None:
                 boundaries, regrouping = self._layout.arrange(part.first, part.last, is_sorted=mixing["is_shuffled"])
@@ -205,8 +238,9 @@ class MixturePopulation(Population):
                 "boundaries": None if boundaries is None else boundaries - part.first,
                 "seed": _own_seed(settings.seed, part.name),
             }
-            plan = Plan(**{**mixing, **differing})
-            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents))
+            start, rests = self.changed(part.name)
+            plan = Plan(**{**mixing, **differing, "rests": rests})
+            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents, start))
         plans = tuple(sources)
         return MixturePlan(sources=plans, segments=self.segments, lanes=settings.lanes, batch=self.batch), None
 

@@ -16,17 +16,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from wids.core.order import cursor
+from wids.core.order.amendment import ONLY, Amendment, ChangedSource, describe, parse, read_samples, rests_of
 from wids.core.order.cursor import EpochsT, Loaded, NotStarted, Running
 from wids.core.order.identity import adopt_order, identify, weights_of
-from wids.core.order.population import MixturePopulation
+from wids.core.order.layout import mixed_parts
+from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.rank_epochs import RankEpochs
-from wids.core.order.state import MAX_POSITION, START, build_state, check_order, naming_writer, parse_state
+from wids.core.order.state import MAX_POSITION, START, build_state, check_order, naming_writer, parse_state, read_int
 from wids.core.order.validation import parse_int
-from wids.errors import a_kind
+from wids.errors import StateError, a_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from wids.core.order.amendment import Earlier, Read
     from wids.core.order.cursor import Cursor, Run
     from wids.core.order.population import Population
     from wids.core.order.settings import SamplerSettings
@@ -74,7 +77,7 @@ class Progress(ABC, Generic[EpochsT]):
         """The state of a place."""
 
     @abstractmethod
-    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+    def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Check a state against the sampler, and take over its lanes, and the weights of a mixture.
 
         Raises:
@@ -139,14 +142,14 @@ class Progress(ABC, Generic[EpochsT]):
         """Choose the epoch of the next iteration."""
         self.cursor = cursor.choose(self.cursor, epoch)
 
-    def load(self, state: Any, *, is_reweighted: bool = False) -> None:
-        """Let the next iteration begin at a state.
+    def load(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> None:
+        """Let the next iteration begin at a state; ``earlier``: the data that it was saved over.
 
         Raises:
             StateError: see `adopt`.
         """
         with naming_writer(state):
-            loaded = self.adopt(state, is_reweighted=is_reweighted)
+            loaded = self.adopt(state, is_reweighted=is_reweighted, earlier=earlier)
         self.cursor = cursor.load(self.cursor, loaded)
 
     def begin(self, loaded: Loaded | None = None) -> Run[EpochsT]:
@@ -233,19 +236,113 @@ class SampleProgress(Progress[RankEpochs]):
 
     def state_at(self, epochs: RankEpochs, place: EpochPosition) -> dict[str, Any]:
         """The state of a place."""
-        order = {**self.identity(epochs), **weights_of(self.population)}
+        order = {**self.identity(epochs), **weights_of(self.population), **describe(epochs, place)}
         return build_state(place, lanes=epochs.lanes, order=order)
 
-    def adopt(self, state: Any, *, is_reweighted: bool = False) -> Loaded:
+    def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
+        if earlier is not None and not earlier.is_same:
+            then = self.earlier(state, earlier)
+            place = then.adopt(state).place
+            epochs = then.epochs()
+            return self.amend(then, place, read_samples(epochs, place), earlier, is_over=epochs.is_over(place))
         place, lanes, there = parse_state(state)
+        amended = parse(there.pop("amended", None), self.population.ranges)
+        shift = 0 if amended is None else amended.shift
         here, settings = self.identity(self.epochs()), self.settings
         if not settings.takes_lanes:
             there, here = {**there, "lanes": lanes}, {**here, "lanes": settings.lanes}
         settings = replace(settings, lanes=lanes)
-        here = adopt_order(self.population, there, here, place, settings, is_reweighted=is_reweighted)
+        here = adopt_order(self.population, there, here, place, settings, is_reweighted=is_reweighted, shift=shift)
         self.settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
+        self.population.amended = amended
         return Loaded(place, {**here, "lanes": lanes})
+
+    # --- data that have changed
+
+    def earlier(self, state: Any, earlier: Earlier) -> SampleProgress:
+        """The progress of this sampler over the data that a state was saved over.
+
+        Raises:
+            StateError: the state is none of a sampler, or of one with weights of samples.
+        """
+        _, _, there = parse_state(state)
+        parts, span = mixed_parts(earlier.dataset), None
+        if parts is None:
+            first = read_int(there, "first", minimum=0, maximum=MAX_POSITION)
+            span = first, first + read_int(there, "samples", minimum=0, maximum=MAX_POSITION)
+        settings = replace(self.settings, length=None, sample_seeds=False)
+        if there.get("sample_weights") is not None or getattr(self.population, "is_weighted", False):
+            raise StateError(
+                "the sampler has weights, whose passes have samples more or less often than once, so no set of samples "
+                "is what is left of one; begin the next epoch with the changed data"
+            )
+        try:
+            population = choose_population(earlier.dataset, parts, settings, num_samples=span)
+        except ValueError as error:
+            raise StateError(f"the state is not of the data that old= names: {error}") from error
+        return SampleProgress(earlier.dataset, population, settings)
+
+    def amend(
+        self,
+        then: SampleProgress,
+        place: EpochPosition,
+        read: Mapping[str, Read],
+        earlier: Earlier,
+        *,
+        is_over: bool,
+        count: int = 0,
+    ) -> Loaded:
+        """Go on in an epoch over the data of now.
+
+        Args:
+            then: over the earlier data.
+            place: of the state, there.
+            read: by source, what the state's passes have read.
+            earlier: the earlier data.
+            is_over: nothing is left of the state's epoch.
+            count: samples of the place's block that all ranks together have read.
+
+        Raises:
+            StateError: the data of now have no samples; they are a mixture, and the earlier ones are none, or likewise.
+        """
+        now, settings = copy.copy(self.population), replace(self.settings, lanes=then.settings.lanes)
+        settings = replace(settings, epoch_size=then.settings.epoch_size)
+        if isinstance(now, MixturePopulation) and isinstance(then.population, MixturePopulation):
+            position = place.position + count // settings.lanes * settings.lanes
+            place = place._replace(position=position, offset=0)
+            mixed, _ = then.population.plan(then.settings)
+            counts, sources = mixed.order().counts(position), {}
+            spans = {part.name: (part.first, part.last) for part in then.population.parts}
+            for part in now.parts:
+                if part.name in read and part.first < part.last:
+                    here = part.first, part.last
+                    carried = {
+                        number: earlier.carry(spans[part.name], here, seen).moved(-part.first)
+                        for number, seen in read[part.name].items()
+                    }
+                    first, rests = rests_of(carried, 0, part.last - part.first, is_stream=True)
+                    sources[part.name] = ChangedSource(first - counts[part.name], rests)
+            now.amended = Amendment(place, 0, sources)
+            now.segments = then.population.segments
+            now.change(now.weights, position=position, lanes=settings.lanes)
+        elif isinstance(now, RangePopulation) and isinstance(then.population, RangePopulation):
+            here, there = (now.lo, now.hi), (then.population.lo, then.population.hi)
+            carried = {number: earlier.carry(there, here, seen) for number, seen in read[ONLY].items()}
+            epochs = now.epochs(settings)
+            first, rests = rests_of(carried, *here, is_stream=epochs.is_stream)
+            if is_over and not epochs.is_stream:
+                first, rests = now.hi - now.lo, ()
+            shift, before = 0, then.population.amended
+            if settings.epoch_size is not None:
+                shift = first - place.position - count + (0 if before is None else before.shift)
+            place = place._replace(position=first, offset=0)
+            now.amended = Amendment(place, shift, {ONLY: ChangedSource(0, rests)})
+        else:
+            raise StateError("one of the data of now and of old= is a mixture, and the other is none")
+        self.population, self.settings, self._origin = now, settings, place
+        epochs = self.epochs()
+        return Loaded(place, {**self.identity(epochs), "lanes": settings.lanes})
 
     @contextlib.contextmanager
     def kept_on_error(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from wids.core.files.lazy import Lazy
 from wids.core.order.cursor import Run
-from wids.core.order.epoch import Plan, Stream, end_position, nominal_start
+from wids.core.order.epoch import PassSpan, Plan, RestOrder, Stream, end_position, nominal_start
 from wids.core.order.mask import SampleBlock, mark, seeds_of
 from wids.core.order.state import START, EpochPosition
 
@@ -46,6 +46,9 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         epoch_size: instead, samples of all ranks in a nominal epoch.
         length: instead, indices of each rank in an epoch; those of a pass are repeated, or left out.
         origin: the place of the state that was loaded last; nominal epochs after it do not begin before it.
+        amended: the place from which an epoch is over changed data, and at which it begins therefore
+            (`wids.core.order.amendment`); None: no epoch.
+        shift: positions by which the data's changes have moved nominal epochs.
         has_seeds: samples get seeds; no position's meaning depends on it.
     """
 
@@ -59,6 +62,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
     epoch_size: int | None = None
     length: int | None = None
     origin: EpochPosition = START
+    amended: EpochPosition | None = None
+    shift: int = 0
     has_seeds: bool = False
 
     @property
@@ -85,6 +90,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         Raises:
             ValueError: no such nominal epoch exists, or it has less than one sample for each rank.
         """
+        if self.amended is not None and epoch == self.amended.epoch:
+            return self.amended
         if not self.is_stream or not len(self.plan):
             return EpochPosition(epoch, 0)
         if epoch < 0:
@@ -92,7 +99,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         size = self.nominal_size
         if size < self.world and self.passes is not None:
             raise ValueError(f"an epoch of {size} samples on {self.world} ranks has less than one for each")
-        start = nominal_start(epoch, size=size, origin=self.origin.position, world=self.world)
+        origin, shift = self.origin.position, self.shift
+        start = shift + nominal_start(epoch, size=size, origin=origin - shift, world=self.world)
         return EpochPosition(epoch, max(start, self.origin.position) if epoch > self.origin.epoch else start)
 
     def span(self, place: EpochPosition) -> tuple[int, int | None]:
@@ -109,6 +117,14 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         if not len(self.plan):
             raise ValueError("an epoch_size, or more than one of epochs, is asked for; there is no sample to repeat")
         return start, None if self.passes is None else max(self.first_place(place.epoch + 1).position, start)
+
+    def epoch_span(self, epoch: int) -> PassSpan:
+        """The order of an epoch that is one pass, not of a mixture, or of what is left of it."""
+        assert isinstance(self.plan, Plan)  # noqa: S101 - for the type checker
+        for rest in self.plan.rests:
+            if rest.number == epoch:
+                return PassSpan(RestOrder(self.plan, rest), rest.first, rest.end)
+        return PassSpan(self.plan.order(epoch), 0, len(self.plan))
 
     def go_on(self, place: EpochPosition) -> EpochPosition:
         """The beginning of the next iteration after one that was left at a place, if epochs have no end."""
@@ -128,7 +144,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 
     def is_in_the_middle(self, place: EpochPosition) -> bool:
         """True if something of a place's epoch lies before it, and something is left."""
-        return place.position > self.first_place(place.epoch).position and not self.is_over(place)
+        first = self.first_place(place.epoch)
+        return (place.position > first.position or first is self.amended) and not self.is_over(place)
 
     def count(self, place: EpochPosition) -> int:
         """Length of the epoch for each rank, including what it had drawn before ``place``.
@@ -178,7 +195,8 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         if self.is_stream or stop is None:
             passes = Stream(plan).passes(start, stop, step)
         else:
-            passes = [(plan.order(epoch), start, stop)]
+            order, first, _ = self.epoch_span(epoch)
+            passes = [(order, start - first, stop - first)]
         return self._read(passes, step, has_seeds=has_seeds, piece=piece)
 
     def _read(

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from wids.core.order.epoch import pass_at
 
-    from wids.core.order.epoch import Plan
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.core.order.epoch import EpochOrder, Plan
     from wids.core.order.permutation import Indices
 
 # Each lane that was searched keeps a window in memory; after so many of them they are dropped.
@@ -20,39 +22,38 @@ _LANES_AT_A_TIME = 64
 
 
 def find_in_pass(
-    plan: Plan, epoch: int, wanted: Indices, *, shift: int = 0, lo: int = 0, hi: int | None = None
+    make: Callable[[], EpochOrder], wanted: Indices, *, lo: int = 0, hi: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """(position, sample) of those that lie at the positions ``lo .. hi`` of one pass, in no order.
 
     Memory: a window of each of 64 lanes at most.
 
     Args:
-        plan: the order's.
-        epoch: the pass.
+        make: makes the order of the pass.
         wanted: see the module.
-        shift: see `wids.core.order.epoch.EpochOrder`.
         lo: the first position.
         hi: one past the last; None: the end of the pass.
     """
-    end, order = len(plan) if hi is None else hi, plan.order(epoch, shift=shift)
-    places = order.places_of(wanted)
-    for count, lane in enumerate(lanes_of(plan, places, shift=shift)):
+    order = make()
+    end, places, lanes = len(order) if hi is None else hi, order.places_of(wanted), order.plan.lanes
+    for count, lane in enumerate(lanes_of(order.plan, places, shift=order.shift)):
         if count and count % _LANES_AT_A_TIME == 0:
-            order = plan.order(epoch, shift=shift)
+            order = make()
         for row, place in order.lane(lane).find(places):
-            position = row * plan.lanes + (lane - shift) % plan.lanes
+            position = row * lanes + (lane - order.shift) % lanes
             if lo <= position < end:
                 yield position, int(order.samples(np.array([place]))[0])
 
 
 def find_in_stream(plan: Plan, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """(position, sample) of those at the positions ``start .. stop`` of passes that follow each other, in no order."""
-    n = len(plan)
-    for number in range(start // n, -(-stop // n)) if n and len(wanted) else ():
-        begin = number * n
-        part = {"lo": max(start - begin, 0), "hi": min(stop - begin, n)}
-        for at, sample in find_in_pass(plan, number, wanted, shift=begin % plan.lanes, **part):
-            yield begin + at, sample
+    while len(plan) and len(wanted) and start < stop:
+        at = start
+        _, begin, end = pass_at(plan, at)
+        part = {"lo": start - begin, "hi": min(stop, end) - begin}
+        for position, sample in find_in_pass(lambda: pass_at(plan, at).order, wanted, **part):  # noqa: B023
+            yield begin + position, sample
+        start = end
 
 
 def lanes_of(plan: Plan, places: Indices, *, shift: int = 0) -> list[int]:

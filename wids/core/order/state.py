@@ -122,9 +122,10 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     state = open_state(state, KIND, VERSION, "wids sampler")
     minimums = {"epoch": None, "position": 0, "yielded": 0, "lanes": 1}
     epoch, position, yielded, lanes = (read_int(state, name, minimum=least) for name, least in minimums.items())
-    if yielded > position:
-        raise StateError(f"the state's yielded is {yielded}, more than its position, {position}; it is damaged")
     order = state.get("order")
+    # After a change of the data, positions are those of the data of now.
+    if yielded > position and not (isinstance(order, Mapping) and "amended" in order):
+        raise StateError(f"the state's yielded is {yielded}, more than its position, {position}; it is damaged")
     if not isinstance(order, Mapping):
         raise StateError(f"the state's order is {order!r:.200}, not a mapping; it is damaged")
     return EpochPosition(epoch, position, yielded), lanes, dict(order)

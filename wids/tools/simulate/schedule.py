@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.core.order.batching import Batch, BatchRule, Block
-    from wids.core.order.epoch import EpochOrder
+    from wids.core.order.epoch import EpochOrder, PassSpan
     from wids.core.order.layout import ShardCounts, SourceSpan
     from wids.core.order.mixture import MixturePlan
     from wids.core.order.permutation import Indices
@@ -123,7 +123,7 @@ class Timetable:
         self.plan, self.world = epochs.plan, epochs.world
         self._start, self._end = _span(epochs, epoch)
         self._is_stream = epochs.is_stream
-        self._order: EpochOrder | None = None  # made once: of many shards, that takes a while
+        self._pass: PassSpan | None = None  # made once: of many shards, that takes a while
         self.samples = (self._end - self._start) // self.world
         self.steps = -(-self.samples // batch_size)
 
@@ -177,9 +177,9 @@ class Timetable:
 
     def _blocks(self, start: int, stop: int, step: int = 1) -> Iterator[Indices]:
         if isinstance(self.plan, Plan) and not self._is_stream:
-            if self._order is None:
-                self._order = self.plan.order(self.epoch)
-            return self._order.blocks(start, stop, step)
+            if self._pass is None:
+                self._pass = self.epochs.epoch_span(self.epoch)
+            return self._pass.order.blocks(start - self._pass.first, stop - self._pass.first, step)
         return (block.samples for block in self.epochs.read(self.epoch, start, stop, step))
 
     def _reading(self, position: int) -> Reading:
@@ -206,16 +206,22 @@ def _find(epochs: RankEpochs, epoch: int, wanted: Indices) -> Iterator[tuple[int
     elif epochs.is_stream:
         found = find_in_stream(plan, wanted, start, end)
     else:
-        found = chain(find_in_pass(plan, epoch, wanted), _find_repeated(plan, epoch, wanted, end))
+        span = epochs.epoch_span(epoch)
+        readings = chain(
+            find_in_pass(lambda: epochs.epoch_span(epoch).order, wanted),
+            _find_repeated(span.order, wanted, end - span.first),
+        )
+        found = ((span.first + position, sample) for position, sample in readings)
     return (one for one in found if one[0] < end)
 
 
-def _find_repeated(plan: Plan, epoch: int, wanted: Indices, end: int) -> Iterator[tuple[int, int]]:
-    """Readings past the end of the order, of which there are fewer than ranks, in some lanes."""
-    n, of, order = len(plan), plan.lanes, plan.order(epoch)
+def _find_repeated(order: EpochOrder, wanted: Indices, end: int) -> Iterator[tuple[int, int]]:
+    """Readings past the end of an order, of which there are fewer than ranks, in some lanes."""
+    n, of, plan = len(order), order.plan.lanes, order.plan
     # Lanes without samples repeat those of others.
-    lanes = range(of) if n < of else lanes_of(plan, order.places_of(wanted))
-    for position in [t for lane in lanes for t in range(n + (lane - n) % of, end, of)]:
+    lanes = range(of) if n < of else lanes_of(plan, order.places_of(wanted), shift=order.shift)
+    columns = [(lane - order.shift) % of for lane in lanes]
+    for position in [t for column in columns for t in range(n + (column - n) % of, end, of)]:
         for block in order.blocks(position, position + 1):
             if len(matches(block, wanted)):
                 yield position, int(block[0])

@@ -1,0 +1,234 @@
+"""Going on in an epoch whose data have changed, against brute force: what was read, and what is there now."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import wids
+
+
+class Shard(NamedTuple):
+    """A shard of a made-up index: its name, samples, content (which another number changes), and folder."""
+
+    name: str
+    count: int
+    content: int = 0
+    folder: str = "here"
+
+
+class Data:
+    """A list of shards that changes at random, and the samples that are opted out."""
+
+    def __init__(self, rng: random.Random, *, has_checksums: bool = True) -> None:
+        self.rng, self.has_checksums = rng, has_checksums
+        self.made, self.excluded = 0, set[tuple[Any, int]]()
+        self.shards = [self.make() for _ in range(rng.randint(2, 10))]
+
+    def make(self) -> Shard:
+        self.made += 1
+        return Shard(f"s{self.made:04d}", self.rng.randint(1, 12))
+
+    def change(self) -> None:
+        rng, shards = self.rng, self.shards
+        for _ in range(rng.randint(0, 3)):
+            k, kinds = rng.randrange(len(shards)), ["add", "drop", "replace", "exclude", "include", "shuffle"]
+            kind = rng.choice([*kinds, "move"] if self.has_checksums else kinds)
+            if kind == "add":
+                shards.insert(k, self.make())
+            elif kind == "drop" and len(shards) > 2:
+                shards.pop(k)
+            elif kind == "replace":
+                shards[k] = shards[k]._replace(count=rng.randint(1, 12), content=shards[k].content + 1)
+            elif kind == "move":
+                shards[k] = shards[k]._replace(folder=f"there{rng.randint(0, 3)}")
+            elif kind == "shuffle":
+                rng.shuffle(shards)
+            elif kind == "exclude":
+                self.excluded |= {((shards[k].name, shards[k].content), row) for row in range(shards[k].count // 2)}
+            elif self.excluded:
+                self.excluded.discard(rng.choice(sorted(self.excluded)))
+
+    def dataset(self) -> wids.ShardListDataset:
+        entries = [self.entry(shard) for shard in self.shards]
+        dataset = wids.ShardListDataset(entries)
+        kept = [i for i, key in enumerate(self.keys()) if key not in self.excluded]
+        return dataset if len(kept) == len(dataset) and self.rng.random() < 0.8 else dataset.select(kept)
+
+    def keys(self) -> list[tuple[Any, int]]:
+        return [((each.name, each.content), row) for each in self.shards for row in range(each.count)]
+
+    def entry(self, shard: Shard) -> dict[str, Any]:
+        number = int(shard.name[1:]) * 100 + shard.content
+        entry = {"url": f"/{shard.folder}/{shard.name}.tar", "nsamples": shard.count, "filesize": number * 512}
+        return {**entry, "md5sum": f"{number:032x}"} if self.has_checksums else entry
+
+
+class Snapshot(NamedTuple):
+    """A dataset, and what its samples are, whatever their indices."""
+
+    dataset: wids.ShardListDataset
+    keys: list[tuple[Any, int]]
+
+    @classmethod
+    def of(cls, data: Data) -> Snapshot:
+        dataset, keys = data.dataset(), data.keys()
+        return cls(dataset, [key for key in keys if key not in data.excluded])
+
+    def lengths(self) -> np.ndarray[Any, Any]:
+        return np.array([1 + (hash(key[1]) * 7 + int(key[0][0][1:]) * 3) % 9 for key in self.keys])
+
+
+class Job:
+    """The settings of a job, which makes its samplers over any data."""
+
+    def __init__(self, rng: random.Random, *, kind: str, has_batches: bool, tail: str | None = None) -> None:
+        self.rng, self.kind, self.has_batches = rng, kind, has_batches
+        self.tail = tail or rng.choice(["pad", "drop", "mask"])
+        self.options: dict[str, Any] = {
+            "seed": rng.randint(0, 9),
+            "chunksize": rng.choice([1, 3, 100]),
+            "window": rng.randint(1, 5),
+            "tail": self.tail,
+            "reshuffle": rng.choice(["fixed", "epoch"]),
+            "shuffle": rng.random() < 0.8,
+            **{"one": {}, "endless": {"epochs": None}, "two": {"epochs": 2}, "size": {"epoch_size": 40}}[kind],
+        }
+        self.rule = {"max_tokens": 20, "cost": rng.choice(["padded", "sum"]), "block": rng.choice([None, 2, 5])}
+        if rng.random() < 0.3:
+            self.rule |= {"max_tokens": 8, "too_long": "skip"}
+
+    def samplers(self, now: Snapshot, world: int) -> list[Any]:
+        made = [
+            wids.DistributedChunkedSampler(now.dataset, num_replicas=world, rank=rank, **self.options)
+            for rank in range(world)
+        ]
+        if not self.has_batches:
+            return made
+        return [wids.BucketBatchSampler(each, lengths=now.lengths(), **self.rule) for each in made]
+
+    def load(self, samplers: list[Any], state: Any, then: Snapshot | None = None) -> None:
+        more: dict[str, Any] = {} if then is None else {"old": then.dataset}
+        if then is not None and self.has_batches:
+            more["old_lengths"] = then.lengths()
+        for each in samplers:
+            each.load_state_dict(state, **more)
+
+    def skips(self, now: Snapshot) -> set[Any]:
+        if self.rule.get("too_long") != "skip" or not self.has_batches:
+            return set()
+        return {key for key, length in zip(now.keys, now.lengths(), strict=True) if length > self.rule["max_tokens"]}
+
+
+class Reading(NamedTuple):
+    key: Any
+    is_valid: bool
+
+
+def draw(job: Job, iterators: list[Any], now: Snapshot, steps: int | None) -> tuple[list[Reading], bool]:
+    """The samples of so many steps of all ranks, and True if the epoch is over; ranks are over together."""
+    read: list[Reading] = []
+    while steps is None or steps > 0:
+        items = [next(each, None) for each in iterators]
+        if items[0] is None:
+            assert items == [None] * len(items)
+            return read, True
+        assert None not in items
+        for item in items:
+            for index in item if job.has_batches else [item]:
+                read.append(Reading(now.keys[int(index)], getattr(index, "is_valid", True) is not False))
+        steps = None if steps is None else steps - 1
+    return read, False
+
+
+def state_of(samplers: list[Any]) -> Any:
+    states = [json.dumps(each.state_dict()) for each in samplers]
+    assert len(set(states)) == 1
+    return json.loads(states[0])
+
+
+def epoch_of(job: Job, state: Any) -> int:
+    return int((state["order"]["sampler"] if job.has_batches else state)["epoch"])
+
+
+def check_rest(job: Job, read: list[Reading], rest: set[Any], world: int, filling: set[Any]) -> None:
+    """Check all that an epoch has read from an amendment on: exactly the rest, but for the tail.
+
+    Args:
+        job: whose epoch it is.
+        read: all of it.
+        rest: what is right.
+        world: number of ranks.
+        filling: what may fill up the tail.
+    """
+    counts = Counter(each.key for each in read)
+    assert set(counts) <= rest | filling
+    if job.tail == "drop":
+        assert max(counts.values(), default=1) == 1
+        if not job.has_batches:
+            assert len(counts) == len(rest) // world * world
+        return
+    assert set(counts) >= rest
+    if not job.has_batches:
+        assert len(read) == -(-len(rest) // world) * world
+        if job.tail == "mask":
+            assert Counter(each.key for each in read if each.is_valid) == Counter(rest)
+        else:
+            assert len(read) - len(rest) < world
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("has_batches", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_checksums: bool) -> None:
+    """Union of what was read and what comes is what is there now; several times in one epoch, on any ranks."""
+    rng = random.Random(f"{seed} {has_batches} {has_checksums}")
+    data, job = Data(rng, has_checksums=has_checksums), Job(rng, kind="one", has_batches=has_batches)
+    now, epoch = Snapshot.of(data), rng.randint(0, 2)
+    world = rng.randint(1, 4)
+    samplers = job.samplers(now, world)
+    for each in samplers:
+        each.set_epoch(epoch)
+    read = set[Any]()
+    for _ in range(rng.randint(1, 4)):
+        left = len(samplers[0]) - samplers[0].state_dict()["yielded"]
+        came, _ = draw(job, [iter(each) for each in samplers], now, rng.randint(0, max(left - 1, 0)))
+        read |= {each.key for each in came if each.is_valid}
+        read &= set(now.keys)  # what an earlier view leaves out counts as not read
+        state, then = state_of(samplers), now
+        data.change()
+        now = Snapshot.of(data)
+        world = world if has_batches and job.tail == "drop" else rng.randint(1, 4)
+        rest = rest_of(now, read, job)
+        if not rest or (job.tail == "drop" and len(rest_of(then, read, job)) < world):
+            return  # the epoch is over
+        samplers, again, resumed = (job.samplers(now, world) for _ in range(3))
+        for each in (samplers, again):
+            job.load(each, state, then)
+        all_of_it, _ = draw(job, [iter(each) for each in again], now, None)
+        if job.tail == "drop" and epoch_of(job, state_of(again)) == epoch + 1:
+            assert len(rest) < world or has_batches
+            return  # less is left than one batch, or sample, for each rank
+        check_rest(job, all_of_it, rest, world, set(now.keys) if now.keys == then.keys else set())
+        iterators = [iter(each) for each in samplers]
+        part, _ = draw(job, iterators, now, rng.randint(0, 6))
+        state = state_of(samplers)
+        assert epoch_of(job, state) == epoch
+        more, _ = draw(job, iterators, now, None)
+        assert part + more == all_of_it
+        if not more:
+            return
+        job.load(resumed, state)
+        after, _ = draw(job, [iter(each) for each in resumed], now, None)
+        assert after == more
+        read |= {each.key for each in part if each.is_valid}
+        samplers = job.samplers(now, world)
+        job.load(samplers, state)
+
+
+def rest_of(now: Snapshot, read: set[Any], job: Job) -> set[Any]:
+    return set(now.keys) - read - job.skips(now)

@@ -1,0 +1,69 @@
+"""Data that have changed since a state was saved: which samples of now that state has read. No shard is opened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wids.core.index.changes import Carrying, Part
+from wids.core.order.amendment import Earlier
+from wids.core.order.layout import contents, fingerprint, interface_of, mixed_parts, parts_of
+from wids.errors import InputError, a_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def find_earlier(
+    now: Any, old: Any, *, lengths: Callable[[], Any] | None = None, buckets: Callable[[], Any] | None = None
+) -> Earlier:
+    """The earlier data of a dataset, for the samplers that go on over it.
+
+    Args:
+        now: a dataset of shards, a view, or a mixture or join of these.
+        old: the dataset that the state was saved over; likewise.
+        lengths: reads the length of each of its samples, for batches; None: not known.
+        buckets: likewise, their buckets.
+
+    Raises:
+        InputError: one of them is none of these; the number of samples in a shard is unknown.
+    """
+    is_same = (
+        len(now) == len(old)
+        and fingerprint(now) is not None
+        and _identity(now) == _identity(old)
+        and all(contents(old).get(kind, value) == value for kind, value in contents(now).items())
+    )
+    carrying = Carrying(list_parts(old, "old"), list_parts(now, "the dataset"))
+    return Earlier(old, carrying.carry, is_same, lengths, buckets)
+
+
+def _identity(dataset: Any) -> tuple[str | None, list[tuple[str, int, int]]]:
+    spans = [(span.name, span.first, span.last) for span in mixed_parts(dataset) or ()]
+    return fingerprint(dataset), spans
+
+
+def list_parts(dataset: Any, name: str, first: int = 0) -> list[Part]:
+    """The lists of shards that a dataset is made of, by their first index.
+
+    Args:
+        dataset: see `find_earlier`.
+        name: names it in a message.
+        first: the index of its first sample in the whole.
+
+    Raises:
+        InputError: its samples are of no list of shards.
+    """
+    interface = interface_of(dataset)
+    if interface is not None and interface.listed is not None:
+        return [Part(interface.listed()[0], first)]
+    joined = parts_of(dataset)
+    if joined is None:
+        raise InputError(
+            f"{name} is {a_kind(dataset)}, of which no shards are known, so nothing says which samples are the same; "
+            "it must be a wids.ShardListDataset, a view of one, or a mixture or join of these"
+        )
+    parts: list[Part] = []
+    for part in joined:
+        parts += list_parts(part, name, first)
+        first += len(part)
+    return parts
