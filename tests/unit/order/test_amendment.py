@@ -232,3 +232,105 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
 
 def rest_of(now: Snapshot, read: set[Any], job: Job) -> set[Any]:
     return set(now.keys) - read - job.skips(now)
+
+
+class Endless:
+    """Steps of all ranks, iteration after iteration."""
+
+    def __init__(self, job: Job, samplers: list[Any], now: Snapshot) -> None:
+        self.job, self.samplers, self.now = job, samplers, now
+        self.iterators = [iter(each) for each in samplers]
+        self.lengths = [0]  # samples of all ranks in each iteration
+
+    def draw(self, steps: int) -> list[Any]:
+        """The keys in the order of the positions."""
+        keys: list[Any] = []
+        for _ in range(steps):
+            read, is_over = draw(self.job, self.iterators, self.now, 1)
+            if is_over:
+                self.iterators = [iter(each) for each in self.samplers]
+                self.lengths.append(0)
+                read, _ = draw(self.job, self.iterators, self.now, 1)
+            self.lengths[-1] += len(read)
+            keys += [each.key for each in read if each.is_valid]
+        return keys
+
+
+@pytest.mark.parametrize("kind", ["endless", "two", "size"])
+@pytest.mark.parametrize("seed", range(60))
+def test_passes_go_on_over_changed_data(seed: int, kind: str) -> None:
+    """The pass that was under way gives the rest, and later ones all of the data of now, each sample once."""
+    rng = random.Random(f"{seed} {kind}")
+    data, job = Data(rng), Job(rng, kind=kind, has_batches=False)
+    now, world, read, in_epoch = Snapshot.of(data), rng.randint(1, 4), set[Any](), 0
+    if len(now.keys) < 4:
+        return
+    running = Endless(job, job.samplers(now, world), now)
+    for _ in range(3):
+        rest = set(now.keys) - read
+        keys = running.draw(rng.randint(0, 50))
+        assert set(keys[: len(rest)]) <= rest
+        assert len(set(keys[: len(rest)])) == len(keys[: len(rest)])
+        if len(keys) < len(rest):
+            read |= set(keys)
+        else:
+            keys, n = keys[len(rest) :], len(now.keys)
+            for at in range(0, len(keys), n):
+                read = set(keys[at : at + n])
+                assert len(read) == len(keys[at : at + n])
+            if len(keys) % n == 0:
+                read = set()
+        if kind == "size" and len(running.lengths) > 1:
+            assert all(40 - 4 < length < 40 + 4 for length in running.lengths[1:-1])
+            assert 40 - 4 < in_epoch + running.lengths[0] < 40 + 4
+            in_epoch = 0
+        in_epoch += running.lengths[-1]
+        read &= set(now.keys)
+        state, then = state_of(running.samplers), now
+        data.change()
+        now, world = Snapshot.of(data), rng.randint(1, 4)
+        if len(now.keys) < 4:
+            return
+        samplers, again = job.samplers(now, world), job.samplers(now, world)
+        job.load(samplers, state, then)
+        job.load(again, state, then)
+        ahead = Endless(job, again, now)
+        some = ahead.draw(rng.randint(0, 30))
+        resumed = job.samplers(now, world)
+        job.load(resumed, state_of(again))
+        assert Endless(job, resumed, now).draw(20) == ahead.draw(20)
+        running = Endless(job, samplers, now)
+        if kind == "size" and running.samplers[0].state_dict()["epoch"] != state["epoch"]:
+            in_epoch = 0
+        del some
+
+
+@pytest.mark.parametrize("kind", ["endless", "size"])
+@pytest.mark.parametrize("seed", range(40))
+def test_batches_of_passes_go_on_over_changed_data(seed: int, kind: str) -> None:
+    """After whole blocks each sample of now has come as often as each other one, or once more."""
+    rng = random.Random(f"{seed} {kind} batches")
+    data, job = Data(rng), Job(rng, kind=kind, has_batches=True, tail="mask")
+    job.rule = {"max_tokens": 20, "cost": "padded", "block": rng.choice([2, 5])}
+    now, world = Snapshot.of(data), rng.randint(1, 3)
+    if len(now.keys) < 12:
+        return
+    running = Endless(job, job.samplers(now, world), now)
+    counts = Counter(running.draw(rng.randint(1, 20)))
+    passes = min(counts[key] for key in now.keys)
+    state, then = state_of(running.samplers), now
+    data.change()
+    now, world = Snapshot.of(data), rng.randint(1, 3)
+    if len(now.keys) < 12:
+        return
+    samplers = job.samplers(now, world)
+    job.load(samplers, state, then)
+    running = Endless(job, samplers, now)
+    counts = Counter({key: counts[key] - passes for key in now.keys if key in then.keys})
+    for _ in range(200):
+        counts.update(running.draw(1))
+        if sum(counts.values()) > 4 * len(now.keys) and not state_of(samplers)["offset"]:
+            break
+    totals = {counts[key] for key in now.keys}
+    assert max(totals) - min(totals) <= 1
+    assert set(counts) <= set(now.keys)

@@ -31,9 +31,10 @@ from wids.core.order.state import MAX_POSITION, EpochPosition, check_known, read
 from wids.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from wids.core.order.batch_epochs import BatchEpochs
+    from wids.core.order.batching import Block
     from wids.core.order.permutation import Indices
     from wids.core.order.rank_epochs import RankEpochs
 
@@ -91,7 +92,11 @@ class Earlier(NamedTuple):
 
 
 def read_samples(
-    epochs: RankEpochs, place: EpochPosition, more: Indices = _NONE, omitted: Indices = _NONE
+    epochs: RankEpochs,
+    place: EpochPosition,
+    more: Indices = _NONE,
+    omitted: Indices = _NONE,
+    filling: Indices = _NONE,
 ) -> dict[str, Read]:
     """The samples that the passes of a place have read, by source, as indices of the dataset.
 
@@ -100,9 +105,7 @@ def read_samples(
         place: its position says how far all ranks together are.
         more: positions from there on that were read, too: (n,), ascending.
         omitted: positions before it that were not: (n,), ascending, of an epoch that is one pass.
-
-    Raises:
-        StateError: the order is by weights.
+        filling: indices that were read to fill up such an epoch: (n,).
     """
     plan = epochs.plan
     if isinstance(plan, Plan):
@@ -110,8 +113,8 @@ def read_samples(
             return {ONLY: _read_in_stream(plan, place.position, more)}
         order, first, end = epochs.epoch_span(place.epoch)
         seen = order.before(max(min(place.position, end) - first, 0))
-        seen = seen.union(IndexSet.of(order.take(more[more < end] - first)))
-        return {ONLY: {place.epoch: seen.without(IndexSet.of(order.take(omitted[omitted < end] - first)))}}
+        seen = seen.without(IndexSet.of(order.take(omitted - first)))
+        return {ONLY: {place.epoch: seen.union(IndexSet.of(order.take(more - first)), IndexSet.of(filling))}}
     mixed, positions = plan.order(), place.position
     counts, further = mixed.counts(positions), {source.name: [_NONE] for source in plan.sources}
     while len(more):
@@ -143,32 +146,39 @@ def _read_in_stream(plan: Plan, position: int, more: Indices) -> Read:
         before = read.get(order.epoch) or order.before(0)
         read[order.epoch] = before.union(IndexSet.of(order.take(more[:count] - first)))
         more = more[count:]
-    return {number: read.get(number, IndexSet.of(_NONE)) for number in range(min(read), max(read) + 1)}
+    first = min(read)
+    while len(read.get(first, _NONE)) == len(plan):  # that pass is over
+        first += 1
+    return {number: read.get(number, IndexSet.of(_NONE)) for number in range(first, max(first, *read) + 1)}
 
 
-def read_in_batches(epochs: BatchEpochs, place: EpochPosition) -> tuple[Indices, Indices]:
-    """(positions from a place on that were read, positions before it that were not), for `read_samples`.
+def read_in_batches(epochs: BatchEpochs, place: EpochPosition) -> tuple[Indices, Indices, Indices]:
+    """``more``, ``omitted`` and ``filling`` of `read_samples`.
 
     Of an epoch that is one pass, blocks before the place's are cut if samples may have been left out of them.
     """
-    more = _NONE
+    more, filling, omitted = _NONE, _NONE, [_NONE]
     block = next(epochs.cut(place), None) if place.offset else None
     if block is not None:
-        numbers = range(min(place.offset, len(block)))
-        more = np.sort(_positions(map(block.batch, numbers)))
-    if epochs.lane_epochs.is_stream or not (epochs.tail == "drop" or epochs.rule.skips):
-        return more, _NONE
-    omitted = [_NONE]
-    for block in epochs.cut(epochs.first_place(place.epoch)):
-        if block.position >= place.position:
-            break
-        every = np.arange(block.position, block.position + block.size)
-        omitted.append(np.setdiff1d(every, _positions(map(block.batch, range(len(block))))))
-    return more, np.concatenate(omitted)
+        more, samples = _read_of(block, min(place.offset, len(block)))
+        if not epochs.lane_epochs.is_stream:  # past its end, samples come again
+            is_new = more < len(epochs.lane_epochs.plan)
+            more, filling = more[is_new], samples[~is_new]
+    if not epochs.lane_epochs.is_stream and (epochs.tail == "drop" or epochs.rule.skips):
+        for block in epochs.cut(epochs.first_place(place.epoch)):
+            if block.position >= place.position:
+                break
+            every = np.arange(block.position, min(block.position + block.size, len(epochs.lane_epochs.plan)))
+            omitted.append(every[~np.isin(every, _read_of(block, len(block))[0])])
+    return more, np.concatenate(omitted), filling
 
 
-def _positions(batches: Iterable[Any]) -> Indices:
-    return np.concatenate([_NONE, *(batch.positions[~batch.fills] for batch in batches)])
+def _read_of(block: Block, count: int) -> tuple[Indices, Indices]:
+    """The positions of all samples in the first batches of a block, ascending, and their indices: (n,) each."""
+    batches = [block.batch(number) for number in range(count)]
+    positions = np.concatenate([_NONE, *(batch.positions for batch in batches)])
+    order = np.argsort(positions, kind="stable")
+    return positions[order], np.concatenate([_NONE, *(batch.samples for batch in batches)])[order]
 
 
 # --- what is left
@@ -197,18 +207,18 @@ def describe(epochs: RankEpochs, place: EpochPosition) -> dict[str, Any]:
     sources: dict[str, Any] = {}
     if isinstance(plan, Plan):
         passed = place.position if epochs.is_stream or place.epoch == getattr(amended, "epoch", None) else None
-        sources = _describe(ONLY, plan, 0, 0, passed)
+        sources = _describe(ONLY, plan, 0, passed)
     elif any(source.start or source.plan.rests for source in plan.sources):
         counts = plan.order().counts(place.position)
         for source in plan.sources:
-            sources |= _describe(source.name, source.plan, 0, source.start, counts[source.name] + source.start)
+            sources |= _describe(source.name, source.plan, source.start, counts[source.name] + source.start)
     if amended is None or not (sources or epochs.shift or place.epoch == amended.epoch):
         return {}
     where = {"epoch": amended.epoch, "position": amended.position, "yielded": amended.yielded}
     return {"amended": {**where, "shift": epochs.shift, "sources": sources}}
 
 
-def _describe(name: str, plan: Plan, lo: int, start: int, passed: int | None) -> dict[str, Any]:
+def _describe(name: str, plan: Plan, start: int, passed: int | None) -> dict[str, Any]:
     lo, hi = plan.lo, plan.hi
     kept = [rest for rest in plan.rests if passed is not None and rest.end > passed]
     rests = [[rest.first, rest.number, rest.samples.to_text(lo, hi)] for rest in kept]

@@ -194,11 +194,8 @@ class BatchProgress(Progress[BatchEpochs]):
             )
             place = then.adopt(state).place
             epochs = then.epochs()
-            more, omitted = read_in_batches(epochs, place)
-            read, is_over, count = (
-                read_samples(epochs.lane_epochs, place, more, omitted),
-                epochs.is_over(place),
-                len(more),
-            )
+            more, omitted, filling = read_in_batches(epochs, place)
+            read = read_samples(epochs.lane_epochs, place, more, omitted, filling)
+            is_over, count = epochs.is_over(place), len(more)
         place = place._replace(yielded=yielded)
         return self._samples.amend(samples, place, read, earlier, is_over=is_over, count=count).place
