@@ -265,6 +265,14 @@ class MixturePopulation(Population):
             raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
         return replace(settings, epoch_size=size, epochs=1, takes_epoch_size=False)
 
+    def forget(self, position: int, *, lanes: int) -> None:
+        """Leave out what the segments say of positions before one, with which a turn begins; sources may be gone."""
+        now = [segment for segment in self.segments if segment.position <= position][-1]
+        later = tuple(segment for segment in self.segments if segment.position > position)
+        turns = now.count((position - now.position) // (self.batch or lanes))
+        first = () if position == 0 else (WeightSegment(0, self.weights),)
+        self.segments = (*first, WeightSegment(position, now.weights, turns), *later)
+
     def change(self, weights: Mapping[str, float], *, position: int, lanes: int) -> int:
         """Set other weights from a position on, or from the next whole turn; those that are left out stay.
 

@@ -148,6 +148,7 @@ class Progress(ABC, Generic[EpochsT]):
         Raises:
             StateError: see `adopt`.
         """
+        is_reweighted |= earlier is not None and isinstance(self.samples.population, MixturePopulation)
         with naming_writer(state):
             loaded = self.adopt(state, is_reweighted=is_reweighted, earlier=earlier)
         self.cursor = cursor.load(self.cursor, loaded)
@@ -309,7 +310,8 @@ class SampleProgress(Progress[RankEpochs]):
         now, settings = copy.copy(self.population), replace(self.settings, lanes=then.settings.lanes)
         settings = replace(settings, epoch_size=then.settings.epoch_size)
         if isinstance(now, MixturePopulation) and isinstance(then.population, MixturePopulation):
-            position = place.position + count // settings.lanes * settings.lanes
+            each = then.population.batch or settings.lanes  # a turn of a source: from the next one on, weights hold
+            position = -(-(place.position + count) // each) * each
             place = place._replace(position=position, offset=0)
             mixed, _ = then.population.plan(then.settings)
             counts, sources = mixed.order().counts(position), {}
@@ -326,6 +328,7 @@ class SampleProgress(Progress[RankEpochs]):
             now.amended = Amendment(place, 0, sources)
             now.segments = then.population.segments
             now.change(now.weights, position=position, lanes=settings.lanes)
+            now.forget(position, lanes=settings.lanes)
         elif isinstance(now, RangePopulation) and isinstance(then.population, RangePopulation):
             here, there = (now.lo, now.hi), (then.population.lo, then.population.hi)
             carried = {number: earlier.carry(there, here, seen) for number, seen in read[ONLY].items()}
