@@ -12,18 +12,18 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from torch.utils.data import Sampler
 
 from wids.core.collection.changes import find_earlier
 from wids.core.files.held import holding, release
 from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.batching import make_rule
-from wids.core.order.layout import mixed_parts, read_column
+from wids.core.order.layout import mixed_parts, read_values
 from wids.core.order.validation import parse_int, suggest_names
-from wids.errors import InputError, a_kind, shown
+from wids.dataset import open_earlier
+from wids.errors import a_kind
 from wids.events import logger
-from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler, open_earlier
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -175,7 +175,7 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             dataset = open_earlier(old)
             values = {"lengths": old_lengths, "buckets": old_buckets}
             readers = {
-                name: partial(_read, f"old_{name}", value, dataset)
+                name: partial(read_values, dataset, value, of=f"old_{name}")
                 for name, given in values.items()
                 if (value := self._columns.get(name) if given is None else given) is not None
             }
@@ -186,25 +186,7 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         """One value for each sample: (nsamples,)."""
         if isinstance(values, str):
             self._columns[name] = values
-        return _read(name, values, self.sampler.dataset)
-
-
-def _read(name: str, values: Any, dataset: Any) -> Any:
-    """One value for each sample of a dataset: (nsamples,)."""
-    return read_column(dataset, values, of=name) if isinstance(values, str) else _read_values(name, values)
-
-
-def _read_values(name: str, values: Any) -> Any:
-    if np.ma.is_masked(values):
-        at = int(np.flatnonzero(np.ma.getmaskarray(values).reshape(-1))[0])
-        raise InputError(f"{name}: the value of sample {at} is masked; leave such samples out of the view")
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "US" and not isinstance(values, np.ndarray):  # where 1 and NaN would become words
-            array = np.array(values, dtype=object)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} are {shown(values)}, of which there is no array ({error}); give an array") from error
-    return array
+        return read_values(self.sampler.dataset, values, of=name)
 
 
 class MixtureBatchSampler(Sampler[list[int]]):

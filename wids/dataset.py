@@ -13,6 +13,7 @@ import itertools
 import multiprocessing.context
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from multiprocessing import reduction
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from typing_extensions import TypeVar
 from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.core.collection import arguments
 from wids.core.collection.batches import expect, read_batch, read_foreign, read_sample
+from wids.core.collection.changes import find_earlier
 from wids.core.collection.keys import Keys
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
@@ -35,8 +37,9 @@ from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import SamplerInterface
+from wids.core.order.layout import SamplerInterface, read_values
 from wids.core.order.mask import MarkedIndex
+from wids.core.order.unseen import find_unseen
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from wids.core.collection.views import SplitBy
     from wids.core.files.replaced import ReplacedFile
     from wids.core.index.selection import Integers, Selection
+    from wids.core.order.epoch import Tail
     from wids.core.prefetch.ahead import CollectionSource
     from wids.core.readers.access import AccessMode
     from wids.core.readers.pool import OpenShard, OpenShards
@@ -597,6 +601,56 @@ class ShardListDataset(Dataset[T_co]):
         return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
 
     @suggest_names
+    def unseen(
+        self,
+        state: Any,
+        *,
+        old: Any,
+        old_lengths: Any = None,
+        old_buckets: Any = None,
+        seed: int = 0,
+        tail: Tail = "pad",
+    ) -> Self:
+        """Return a view of the samples that the epoch of a state has not read, where the data have changed since.
+
+        It has the samples of earlier shards that the epoch had not yet given, and all of new shards. A shard is the
+        earlier one if its checksum says so, wherever it lies now; without checksums, if URL, size and count are those
+        of before. One with another content is new, and counted as that. No shard is opened, and keys do not count.
+
+        ``sampler.load_state_dict(state, old=old)`` goes on over the same samples in the state's epoch, and over all of
+        this dataset after it.
+
+        Args:
+            state: of a sampler or a loader, at any batch.
+            old: the dataset that it was saved over, or its index (a path, a URL, a list of shards).
+            old_lengths: of a state of `wids.BucketBatchSampler`: the length of each sample of ``old``, or the name of a
+                column of it. It is needed within a block, and where samples are left out.
+            old_buckets: likewise.
+            seed: of the sampler, where the dataset is a mixture: a state of one does not say it.
+            tail: of the sampler, where the state is of batches, which does not say it.
+
+        Raises:
+            StateError: the state is damaged, or not of ``old``. InputError: shards or lengths are not known.
+
+        Example:
+            >>> before = wids.ShardListDataset("train.json")
+            >>> sampler = wids.ChunkedSampler(before)
+            >>> indices = iter(sampler)
+            >>> read = [next(indices) for _ in range(5)]
+            >>> now = wids.ShardListDataset("train.json").exclude(read[:3])
+            >>> len(now.unseen(sampler.state_dict(), old=before))
+            7
+        """
+        then = open_earlier(old)
+        values = {"lengths": old_lengths, "buckets": old_buckets}
+        readers = {
+            name: partial(read_values, then, value, of=f"old_{name}")
+            for name, value in values.items()
+            if value is not None
+        }
+        left = find_unseen(self, state, find_earlier(self, then, **readers), seed=seed, tail=tail)
+        return self._view(np.concatenate([np.zeros(0, np.int64), *left.pieces()]), f"unseen(old={shown(old)})")
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write this dataset as an index: its shards and samples, and no data.
 
@@ -1043,6 +1097,15 @@ class ShardListDataset(Dataset[T_co]):
                 arguments.warn_of_none(transform, is_before=True)
             raise
         return sample  # type: ignore[no-any-return]
+
+
+def open_earlier(old: Any) -> Any:
+    """The dataset that ``old=`` names: itself, or that of an index.
+
+    Raises:
+        SpecError: it is no index. FetchError: it cannot be read.
+    """
+    return old if isinstance(old, Dataset) else ShardListDataset(old)
 
 
 class _NotInitialized:

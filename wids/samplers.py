@@ -132,6 +132,8 @@ class StatefulSampler(Sampler[T_co]):
             node.epoch = progress.next_place().epoch
 
     def _find_earlier(self, old: Any) -> Earlier:
+        from wids.dataset import open_earlier
+
         return find_earlier(self.__wids__().samples.dataset, open_earlier(old))
 
     @suggest_names
@@ -170,19 +172,6 @@ class StatefulSampler(Sampler[T_co]):
         prefetcher = prefetch(dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
         self._prefetcher = None if prefetcher is None else weakref.ref(prefetcher)
         return (shared.blocks if prefetcher is None else shared.draw()), prefetcher
-
-
-def open_earlier(old: Any) -> Any:
-    """The dataset that ``old=`` names: itself, or that of an index.
-
-    Raises:
-        SpecError: it is no index. FetchError: it cannot be read.
-    """
-    if hasattr(old, "__wids__") or (hasattr(old, "__getitem__") and hasattr(old, "datasets")):
-        return old
-    from wids.dataset import ShardListDataset
-
-    return ShardListDataset(old)
 
 
 @holding

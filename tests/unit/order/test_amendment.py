@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 import wids
 
 
@@ -30,10 +31,12 @@ class Data:
         self.shards = [self.make() for _ in range(rng.randint(2, 10))]
 
     def make(self) -> Shard:
+        """A new shard."""
         self.made += 1
         return Shard(f"s{self.made:04d}", self.rng.randint(1, 12))
 
     def change(self) -> None:
+        """Change some of it."""
         rng, shards = self.rng, self.shards
         for _ in range(rng.randint(0, 3)):
             k, kinds = rng.randrange(len(shards)), ["add", "drop", "replace", "exclude", "include", "shuffle"]
@@ -54,15 +57,18 @@ class Data:
                 self.excluded.discard(rng.choice(sorted(self.excluded)))
 
     def dataset(self) -> wids.ShardListDataset:
+        """The dataset of now; a view, where samples are opted out."""
         entries = [self.entry(shard) for shard in self.shards]
         dataset = wids.ShardListDataset(entries)
         kept = [i for i, key in enumerate(self.keys()) if key not in self.excluded]
         return dataset if len(kept) == len(dataset) and self.rng.random() < 0.8 else dataset.select(kept)
 
     def keys(self) -> list[tuple[Any, int]]:
+        """All samples, opted out or not."""
         return [((each.name, each.content), row) for each in self.shards for row in range(each.count)]
 
     def entry(self, shard: Shard) -> dict[str, Any]:
+        """A shard as an index has it."""
         number = int(shard.name[1:]) * 100 + shard.content
         entry = {"url": f"/{shard.folder}/{shard.name}.tar", "nsamples": shard.count, "filesize": number * 512}
         return {**entry, "md5sum": f"{number:032x}"} if self.has_checksums else entry
@@ -76,10 +82,12 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, data: Data) -> Snapshot:
+        """The data of now."""
         dataset, keys = data.dataset(), data.keys()
         return cls(dataset, [key for key in keys if key not in data.excluded])
 
     def lengths(self) -> np.ndarray[Any, Any]:
+        """A length of each sample, which stays its own."""
         return np.array([1 + (hash(key[1]) * 7 + int(key[0][0][1:]) * 3) % 9 for key in self.keys])
 
 
@@ -103,6 +111,7 @@ class Job:
             self.rule |= {"max_tokens": 8, "too_long": "skip"}
 
     def samplers(self, now: Snapshot, world: int) -> list[Any]:
+        """The sampler of each rank."""
         made = [
             wids.DistributedChunkedSampler(now.dataset, num_replicas=world, rank=rank, **self.options)
             for rank in range(world)
@@ -112,6 +121,7 @@ class Job:
         return [wids.BucketBatchSampler(each, lengths=now.lengths(), **self.rule) for each in made]
 
     def load(self, samplers: list[Any], state: Any, then: Snapshot | None = None) -> None:
+        """Load a state; ``then``: the data that it was saved over, if they are others."""
         more: dict[str, Any] = {} if then is None else {"old": then.dataset}
         if then is not None and self.has_batches:
             more["old_lengths"] = then.lengths()
@@ -119,12 +129,15 @@ class Job:
             each.load_state_dict(state, **more)
 
     def skips(self, now: Snapshot) -> set[Any]:
+        """The samples that are too long for a batch."""
         if self.rule.get("too_long") != "skip" or not self.has_batches:
             return set()
         return {key for key, length in zip(now.keys, now.lengths(), strict=True) if length > self.rule["max_tokens"]}
 
 
 class Reading(NamedTuple):
+    """A sample that was read, and False if it was repeated to fill up the tail."""
+
     key: Any
     is_valid: bool
 
@@ -140,18 +153,20 @@ def draw(job: Job, iterators: list[Any], now: Snapshot, steps: int | None) -> tu
         assert None not in items
         for item in items:
             for index in item if job.has_batches else [item]:
-                read.append(Reading(now.keys[int(index)], getattr(index, "is_valid", True) is not False))
+                read.append(Reading(now.keys[int(index)], getattr(index, "is_valid", True) is not False))  # noqa: PERF401
         steps = None if steps is None else steps - 1
     return read, False
 
 
 def state_of(samplers: list[Any]) -> Any:
+    """The state, which is the same on all ranks, through JSON."""
     states = [json.dumps(each.state_dict()) for each in samplers]
     assert len(set(states)) == 1
     return json.loads(states[0])
 
 
 def epoch_of(job: Job, state: Any) -> int:
+    """The epoch of a state."""
     return int((state["order"]["sampler"] if job.has_batches else state)["epoch"])
 
 
@@ -206,6 +221,9 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
         rest = rest_of(now, read, job)
         if not rest or (job.tail == "drop" and len(rest_of(then, read, job)) < world):
             return  # the epoch is over
+        more_of_old: dict[str, Any] = {"old_lengths": then.lengths(), "tail": job.tail} if has_batches else {}
+        unseen = now.dataset.unseen(state, old=then.dataset, **more_of_old)
+        assert keys_of(unseen, data) == [key for key in now.keys if key not in read]
         samplers, again, resumed = (job.samplers(now, world) for _ in range(3))
         for each in (samplers, again):
             job.load(each, state, then)
@@ -230,7 +248,14 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
         job.load(samplers, state)
 
 
+def keys_of(view: wids.ShardListDataset, data: Data) -> list[Any]:
+    """The samples of a view of the data of now."""
+    places = [view.locate(i) for i in range(len(view))]
+    return [((data.shards[shard].name, data.shards[shard].content), row) for shard, row in places]
+
+
 def rest_of(now: Snapshot, read: set[Any], job: Job) -> set[Any]:
+    """The samples that are to come."""
     return set(now.keys) - read - job.skips(now)
 
 
@@ -344,12 +369,14 @@ class Sources:
         self.data = dict(self.make() for _ in range(rng.randint(2, 3)))
 
     def make(self) -> tuple[str, Data]:
+        """A new source."""
         self.made += 1
         data = Data(self.rng)
         data.shards += [data.make() for _ in range(3)]
         return f"source{self.made}", data
 
     def change(self) -> None:
+        """Change some of it."""
         for data in self.data.values():
             if self.rng.random() < 0.7:
                 data.change()

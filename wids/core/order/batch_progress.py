@@ -20,11 +20,13 @@ from wids.core.order.amendment import read_in_batches, read_samples
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.cursor import Chosen, Loaded
 from wids.core.order.identity import weights_of
-from wids.core.order.progress import Progress
+from wids.core.order.progress import EarlierReading, Progress, adopt_earlier, read_earlier
 from wids.core.order.state import MAX_POSITION, check_known, check_order, open_state, read_int
 from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wids.core.order.amendment import Earlier
     from wids.core.order.batching import BatchRule
     from wids.core.order.cursor import Cursor
@@ -136,12 +138,9 @@ class BatchProgress(Progress[BatchEpochs]):
 
     def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
-        state = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
+        state = parse_batches(state)
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
-        order = state.get("order")
-        if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
-            raise StateError(f"the state's order is {order!r:.200}; it is damaged")
-        check_known(order, {"sampler", "rule"}, "order")
+        order = state["order"]
         if earlier is not None and not earlier.is_same:
             with self._samples.kept_on_error():
                 place = self._amend(state, order["sampler"], order["rule"], earlier, yielded=yielded)
@@ -177,25 +176,53 @@ class BatchProgress(Progress[BatchEpochs]):
         """Let the inner sampler go on over the data of now; see `SampleProgress.amend`.
 
         Raises:
-            StateError: the state needs the lengths or buckets of the earlier samples, and they are not known.
+            StateError: the state is of other bounds of batches, or not of these data. InputError: it needs the lengths
+                or buckets of the earlier samples, and they are not known.
         """
         ours = {**self._rule.identity, "lengths": rule.get("lengths"), "buckets": rule.get("buckets")}
         check_order({**rule, "rows": None}, {**ours, "rows": None})
-        samples = self._samples.earlier(inner, earlier)
-        needs_rule = bool(state.get("offset")) or self._rule.skips or self._samples.settings.tail == "drop"
-        if not needs_rule:
-            place = samples.adopt(inner).place
-            lane_epochs = samples.epochs()
-            read, is_over, count = read_samples(lane_epochs, place), lane_epochs.is_over(place), 0
-        else:
-            block = read_int(rule, "rows", minimum=1, maximum=MAX_POSITION)
-            then = BatchProgress(
-                samples, self._rule.for_samples(len(samples.dataset), earlier.lengths, earlier.buckets), block
-            )
-            place = then.adopt(state).place
-            epochs = then.epochs()
-            more, omitted, filling = read_in_batches(epochs, place)
-            read = read_samples(epochs.lane_epochs, place, more, omitted, filling)
-            is_over, count = epochs.is_over(place), len(more)
-        place = place._replace(yielded=yielded)
-        return self._samples.amend(samples, place, read, earlier, is_over=is_over, count=count).place
+        reading = read_earlier_batches(
+            self._samples.earlier(inner, earlier),
+            state,
+            lambda count: self._rule.for_samples(count, earlier.lengths, earlier.buckets),
+        )
+        reading = reading._replace(place=reading.place._replace(yielded=yielded))
+        return self._samples.amend(reading, earlier).place
+
+
+def read_earlier_batches(
+    then: SampleProgress, state: Mapping[str, Any], make: Callable[[int], BatchRule]
+) -> EarlierReading:
+    """The reading of a state of batches.
+
+    Args:
+        then: over the earlier data.
+        state: that `parse_batches` accepts.
+        make: makes the rule of the earlier batches, of so many samples; it is called only if the reading depends on it.
+
+    Raises:
+        StateError: it is not of these data.
+    """
+    inner, rule = state["order"]["sampler"], state["order"]["rule"]
+    if not state.get("offset") and rule.get("too_long") != "skip" and then.settings.tail != "drop":
+        return read_earlier(then, inner)  # whole blocks, which have all of their samples
+    progress = BatchProgress(then, make(len(then.dataset)), read_int(rule, "rows", minimum=1, maximum=MAX_POSITION))
+    place = adopt_earlier(progress, state)
+    epochs = progress.epochs()
+    more, omitted, filling = read_in_batches(epochs, place)
+    read = read_samples(epochs.lane_epochs, place, more, omitted, filling)
+    return EarlierReading(then, place, read, epochs.is_over(place), len(more))
+
+
+def parse_batches(state: Any) -> Mapping[str, Any]:
+    """A state of batches, whose parts are mappings.
+
+    Raises:
+        StateError: it is another one, or damaged.
+    """
+    opened = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
+    order = opened.get("order")
+    if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
+        raise StateError(f"the state's order is {order!r:.200}; it is damaged")
+    check_known(order, {"sampler", "rule"}, "order")
+    return opened

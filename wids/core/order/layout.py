@@ -20,7 +20,7 @@ import numpy as np
 
 from wids.core.order.state import digest
 from wids.core.order.validation import shard_ends
-from wids.errors import InputError, a_kind
+from wids.errors import InputError, a_kind, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -485,6 +485,31 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
     if (part := part_of(dataset)) is not None:
         return read_column(part[0], column, of=of)[to_array(part[1])]
     raise InputError(f"{of} is {column!r}, and {a_kind(dataset)} has no columns; give an array")
+
+
+def read_values(dataset: Any, values: Any, *, of: str) -> NDArray[Any]:
+    """Lengths or buckets of samples: one for each, as given: (n,).
+
+    Args:
+        dataset: has the samples.
+        values: numbers or words; or the name of a column of the dataset.
+        of: the parameter that they were given for.
+
+    Raises:
+        InputError: no array is made of them, or one is masked; the dataset has no columns.
+    """
+    if isinstance(values, str):
+        return read_column(dataset, values, of=of)
+    if np.ma.is_masked(values):
+        at = int(np.flatnonzero(np.ma.getmaskarray(values).reshape(-1))[0])
+        raise InputError(f"{of}: the value of sample {at} is masked; leave such samples out of the view")
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and not isinstance(values, np.ndarray):  # where 1 and NaN would become words
+            array = np.array(values, dtype=object)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{of} are {shown(values)}, of which there is no array ({error}); give an array") from error
+    return array
 
 
 def parts_of(dataset: Any) -> list[Any] | None:

@@ -13,12 +13,15 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+import numpy as np
 
 from wids.core.order import cursor
 from wids.core.order.amendment import ONLY, Amendment, ChangedSource, describe, parse, read_samples, rests_of
 from wids.core.order.cursor import EpochsT, Loaded, NotStarted, Running
 from wids.core.order.identity import adopt_order, identify, weights_of
+from wids.core.order.index_set import IndexSet
 from wids.core.order.layout import mixed_parts
 from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.rank_epochs import RankEpochs
@@ -27,10 +30,11 @@ from wids.core.order.validation import parse_int
 from wids.errors import StateError, a_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wids.core.order.amendment import Earlier, Read
     from wids.core.order.cursor import Cursor, Run
+    from wids.core.order.layout import SourceSpan
     from wids.core.order.population import Population
     from wids.core.order.settings import SamplerSettings
     from wids.core.order.state import EpochPosition
@@ -169,6 +173,63 @@ class Progress(ABC, Generic[EpochsT]):
         return epochs.begin(place)
 
 
+class EarlierReading(NamedTuple):
+    """What the state of a sampler had read of the earlier data.
+
+    Attributes:
+        then: the progress of the sampler over them.
+        place: of the state.
+        read: by source; see `wids.core.order.amendment.read_samples`.
+        is_over: nothing is left of the state's epoch.
+        in_block: samples of the place's block that all ranks together have read.
+    """
+
+    then: SampleProgress
+    place: EpochPosition
+    read: Mapping[str, Read]
+    is_over: bool
+    in_block: int = 0
+
+
+def read_earlier(then: SampleProgress, state: Any) -> EarlierReading:
+    """The reading of a state of samples.
+
+    Raises:
+        StateError: it is not of these data.
+    """
+    place = adopt_earlier(then, state)
+    epochs = then.epochs()
+    return EarlierReading(then, place, read_samples(epochs, place), epochs.is_over(place))
+
+
+def adopt_earlier(then: Progress[Any], state: Any) -> EpochPosition:
+    """The place of a state, which is loaded into a progress over the earlier data.
+
+    Raises:
+        StateError: it is not of these data.
+    """
+    try:
+        return then.adopt(state).place
+    except StateError as error:
+        raise StateError(f"old= has to be the data that the state was saved over, and is not: {error}") from error
+
+
+def carry_sources(
+    now: Sequence[SourceSpan], then: Sequence[SourceSpan], read: Mapping[str, Read], earlier: Earlier
+) -> dict[str, Read]:
+    """What was read of each source of now, in indices of that source; of a new one, nothing of its pass 0."""
+    spans = {part.name: (part.first, part.last) for part in then}
+    carried: dict[str, Read] = {}
+    for part in now:
+        here = part.first, part.last
+        passes = read.get(part.name, {0: IndexSet.of(np.zeros(0, np.int64))})
+        there = spans.get(part.name, (0, 0))
+        carried[part.name] = {
+            number: earlier.carry(there, here, seen).moved(-part.first) for number, seen in passes.items()
+        }
+    return carried
+
+
 def _is_asked_by_torchdata() -> bool:
     """True if a loader of torchdata wants the state: it asks when it draws, and knows what it has handed on."""
     frame: Any = sys._getframe(2)  # noqa: SLF001 - documented; inspect makes objects of the frames before it, too
@@ -243,10 +304,7 @@ class SampleProgress(Progress[RankEpochs]):
     def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
         if earlier is not None and not earlier.is_same:
-            then = self.earlier(state, earlier)
-            place = then.adopt(state).place
-            epochs = then.epochs()
-            return self.amend(then, place, read_samples(epochs, place), earlier, is_over=epochs.is_over(place))
+            return self.amend(read_earlier(self.earlier(state, earlier), state), earlier)
         place, lanes, there = parse_state(state)
         amended = parse(there.pop("amended", None), self.population.ranges)
         shift = 0 if amended is None else amended.shift
@@ -284,61 +342,37 @@ class SampleProgress(Progress[RankEpochs]):
             raise StateError(f"the state is not of the data that old= names: {error}") from error
         return SampleProgress(earlier.dataset, population, settings)
 
-    def amend(
-        self,
-        then: SampleProgress,
-        place: EpochPosition,
-        read: Mapping[str, Read],
-        earlier: Earlier,
-        *,
-        is_over: bool,
-        count: int = 0,
-    ) -> Loaded:
-        """Go on in an epoch over the data of now.
-
-        Args:
-            then: over the earlier data.
-            place: of the state, there.
-            read: by source, what the state's passes have read.
-            earlier: the earlier data.
-            is_over: nothing is left of the state's epoch.
-            count: samples of the place's block that all ranks together have read.
+    def amend(self, reading: EarlierReading, earlier: Earlier) -> Loaded:
+        """Go on in an epoch of the earlier data over the data of now.
 
         Raises:
-            StateError: the data of now have no samples; they are a mixture, and the earlier ones are none, or likewise.
+            StateError: one of them is a mixture, and the other is none.
         """
+        then, place, read, is_over, in_block = reading
         now, settings = copy.copy(self.population), replace(self.settings, lanes=then.settings.lanes)
         settings = replace(settings, epoch_size=then.settings.epoch_size)
         if isinstance(now, MixturePopulation) and isinstance(then.population, MixturePopulation):
             each = then.population.batch or settings.lanes  # a turn of a source: from the next one on, weights hold
-            position = -(-(place.position + count) // each) * each
+            position = -(-(place.position + in_block) // each) * each
             place = place._replace(position=position, offset=0)
             mixed, _ = then.population.plan(then.settings)
             counts, sources = mixed.order().counts(position), {}
-            spans = {part.name: (part.first, part.last) for part in then.population.parts}
-            for part in now.parts:
-                if part.name in read and part.first < part.last:
-                    here = part.first, part.last
-                    carried = {
-                        number: earlier.carry(spans[part.name], here, seen).moved(-part.first)
-                        for number, seen in read[part.name].items()
-                    }
-                    first, rests = rests_of(carried, 0, part.last - part.first, is_stream=True)
-                    sources[part.name] = ChangedSource(first - counts[part.name], rests)
-            now.amended = Amendment(place, 0, sources)
-            now.segments = then.population.segments
+            for name, passes in carry_sources(now.parts, then.population.parts, read, earlier).items():
+                first, rests = rests_of(passes, *now.ranges[name], is_stream=True)
+                sources[name] = ChangedSource(first - counts.get(name, 0), rests)
+            now.amended, now.segments = Amendment(place, 0, sources), then.population.segments
             now.change(now.weights, position=position, lanes=settings.lanes)
             now.forget(position, lanes=settings.lanes)
         elif isinstance(now, RangePopulation) and isinstance(then.population, RangePopulation):
             here, there = (now.lo, now.hi), (then.population.lo, then.population.hi)
             carried = {number: earlier.carry(there, here, seen) for number, seen in read[ONLY].items()}
-            epochs = now.epochs(settings)
-            first, rests = rests_of(carried, *here, is_stream=epochs.is_stream)
-            if is_over and not epochs.is_stream:
+            is_stream = now.epochs(settings).is_stream
+            first, rests = rests_of(carried, *here, is_stream=is_stream)
+            if is_over and not is_stream:
                 first, rests = now.hi - now.lo, ()
             shift, before = 0, then.population.amended
             if settings.epoch_size is not None:
-                shift = first - place.position - count + (0 if before is None else before.shift)
+                shift = first - place.position - in_block + (0 if before is None else before.shift)
             place = place._replace(position=first, offset=0)
             now.amended = Amendment(place, shift, {ONLY: ChangedSource(0, rests)})
         else:
