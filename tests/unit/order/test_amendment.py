@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import wids
+from tests.support.examples import some
 
 
 class Shard(NamedTuple):
@@ -198,7 +199,7 @@ def check_rest(job: Job, read: list[Reading], rest: set[Any], world: int, fillin
 
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize("has_batches", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(250), every=12))
 def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_checksums: bool) -> None:
     """Union of what was read and what comes is what is there now; several times in one epoch, on any ranks."""
     rng = random.Random(f"{seed} {has_batches} {has_checksums}")
@@ -282,7 +283,7 @@ class Endless:
 
 
 @pytest.mark.parametrize("kind", ["endless", "two", "size"])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(250), every=12))
 def test_passes_go_on_over_changed_data(seed: int, kind: str) -> None:
     """The pass that was under way gives the rest, and later ones all of the data of now, each sample once."""
     rng = random.Random(f"{seed} {kind}")
@@ -331,7 +332,7 @@ def test_passes_go_on_over_changed_data(seed: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["endless", "size"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(250), every=25))
 def test_batches_of_passes_go_on_over_changed_data(seed: int, kind: str) -> None:
     """After whole blocks each sample of now has come as often as each other one, or once more."""
     rng = random.Random(f"{seed} {kind} batches")
@@ -396,8 +397,29 @@ class Sources:
         return mixture, keys, {name: part.keys for name, part in parts.items()}
 
 
+def check_source(counts: Counter[Any], came: list[Any], of_source: list[Any], *, has_batches: bool) -> Counter[Any]:
+    """Check what came of a source, after the counts of its pass; return those of its pass then."""
+    if not has_batches:
+        rest = [key for key in of_source if not counts[key]]
+        passes = [
+            came[: len(rest)],
+            *(came[at : at + len(of_source)] for at in range(len(rest), len(came), len(of_source))),
+        ]
+        assert set(passes[0]) <= set(rest)
+        assert all(len(set(one)) == len(one) for one in passes)
+    counts = counts + Counter(came)
+    least = min(counts[key] for key in of_source)
+    assert max(counts[key] for key in of_source) <= least + 1 + has_batches
+    return Counter({key: counts[key] - least for key in of_source if counts[key] > least})
+
+
+def keep(counts: Counter[Any], keys: list[Any]) -> Counter[Any]:
+    """The counts of samples that are still there."""
+    return Counter({key: count for key, count in counts.items() if key in keys})
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(250), every=12))
 def test_each_source_of_a_mixture_goes_on_in_its_own_pass(seed: int, has_batches: bool) -> None:
     """Sources change, come and go; each gives the rest of its pass, then all that it has now."""
     rng = random.Random(f"{seed} {has_batches} mixture")
@@ -426,25 +448,14 @@ def test_each_source_of_a_mixture_goes_on_in_its_own_pass(seed: int, has_batches
                 item = next(each)
                 drawn += [keys[int(index)] for index in (item if has_batches else [item])]
         for name, of_source in names.items():
-            counts, came = read.setdefault(name, Counter()), [key for source, key in drawn if source == name]
-            if not has_batches:
-                rest = [key for key in of_source if not counts[key]]
-                assert len(set(came[: len(rest)])) == len(came[: len(rest)])
-                assert set(came[: len(rest)]) <= set(rest)
-                for at in range(len(rest), len(came), len(of_source)):
-                    assert len(set(came[at : at + len(of_source)])) == len(came[at : at + len(of_source)])
-            counts.update(came)
-            least = min(counts[key] for key in of_source)
-            assert max(counts[key] for key in of_source) <= least + 1 + has_batches
-            read[name] = Counter({key: counts[key] - least for key in of_source if counts[key] > least})
+            came = [key for source, key in drawn if source == name]
+            read[name] = check_source(read.get(name, Counter()), came, of_source, has_batches=has_batches)
         state, then = state_of(running), mixture
         sources.change()
         world, now = rng.randint(1, 3), sources.snapshot()
         if now is None or not set(now[2]) & set(names):
             return
-        read = {name: counts for name, counts in read.items() if name in now[2]}
-        for name, counts in read.items():
-            read[name] = Counter({key: count for key, count in counts.items() if key in now[2][name]})
+        read = {name: keep(counts, now[2][name]) for name, counts in read.items() if name in now[2]}
         running, again = samplers(now[0], world), samplers(now[0], world)
         for each in (*running, *again):
             each.load_state_dict(state, old=then)

@@ -12,7 +12,6 @@ has kept (`REWRITTEN`).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,25 +33,13 @@ _NONE = np.zeros(0, np.int64)
 
 
 class ShardRecord(NamedTuple):
-    """What an index says of the content of a shard.
-
-    Attributes:
-        url: without signature.
-        name: see `wids.core.index.fingerprint.portable_names`.
-        samples: their number.
-        size: bytes; -1: unknown.
-        md5: "": unknown.
-        crc32: likewise.
-        without: of a shard that was written anew: the record of the earlier one, and the rows that it has no more.
-    """
+    """What is known of the content of a shard; see `Records`."""
 
     url: str
-    name: str
     samples: int
     size: int
     md5: str
     crc32: str
-    without: tuple[ShardRecord, Indices] | None = None
 
 
 class Part(NamedTuple):
@@ -67,31 +54,67 @@ class Part(NamedTuple):
     first: int = 0
 
 
-def records_of(shards: ShardList) -> list[ShardRecord]:
-    """The record of each shard.
+class Records:
+    """What is known of the content of the shards of some lists, column by column; an item is a `ShardRecord`.
+
+    Args:
+        shards: the lists.
+
+    Attributes:
+        urls: without signatures.
+        samples: number of samples of each shard.
+        sizes: in bytes; -1: unknown.
+        md5s: "": unknown.
+        crc32s: likewise.
+        without: number of a shard that was written anew -> the earlier one, and the rows that it has no more.
 
     Raises:
         InputError: the count of a shard is unknown; an entry that was written anew is damaged.
     """
-    if unknown := shards.unknown_counts():
-        raise InputError(
-            f"{shown(shards.urls[unknown[0]])}: how many samples the shard has is unknown, so nothing says which were "
-            "read; make an index of the shards (wids index create)"
-        )
-    urls = list(shards.urls)
-    columns = (portable_names(urls), shards.nsamples, shards.filesizes, shards.md5sums, shards.crc32s)
-    records = [ShardRecord(unsigned(url), *values) for url, *values in zip(urls, *columns, strict=True)]
-    for k, keys in shards.extras.items():
-        if REWRITTEN in keys:
-            records[k] = records[k]._replace(without=_parse_rewritten(keys[REWRITTEN], records[k]))
-    return records
+
+    def __init__(self, shards: Iterable[ShardList]) -> None:
+        self.urls, self.samples, self.sizes = list[str](), list[int](), list[int]()
+        self.md5s, self.crc32s = list[str](), list[str]()
+        self.without: dict[int, tuple[ShardRecord, Indices]] = {}
+        for each in shards:
+            if unknown := each.unknown_counts():
+                raise InputError(
+                    f"{shown(each.urls[unknown[0]])}: the number of samples in the shard is unknown, so nothing says "
+                    "which were read; make an index of the shards (wids index create)"
+                )
+            first = len(self.urls)
+            self.urls += [unsigned(url) if "?" in url or "%" in url else url for url in each.urls]
+            self.samples += each.nsamples
+            self.sizes += each.filesizes
+            self.md5s += each.md5sums
+            self.crc32s += each.crc32s
+            for k, keys in each.extras.items():
+                if REWRITTEN in keys:
+                    self.without[first + k] = _parse_rewritten(keys[REWRITTEN], self[first + k])
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __getitem__(self, k: int) -> ShardRecord:
+        return ShardRecord(self.urls[k], self.samples[k], self.sizes[k], self.md5s[k], self.crc32s[k])
+
+    def append(self, record: ShardRecord) -> None:
+        """Add a shard."""
+        self.urls.append(record.url)
+        self.samples.append(record.samples)
+        self.sizes.append(record.size)
+        self.md5s.append(record.md5)
+        self.crc32s.append(record.crc32)
+
+    def names(self) -> list[str]:
+        """The names of the shards; see `wids.core.index.fingerprint.portable_names`."""
+        return portable_names(self.urls)
 
 
 def _parse_rewritten(said: Any, record: ShardRecord) -> tuple[ShardRecord, Indices]:
     try:
         earlier = ShardRecord(
             unsigned(said["url"]),
-            "",
             int(said["nsamples"]),
             int(said.get("filesize", -1)),
             str(said.get("md5sum") or ""),
@@ -109,14 +132,6 @@ def _parse_rewritten(said: Any, record: ShardRecord) -> tuple[ShardRecord, Indic
     return earlier, rows
 
 
-def _contents(record: ShardRecord) -> Iterable[Hashable]:
-    """What a shard may be known by, wherever it lies."""
-    if record.md5:
-        yield record.md5.lower(), record.samples
-    if record.crc32 and record.size >= 0:
-        yield record.crc32.lower(), record.size, record.samples
-
-
 def _contradict(one: ShardRecord, other: ShardRecord) -> bool:
     """True if two shards differ in something that is known of both."""
     if one.samples != other.samples or (one.size != other.size and min(one.size, other.size) >= 0):
@@ -125,31 +140,44 @@ def _contradict(one: ShardRecord, other: ShardRecord) -> bool:
     return any(a and b and a.lower() != b.lower() for a, b in pairs)
 
 
-def match_shards(then: Sequence[ShardRecord], now: Sequence[ShardRecord]) -> Indices:
+def match_shards(then: Records, now: Records, those: Indices, these: Indices) -> Indices:
     """For each of n shards of now, the number of the same shard among the earlier ones, or -1: (n,).
 
     Of shards that are listed several times, the first is matched with the first, and so on.
+
+    Args:
+        then: the earlier shards.
+        now: those of now.
+        those: the numbers of the earlier ones that count: (m,).
+        these: the numbers of the n ones of now.
     """
-    of_then, is_free = np.full(len(now), -1), np.ones(len(then), bool)
+    matches = dict.fromkeys(these.tolist(), -1)
+    free = dict.fromkeys(those.tolist())  # in order
 
-    def match(keys_of: Any, *, is_checked: bool) -> None:
-        known: dict[Hashable, deque[int]] = defaultdict(deque)
-        for k in np.flatnonzero(is_free).tolist():
-            for key in keys_of(then[k]):
-                known[key].append(k)
-        for k in np.flatnonzero(of_then < 0).tolist():
-            for key in keys_of(now[k]):
-                free = known.get(key, ())
-                while free and not is_free[free[0]]:
-                    free.popleft()
-                if free and of_then[k] < 0 and not (is_checked and _contradict(then[free[0]], now[k])):
-                    of_then[k] = free.popleft()
-                    is_free[of_then[k]] = False
+    def match(keys_then: Sequence[Hashable], keys_now: Sequence[Hashable]) -> None:
+        known: dict[Hashable, list[int]] = {}
+        for k in reversed(free):
+            if key := keys_then[k]:
+                known.setdefault(key, []).append(k)
+        for k in [k for k, of in matches.items() if of < 0]:
+            candidates = known.get(keys_now[k])
+            if candidates and not _contradict(then[candidates[-1]], now[k]):
+                matches[k] = candidates.pop()
+                del free[matches[k]]
 
-    match(_contents, is_checked=True)
-    match(lambda record: [record.url], is_checked=True)
-    match(lambda record: [(record.name, record.size, record.samples)] if record.size >= 0 else (), is_checked=True)
-    return of_then
+    match(then.md5s, now.md5s)
+    if free and -1 in matches.values():
+        match(*(_sized(each.crc32s, each) for each in (then, now)))
+        match(then.urls, now.urls)
+    if free and -1 in matches.values():
+        match(*(_sized(each.names(), each) for each in (then, now)))
+    return np.fromiter(matches.values(), np.int64, len(matches))
+
+
+def _sized(keys: Sequence[str], records: Records) -> list[Hashable]:
+    """Keys that count together with size and number of samples, where these are known."""
+    columns = zip(keys, records.sizes, records.samples, strict=True)
+    return [(key, size, count) if key and size >= 0 else None for key, size, count in columns]
 
 
 class _Rows:
@@ -161,8 +189,8 @@ class _Rows:
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.records = [record for part in parts for record in records_of(part.shards)]
-        self.starts = np.append(0, np.cumsum([record.samples for record in self.records], dtype=np.int64))
+        self.records = Records(part.shards for part in parts)
+        self.starts = np.append(0, np.cumsum(np.asarray(self.records.samples, np.int64)))
         self._parts, at = list[tuple[Part, int, int]](), 0  # with the number of its first shard, and its first row
         for part in parts:
             self._parts.append((part, at, int(self.starts[at])))
@@ -223,10 +251,9 @@ class Carrying:
         """
         then, now = self._then, self._now
         those, these = then.shards_between(*there), now.shards_between(*here)
-        before, after = [then.records[k] for k in those.tolist()], [now.records[k] for k in these.tolist()]
-        matched = match_shards(before, after)
+        matched = match_shards(then.records, now.records, those, these)
         target = np.full(len(then.records) + 1, -1)
-        target[those[matched[matched >= 0]]] = these[matched >= 0]
+        target[matched[matched >= 0]] = these[matched >= 0]
         rows = then.of_indices(samples)
         cuts = then.starts[rows.has(then.starts) & rows.has(then.starts - 1)]
         starts, ends = (np.sort(np.append(edges, cuts)) for edges in (rows.starts, rows.ends))
@@ -235,23 +262,23 @@ class Carrying:
         shards, starts, ends = shards[is_here], starts[is_here], ends[is_here]
         moved = now.starts[target[shards]] - then.starts[shards]
         carried = [IndexSet.of_runs(starts + moved, ends + moved)]
-        for k, of in match_rewritten(before, after, matched):
-            first, without = int(then.starts[those[of]]), after[k].without
-            assert without is not None  # noqa: S101 - for the type checker: these say what they have kept
-            read = rows.within(first, first + before[of].samples).moved(-first)
-            gone = without[1]
+        for k, of in match_rewritten(then.records, now.records, those, these[matched < 0]):
+            read = rows.within(int(then.starts[of]), int(then.starts[of + 1])).moved(-int(then.starts[of]))
+            gone = now.records.without[k][1]
             kept = np.concatenate([_NONE, *read.pieces()])
             kept = kept[~np.isin(kept, gone)]
             kept -= np.searchsorted(gone, kept)
-            carried.append(IndexSet.of_sorted(kept).moved(int(now.starts[these[k]])))
+            carried.append(IndexSet.of_sorted(kept).moved(int(now.starts[k])))
         return now.to_indices(carried[0].union(*carried[1:]))
 
 
-def match_rewritten(then: Sequence[ShardRecord], now: Sequence[ShardRecord], of_then: Indices) -> list[tuple[int, int]]:
-    """(number of a shard of now, number of the earlier shard that it has samples of), of those written anew."""
-    written = [k for k in np.flatnonzero(of_then < 0).tolist() if now[k].without is not None]
-    origins = [now[k].without for k in written]
-    matched = match_shards(then, [origin[0]._replace(name="") for origin in origins if origin is not None])
+def match_rewritten(then: Records, now: Records, those: Indices, these: Indices) -> list[tuple[int, int]]:
+    """(number of a shard of now, number of the earlier one that it has samples of), of those written anew."""
+    written = [k for k in these.tolist() if k in now.without]
+    origins = Records([])
+    for k in written:
+        origins.append(now.without[k][0])
+    matched = match_shards(then, origins, those, np.arange(len(written)))
     return [(k, of) for k, of in zip(written, matched.tolist(), strict=True) if of >= 0]
 
 
@@ -275,21 +302,23 @@ def compare_shards(then: ShardList, now: ShardList) -> list[Change]:
     """The change of each shard of now, in order, then those that were dropped.
 
     Raises:
-        InputError: see `records_of`.
+        InputError: see `Records`.
     """
-    before, after = records_of(then), records_of(now)
-    of_then = match_shards(before, after)
-    written, by_url = dict(match_rewritten(before, after, of_then)), {record.url: k for k, record in enumerate(before)}
-    gone, changes = set(range(len(before))).difference(of_then.tolist()), list[Change]()
-    for k, (record, of) in enumerate(zip(after, of_then.tolist(), strict=True)):
+    before, after = Records([then]), Records([now])
+    those, these = np.arange(len(before)), np.arange(len(after))
+    of_then = match_shards(before, after, those, these)
+    written = dict(match_rewritten(before, after, those, these[of_then < 0]))
+    by_url = dict(zip(before.urls, those.tolist(), strict=True))
+    gone, changes = set(those.tolist()).difference(of_then.tolist()), list[Change]()
+    for k, of in enumerate(of_then.tolist()):
         if of >= 0:
-            kind = "same" if before[of].url == record.url else "moved"
-            changes.append(Change(kind, of, k, record.samples))
+            kind = "same" if before.urls[of] == after.urls[k] else "moved"
+            changes.append(Change(kind, of, k, after.samples[k]))
             continue
-        replaced = written.get(k, by_url.get(record.url))
+        replaced = written.get(k, by_url.get(after.urls[k]))
         if replaced is None or replaced not in gone:
             changes.append(Change("added", None, k))
             continue
         gone.discard(replaced)
-        changes.append(Change("replaced", replaced, k, record.samples if k in written else 0))
+        changes.append(Change("replaced", replaced, k, after.samples[k] if k in written else 0))
     return changes + [Change("dropped", k, None) for k in sorted(gone)]

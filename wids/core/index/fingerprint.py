@@ -102,7 +102,7 @@ def _plain(url: str) -> str:
 
 def portable_names(names: Sequence[str]) -> list[str]:
     """The identity of shards, without their place and without signatures."""
-    paths = [unsigned(url) for url in names]
+    paths = [unsigned(url) if "?" in url or "%" in url else url for url in names]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare
