@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import Sampler
 
-from wids.core.collection.changes import find_earlier
 from wids.core.files.held import holding, release
 from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.batching import make_rule
 from wids.core.order.layout import mixed_parts, read_values
 from wids.core.order.validation import parse_int, suggest_names
-from wids.dataset import open_earlier
 from wids.errors import a_kind
 from wids.events import logger
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSampler
@@ -172,12 +170,14 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         """
         earlier = None
         if old is not None:
+            from wids.core.collection.changes import find_earlier, open_earlier
+
             dataset = open_earlier(old)
             values = {"lengths": old_lengths, "buckets": old_buckets}
             readers = {
                 name: partial(read_values, dataset, value, of=f"old_{name}")
-                for name, given in values.items()
-                if (value := self._columns.get(name) if given is None else given) is not None
+                for name, said in values.items()
+                if (value := self._columns.get(name) if said is None else said) is not None
             }
             earlier = find_earlier(self.sampler.dataset, dataset, **readers)
         self._load(state, is_reweighted=reweight, earlier=earlier)

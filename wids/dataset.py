@@ -27,7 +27,6 @@ from typing_extensions import TypeVar
 from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.core.collection import arguments
 from wids.core.collection.batches import expect, read_batch, read_foreign, read_sample
-from wids.core.collection.changes import find_earlier
 from wids.core.collection.keys import Keys
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
@@ -39,7 +38,6 @@ from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
 from wids.core.order.layout import SamplerInterface, read_values
 from wids.core.order.mask import MarkedIndex
-from wids.core.order.unseen import find_unseen
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
@@ -641,6 +639,9 @@ class ShardListDataset(Dataset[T_co]):
             >>> len(now.unseen(sampler.state_dict(), old=before))
             7
         """
+        from wids.core.collection.changes import find_earlier, open_earlier
+        from wids.core.order.unseen import find_unseen
+
         then = open_earlier(old)
         values = {"lengths": old_lengths, "buckets": old_buckets}
         readers = {
@@ -1097,15 +1098,6 @@ class ShardListDataset(Dataset[T_co]):
                 arguments.warn_of_none(transform, is_before=True)
             raise
         return sample  # type: ignore[no-any-return]
-
-
-def open_earlier(old: Any) -> Any:
-    """The dataset that ``old=`` names: itself, or that of an index.
-
-    Raises:
-        SpecError: it is no index. FetchError: it cannot be read.
-    """
-    return old if isinstance(old, Dataset) else ShardListDataset(old)
 
 
 class _NotInitialized:

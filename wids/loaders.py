@@ -242,14 +242,17 @@ class Counting:
         return flat_state(state)
 
     @suggest_names
-    def load_state_dict(self, state: Any, *, reweight: bool = False, **changes: Any) -> None:
+    def load_state_dict(
+        self, state: Any, *, reweight: bool = False, old: Any = None, old_lengths: Any = None, old_buckets: Any = None
+    ) -> None:
         """Let the next iteration begin at ``state``, with any number of ranks and workers, and any batch size.
 
         Args:
             state: of `state_dict`, or of the sampler's.
             reweight: of a mixture whose sources or weights have changed; see the sampler's.
-            **changes: ``old=``, the dataset that the state was saved over, where the data have changed; with batches of
-                like length also ``old_lengths=``, ``old_buckets=``. See the sampler's.
+            old: the dataset that the state was saved over, or its index, where data have changed; see the sampler's.
+            old_lengths: of batches of like length: those of the samples of ``old``; see `wids.BucketBatchSampler`.
+            old_buckets: likewise.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
@@ -261,7 +264,8 @@ class Counting:
         batches = None
         if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
             batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
-        counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}), **changes)
+        options = {"reweight": reweight or None, "old": old, "old_lengths": old_lengths, "old_buckets": old_buckets}
+        counted.sampler.load_state_dict(state, **{name: value for name, value in options.items() if value is not None})
         self._loaded = None
         if isinstance(counted, CountedBatches) and isinstance(counted.progress.cursor, Loaded):
             place = counted.progress.cursor.place

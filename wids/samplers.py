@@ -24,7 +24,6 @@ from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from wids.core.collection.changes import find_earlier
 from wids.core.files.held import holding, is_released, release
 from wids.core.files.lazy import Computed
 from wids.core.order.cursor import Loaded
@@ -132,7 +131,7 @@ class StatefulSampler(Sampler[T_co]):
             node.epoch = progress.next_place().epoch
 
     def _find_earlier(self, old: Any) -> Earlier:
-        from wids.dataset import open_earlier
+        from wids.core.collection.changes import find_earlier, open_earlier
 
         return find_earlier(self.__wids__().samples.dataset, open_earlier(old))
 

@@ -39,6 +39,8 @@ E2E = {
 }
 HERE = {
     f"{GUIDES}/batches.md#batch-by-length-or-shape",
+    f"{GUIDES}/changed-data.md#appending-while-training",
+    f"{GUIDES}/changed-data.md#data-that-change-in-mid-run",
     f"{GUIDES}/coming-from.md#coming-from-another-loader",
     f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part",
     f"{GUIDES}/mix.md#each-batch-from-one-source",
@@ -321,6 +323,81 @@ def test_resume_anywhere(tmp_path):
             execute(only(resuming), replaced, train_step=train_step, **names)
     indices = [index for batch in seen for index in batch]
     assert [sorted(indices[k : k + 80]) for k in (0, 80, 160)] == [list(range(80))] * 3
+
+
+def write_changing(tmp_path, counts):
+    """The index of shards of which each sample has a text that is in no other."""
+    folder = tmp_path / "changing"
+    folder.mkdir(exist_ok=True)
+    return write_index(folder, counts)
+
+
+def test_data_that_change(tmp_path):
+    """The rest of the epoch, and what is new, each once."""
+    before = wids.ShardListDataset(write_changing(tmp_path, (8, 8, 8, 8)), transformations=lambda s: s["__index__"])
+    loader = wids.resumable(
+        torch.utils.data.DataLoader(before, 8, sampler=wids.DistributedChunkedSampler(before), collate_fn=list)
+    )
+    batches = iter(loader)
+    read = [index for _ in range(2) for index in next(batches)]
+    os.rename(write_changing(tmp_path, (8, 8, 8, 8, 8)), "train-2.json")
+    os.rename(write_changing(tmp_path, (8, 8, 8, 8)), "train-1.json")
+    came = []
+    replaced = {
+        "batch_size=32": "batch_size=8, collate_fn=lambda some: list(zip(some))",
+        "num_workers=4": "num_workers=0",
+    }
+    replaced |= {"for images, labels in": "for images in", "train_step(images, labels)": "train_step(images)"}
+    replaced |= {'wids.ShardListDataset("': 'wids.ShardListDataset(base="changing", shards="'}
+    names = {"torch": torch, "wids": wids, "make_sample": lambda sample: sample["__index__"]}
+    checkpoint = {"loader": loader.state_dict()}
+    execute(
+        only(f"{GUIDES}/changed-data.md#data-that-change-in-mid-run"),
+        replaced,
+        train_step=lambda batch: came.extend(index for (index,) in batch),
+        checkpoint=checkpoint,
+        **names,
+    )
+    assert sorted(read + came) == list(range(40))
+
+
+def test_appending_while_training(tmp_path):
+    """Each epoch reads each sample of the shards that there are by then, once."""
+    path = "train.json"
+    os.rename(write_changing(tmp_path, (8, 8)), path)
+
+    def open_newest():
+        return wids.ShardListDataset(path, base="changing")
+
+    def make_loader(dataset):
+        sampler = wids.DistributedChunkedSampler(dataset)
+        return wids.resumable(
+            torch.utils.data.DataLoader(dataset, 8, sampler=sampler, collate_fn=lambda some: zip(*some, strict=True))
+        )
+
+    dataset, seen = open_newest().add_transform(lambda s: (s["__index__"], 0)), [[]]
+
+    def train_step(indices, labels):
+        seen[-1].extend(indices)
+
+    def append(epoch):
+        seen.append([])
+        os.replace(write_changing(tmp_path, (8,) * (3 + epoch)), path)
+
+    replaced = {"range(10)": "range(3)", "    newest = ": "    append(epoch)\n    newest = "}
+    replaced |= {'ShardListDataset("train.json")': 'ShardListDataset("train.json", base="changing")'}
+    execute(
+        only(f"{GUIDES}/changed-data.md#appending-while-training"),
+        replaced,
+        wids=wids,
+        append=append,
+        train_step=train_step,
+        make_loader=make_loader,
+        make_sample=lambda s: (s["__index__"], 0),
+        dataset=dataset,
+        loader=make_loader(dataset),
+    )
+    assert [sorted(each) for each in seen[:3]] == [list(range(n)) for n in (16, 24, 32)]
 
 
 @pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")

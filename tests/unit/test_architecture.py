@@ -421,7 +421,7 @@ def test_public_names():
 OF_0_1 = """add_transform base cache cache_dir check_cache_misses close cum_lengths dataset_name get_shard get_stats
     lengths localname shards spec total_length transformations"""
 DATASET = """column_names contents exclude fields find_rows fingerprint keys locate prefetch preview query read_column
-    save select split stats where with_columns with_table"""
+    save select split stats unseen where with_columns with_table"""
 MIXTURE = "add_transform close datasets lengths names save stats weights"
 OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank

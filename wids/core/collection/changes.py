@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from wids.core.collection.shard_collection import fingerprint_with_view, load_shards
+from wids.core.collection.shard_collection import mixed_parts as mixed_shards
 from wids.core.index.changes import Carrying, Part
+from wids.core.index.fingerprint import contents as contents_of_shards
+from wids.core.index.shardlist import ShardList
 from wids.core.order.amendment import Earlier
-from wids.core.order.layout import contents, fingerprint, interface_of, mixed_parts, parts_of
+from wids.core.order.layout import SamplerInterface, contents, fingerprint, interface_of, mixed_parts, parts_of
 from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ def find_earlier(
 
     Args:
         now: a dataset of shards, a view, or a mixture or join of these.
-        old: the dataset that the state was saved over; likewise.
+        old: the dataset that the state was saved over, of `open_earlier`; likewise.
         lengths: reads the length of each of its samples, for batches; None: not known.
         buckets: likewise, their buckets.
 
@@ -35,6 +41,40 @@ def find_earlier(
     )
     carrying = Carrying(list_parts(old, "old"), list_parts(now, "the dataset"))
     return Earlier(old, carrying.carry, is_same, lengths, buckets)
+
+
+class EarlierShards:
+    """The dataset of an index that was before, for samplers; its samples cannot be read."""
+
+    def __init__(self, shards: ShardList) -> None:
+        self._shards = shards
+
+    def __len__(self) -> int:
+        ends = self._shards.ends()
+        return int(ends[-1]) if len(ends) else 0
+
+    def __wids__(self) -> SamplerInterface:
+        shards = self._shards
+        return SamplerInterface(
+            shard_ends=np.asarray(shards.ends(), np.int64),
+            mixed_parts=lambda: mixed_shards(shards),
+            listed=lambda: (shards, None, True),
+            fingerprint=lambda: fingerprint_with_view(shards),
+            contents=lambda: contents_of_shards(shards),
+        )
+
+
+def open_earlier(old: Any) -> Any:
+    """The dataset that ``old=`` names: itself, or that of an index.
+
+    Raises:
+        SpecError: it is no index. FetchError: it cannot be read.
+    """
+    if isinstance(old, ShardList):
+        return EarlierShards(old)
+    if interface_of(old) is not None or parts_of(old) is not None:
+        return old
+    return EarlierShards(load_shards(old)[1])
 
 
 def _identity(dataset: Any) -> tuple[str | None, list[tuple[str, int, int]]]:

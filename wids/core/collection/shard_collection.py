@@ -168,6 +168,12 @@ def load_shards(
     return base if base is not None else _own_base(shard_list.header, request.url), shard_list, narrowed
 
 
+def fingerprint_with_view(shards: ShardList) -> str:
+    """`wids.core.index.fingerprint.fingerprint` of shards, and of a view's choice of their samples."""
+    whole, chosen = fingerprint(shards), shards.selection
+    return whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
+
+
 def words_of_misuse(shards: Any) -> str:
     """The mistake in an argument that has samples where shards belong, by its type; ``""``: it may have shards."""
     if hasattr(type(shards), "__wids__") and hasattr(shards, "shards"):
@@ -437,10 +443,9 @@ class ShardCollection:
 
     @property
     def fingerprint(self) -> str:
-        """`wids.core.index.fingerprint.fingerprint` of the shards, and of a view's choice of their samples."""
+        """`fingerprint_with_view` of the shards."""
         if self._fingerprint is None:
-            whole, chosen = fingerprint(self.shards), self.shards.selection
-            self._fingerprint = whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
+            self._fingerprint = fingerprint_with_view(self.shards)
         return self._fingerprint
 
     @property

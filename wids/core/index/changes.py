@@ -33,7 +33,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class ShardRecord(NamedTuple):
-    """What is known of the content of a shard; see `Records`."""
+    """A shard and its content, as an index says them; see `Records`."""
 
     url: str
     samples: int
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 class Records:
-    """What is known of the content of the shards of some lists, column by column; an item is a `ShardRecord`.
+    """Shards and their contents, as some lists say them, column by column; an item is a `ShardRecord`.
 
     Args:
         shards: the lists.

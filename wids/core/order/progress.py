@@ -174,7 +174,7 @@ class Progress(ABC, Generic[EpochsT]):
 
 
 class EarlierReading(NamedTuple):
-    """What the state of a sampler had read of the earlier data.
+    """The samples of the earlier data that the state of a sampler has read.
 
     Attributes:
         then: the progress of the sampler over them.
@@ -217,7 +217,7 @@ def adopt_earlier(then: Progress[Any], state: Any) -> EpochPosition:
 def carry_sources(
     now: Sequence[SourceSpan], then: Sequence[SourceSpan], read: Mapping[str, Read], earlier: Earlier
 ) -> dict[str, Read]:
-    """What was read of each source of now, in indices of that source; of a new one, nothing of its pass 0."""
+    """The samples that were read of each source of now, as indices of that source; of a new one, none of its pass 0."""
     spans = {part.name: (part.first, part.last) for part in then}
     carried: dict[str, Read] = {}
     for part in now:
