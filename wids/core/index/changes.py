@@ -72,10 +72,15 @@ class Records:
         InputError: the count of a shard is unknown; an entry that was written anew is damaged.
     """
 
+    urls: list[str]
+    samples: list[int]
+    sizes: list[int]
+    md5s: list[str]
+    crc32s: list[str]
+    without: dict[int, tuple[ShardRecord, Indices]]
+
     def __init__(self, shards: Iterable[ShardList]) -> None:
-        self.urls, self.samples, self.sizes = list[str](), list[int](), list[int]()
-        self.md5s, self.crc32s = list[str](), list[str]()
-        self.without: dict[int, tuple[ShardRecord, Indices]] = {}
+        self.urls, self.samples, self.sizes, self.md5s, self.crc32s, self.without = [], [], [], [], [], {}
         for each in shards:
             if unknown := each.unknown_counts():
                 raise InputError(
