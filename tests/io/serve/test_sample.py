@@ -13,6 +13,9 @@ import torch
 from PIL import Image, ImageFile
 
 from tests.io.serve.test_previews import array, opened, picture
+from tests.support.columns import make_columns
+from tests.support.shards import write_json, write_tar
+from wids.columns.spec import parse_spec
 from wids.tools.describe import describe
 from wids.tools.serve import sample as serve_sample
 
@@ -199,3 +202,13 @@ def test_a_packed_picture_is_refused_by_its_size(pages, monkeypatch, path):
 def test_no_columns(pages):
     """Of a dataset that has none, there are none."""
     assert pages({".txt": b"x"}).get("/api/columns/0").json() == {"columns": []}
+
+
+def test_names_of_classes(tmp_path, serve_index):
+    """A label among the columns has the name of its class beside it."""
+    write_tar(tmp_path / "a.tar", {"0.cls": b"1", "1.txt": b""})
+    header = {"wids_version": 1, "info": {"classes": ["ant", "bee"]}}
+    index = write_json(tmp_path / "a.json", {**header, "shardlist": [{"url": "a.tar", "nsamples": 2}]})
+    make_columns(index, spec=parse_spec(fields=[".cls=label"]))
+    labels = [dict(serve_index(index).get(f"/api/columns/{k}")["columns"])["label"] for k in range(2)]
+    assert labels == ["bee (1)", None]

@@ -34,6 +34,7 @@ from wids.events import format_size
 from wids.tools.describe import Field, describe, describe_value
 from wids.tools.serve import masks
 from wids.tools.serve.answers import answer
+from wids.tools.serve.facets import class_names, words_for
 from wids.tools.serve.fields import refuse
 from wids.tools.serve.measures import measure
 from wids.tools.serve.members import open_member
@@ -215,7 +216,11 @@ class _Page:
             return {"columns": []}
         row = table.to_pylist()[:1]
         cells = [(name, value) for name, value in (row[0].items() if row else ()) if name != "index"]
-        return {"columns": [[name, _cell(value)] for name, value in cells]}
+        return {"columns": [[name, self._cell(name, value)] for name, value in cells]}
+
+    def _cell(self, name: str, value: Any) -> str | None:
+        names = class_names(self._served, name, [value])
+        return words_for(value, names) if names and value is not None else _cell(value)
 
 
 def _cell(value: Any) -> str | None:
