@@ -33,6 +33,8 @@ _SEARCHES = re.compile(r"<!-- search: (.*?) -->\s*", re.DOTALL)
 _PICTURES = (".png", ".jpg", ".svg")
 # Defaults that begin with a name: `arguments.MAX_ERRORS`, `int(1e12)`, `Session(hooks=())`.
 _NAMED = re.compile(r"(= ?)([A-Za-z_][\w.]*(?:\((?:[^()]|\(\))*\))?)(?=[,)])")
+# A type with its check: `Annotated[str, msgspec.Meta(min_length=1)]`.
+_CHECKED = re.compile(r"Annotated\[([\w.]+(?:\[[\w.]+\])?), [\w.]+\([^()]*\)\]")
 _LONG = 10_000  # numbers from here on have separators
 
 
@@ -156,8 +158,8 @@ def _sign(_: Sphinx, *args: Any) -> tuple[str, str | None] | None:
     if signature is None:
         return None
     names = vars(sys.modules.get(getattr(made, "__module__", None) or "", builtins))
-    shown = _NAMED.sub(lambda default: default[1] + _value(default[2], names), signature.replace("<factory>", "..."))
-    return shown, returns
+    signature = _CHECKED.sub(r"\1", signature.replace("<factory>", "..."))
+    return _NAMED.sub(lambda default: default[1] + _value(default[2], names), signature), returns
 
 
 def _value(default: str, names: Mapping[str, Any]) -> str:
