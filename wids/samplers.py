@@ -706,11 +706,16 @@ class _Drawn:
     """
 
     def __init__(self, batches: Any) -> None:
-        tasks = [batches._task_info]  # noqa: SLF001 - torch's: batch -> its worker, until the loop receives it
-        self._tasks, self._ref = tasks, weakref.ref(batches, lambda _: tasks.append(tuple(tasks.pop())))
+        self._tasks = [batches._task_info]  # noqa: SLF001 - torch's: batch -> its worker, until the loop receives it
+        weakref.finalize(batches, _keep_numbers, self._tasks).atexit = False
 
     def __call__(self) -> bool:
         return any(map(bool, self._tasks))
+
+
+def _keep_numbers(tasks: list[Any]) -> None:
+    """Forget the batches of an iteration that is gone, and keep their numbers."""
+    tasks.append(tuple(tasks.pop()))
 
 
 def _find_drawn() -> _Drawn | None:

@@ -26,6 +26,7 @@ METHODS = {
 CALLBACKS = {
     "columns/mapped": ["finalizers.leave"],
     "core/index/view_rows": ["_keep", "os.close"],  # nothing, and of a file that was mapped
+    "samplers": ["_keep_numbers"],  # changes a list
 }
 # Generator -> what its end does.
 GENERATORS = {
