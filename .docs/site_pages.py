@@ -34,7 +34,7 @@ _PICTURES = (".png", ".jpg", ".svg")
 # Defaults that begin with a name: `arguments.MAX_ERRORS`, `int(1e12)`, `Session(hooks=())`.
 _NAMED = re.compile(r"(= ?)([A-Za-z_][\w.]*(?:\((?:[^()]|\(\))*\))?)(?=[,)])")
 # A type with its check: `Annotated[str, msgspec.Meta(min_length=1)]`.
-_CHECKED = re.compile(r"Annotated\[([\w.]+(?:\[[\w.]+\])?), [\w.]+\([^()]*\)\]")
+_CHECKED = re.compile(r"(?:~[\w.]+\.)?Annotated\[(~?[\w.]+(?:\[~?[\w.]+\])?), [\w.]+\([^()]*\)\]")
 _LONG = 10_000  # numbers from here on have separators
 
 
