@@ -47,8 +47,10 @@ MORE = (
     ("long", "/epoch?batch_size=4&epochs=40&step=100", ".cell", 4),
     ("error", "/nowhere", "main", 1),
 )
+# Of tags 1, 2 and 4, which few pixels have.
+TAG_COLOURS = ((0xC2, 0x41, 0x0C), (0x1D, 0x4E, 0xD8), (0xA1, 0x62, 0x07))
 TAGGED = ((1, "bad label", (14, 19, 30)), (2, "blurred", (16, 19, 22, 150)), (4, "keep", (27,)))
-JOB = """
+JOB = """\
 import sys, time, torch, wids
 dataset = wids.ShardListDataset(sys.argv[1], cache_dir=sys.argv[2], cache_size=600_000, transformations=[])
 while True:
@@ -64,7 +66,11 @@ def save(data: bytes, name: str) -> None:
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     for colours in (256, 128, 64, 32):
         small = io.BytesIO()
-        picture.quantize(colours, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+        few = picture.quantize(colours - len(TAG_COLOURS), dither=Image.Dither.NONE)
+        palette = Image.new("P", (1, 1))
+        palette.putpalette([*(few.getpalette() or []), *itertools.chain.from_iterable(TAG_COLOURS)])
+        few = picture.quantize(palette=palette, dither=Image.Dither.NONE)
+        few.save(small, "PNG", optimize=True)
         if small.tell() < MOST_BYTES:
             break
     (PICTURES / f"{name}.png").write_bytes(small.getvalue())
@@ -77,8 +83,10 @@ def main(folder: str) -> None:
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         os.chdir(place)  # whose name is then in no picture
         photos = bucket.photos("photos", step=40, latency=0.03, rate=150_000)
-        command = [sys.executable, "-c", JOB, photos.train, cache]
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
+        # Found by PATH, so that the cache page shows a short name.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        command = ["python", "-c", JOB, photos.train, cache]
+        with subprocess.Popen(command, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}) as job:
             try:
                 run(
                     "pack", "photos/train.json", "-o", "photographs/train-%04d.tar", "--shuffle", "3", "--samples", "64"
@@ -113,6 +121,8 @@ def draw(index: str, cache: str, folder: str) -> None:
                 if page.locator("#why [role=status]").count():  # a filter in a link waits
                     page.evaluate("document.getElementById('filter').requestSubmit()")
                 time.sleep(min(seconds, 4) if folder else seconds)
+                while page.locator("#facets [aria-busy]").count():
+                    time.sleep(0.1)
                 if folder:
                     page.screenshot(path=f"{folder}/{name}-{width}-{theme}.png", full_page=True)
                 else:

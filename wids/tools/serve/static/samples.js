@@ -213,9 +213,10 @@ async function open({ at = 0, isNew = false, isSame = false, ...changes } = {}) 
     return true;
   } catch (error) {
     if (error.name === "AbortError") return;
+    const isOfFilter = wanted.where && !(hasShown && wanted.where === list.where);
     if (hasShown) tell(grid.total);
     else arrange(), grid.reset(all, 0), tell(all), showFacets(signal);
-    if (hasShown && wanted.where === list.where) {
+    if (!isOfFilter) {
       fail($("told"), error);
     } else {
       fail($("why"), error);
