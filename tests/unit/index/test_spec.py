@@ -480,7 +480,8 @@ def test_options_nested_too_deeply():
     deep = {}
     for _ in range(5000):
         deep = {"datasets": [deep]}
-    assert "nested too deeply" in refuse(index(), "", options=deep)
+    with pytest.raises(SpecError, match=r"nested too deeply|within 8 others"):  # the first of both, by the Python
+        read(index(), options=deep)
 
 
 @pytest.fixture(scope="module")
