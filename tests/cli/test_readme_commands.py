@@ -34,6 +34,16 @@ ELSEWHERE = {
         "tests/e2e/test_notebooks.py",
         "papermill",
     ),
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[cli]' webdataset==1.0.2 litdata==0.2.76": (
+        "benchmarks/peers.py",
+        "webdataset",
+    ),
+    ".venv/bin/python benchmarks/peers.py --rows random-text,epoch2-text,first-cold "
+    "--only wids,webdataset,litdata --rounds 3 "
+    "--python wids=.venv/bin/python --python webdataset=.venv/bin/python --python litdata=.venv/bin/python": (
+        "tests/e2e/test_benchmark_peers.py",
+        "def test_quick_run_measures_and_checks_every_kind_of_row",
+    ),
     "python notebooks/make.py NAME": ("tests/e2e/test_notebooks.py", "jupytext"),
     "wids index create 'hf://datasets/me/films?split=train' -o films.json --upload": (
         "tests/cli/test_index.py",
