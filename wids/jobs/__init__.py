@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wids.core.transport.session import Session
     from wids.jobs.cache_warm import WarmOutcome, WarmSettings, warm
     from wids.jobs.index_create import IndexOutcome, IndexSettings, create_index
+    from wids.jobs.index_diff import IndexDiff, ShardsOfKind, diff_indexes
     from wids.jobs.index_edit import update_index
     from wids.jobs.index_tables import TablesOutcome, TablesSettings, create_tables
     from wids.jobs.index_verify import VerifyOutcome, verify
@@ -30,6 +31,7 @@ _NAMES = {
     "wids.columns.spec": "ColumnSpec parse_spec",
     "wids.jobs.cache_warm": "WarmOutcome WarmSettings warm",
     "wids.jobs.index_create": "IndexOutcome IndexSettings create_index",
+    "wids.jobs.index_diff": "IndexDiff ShardsOfKind diff_indexes",
     "wids.jobs.index_edit": "update_index",
     "wids.jobs.index_tables": "TablesOutcome TablesSettings create_tables",
     "wids.jobs.index_verify": "VerifyOutcome verify",
@@ -45,6 +47,7 @@ __all__ = [
     "ColumnSpec",
     "ColumnsOutcome",
     "Finding",
+    "IndexDiff",
     "IndexOutcome",
     "IndexSettings",
     "JobOutcome",
@@ -55,6 +58,7 @@ __all__ = [
     "Problem",
     "RunOptions",
     "Session",
+    "ShardsOfKind",
     "TablesOutcome",
     "TablesSettings",
     "VerifyOutcome",
@@ -64,6 +68,7 @@ __all__ = [
     "create_columns",
     "create_index",
     "create_tables",
+    "diff_indexes",
     "pack",
     "parse_spec",
     "update_index",

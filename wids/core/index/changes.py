@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # The key of a shard in an index, by which one that was written anew says which samples it has of an earlier one:
 # {"url", "nsamples", "filesize", "md5sum", "crc32": of that one, "without": [rows that it has no more]}.
 REWRITTEN = "rewritten"
+KINDS = ("same", "moved", "replaced", "added", "dropped")
 _NONE = np.zeros(0, np.int64)
 
 
@@ -291,7 +292,7 @@ class Change(NamedTuple):
     """A shard that is not as it was, or is.
 
     Attributes:
-        kind: ``"same"``, ``"moved"``, ``"replaced"``, ``"added"`` or ``"dropped"``.
+        kind: one of `KINDS`.
         then: its number in the earlier list; None: it was not there.
         now: its number in the list of now; None: it is not there any more.
         kept: samples of the earlier shard that are in the one of now.

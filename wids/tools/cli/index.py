@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from wids.core.index.changes import KINDS
 from wids.core.place import Place
 from wids.core.transport.session import PLAIN
 from wids.errors import OutputExistsError
@@ -25,6 +26,7 @@ from wids.tools.cli.format import (
     print_errors,
     print_json,
     print_outcome,
+    print_table,
     printable,
     shown_path,
     shown_url,
@@ -32,6 +34,7 @@ from wids.tools.cli.format import (
 from wids.tools.cli.options import GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
 from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.progress import job_signals
+from wids.tools.cli.saved_state import SavedFlags, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from wids.hub.upload import IndexUpload, Published
     from wids.jobs.index_create import IndexOutcome, IndexSettings
     from wids.jobs.index_edit import Merged
+
+_SHOWN = 5  # shards of each kind
 
 app: App = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
@@ -247,6 +252,44 @@ def update_index(
             progress=None if is_json else "bar",
         )
     _report(outcome, is_json=is_json)
+
+
+@app.command("diff", epilog=examples("wids index diff before.json train.json \\\n  --state checkpoint.pt"))
+def diff_indexes(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The earlier index, or view: path or URL.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The index, or view, of now.")],
+    *,
+    saved: SavedFlags,
+    has_list: Annotated[bool, typer.Option("--list", help="List every shard that is not the same.")] = False,
+    is_json: Json = False,
+    session: SessionFlag = PLAIN,
+) -> None:
+    """Say which shards are the same, have moved, were replaced, added or dropped, by what two indexes say of them.
+
+    With --state, a checkpoint of a run over OLD: how many samples of NEW its epoch has not read. No shard is opened.
+    """
+    from wids.jobs.index_diff import diff_indexes as compare
+
+    state = None if saved.state is None else read_state(saved.state)
+    options = {"seed": saved.seed, "tail": saved.tail, "old_lengths": saved.read_lengths()}
+    diff = compare(old, new, state=state, session=session, **options)
+    if is_json:
+        print_json(diff)
+        return
+    kinds = {kind: getattr(diff, kind) for kind in KINDS}
+    rows = [
+        (kind, f"{each.shards:,}", f"{each.samples:,}", format_size(each.bytes), f"{each.kept:,}")
+        for kind, each in kinds.items()
+    ]
+    print_table(("shards", ">number", ">samples", ">size", ">of before"), rows)
+    for kind, each in kinds.items():
+        shown = each.urls if has_list else each.urls[:_SHOWN]
+        lines = [" -> ".join(map(shown_url, url)) if isinstance(url, list) else shown_url(url) for url in shown]
+        print("".join(f"\n{kind}: {line}" for line in lines).removeprefix("\n"), end="\n" * bool(lines))
+        if len(shown) < len(each.urls):
+            print(f"{kind}: {len(each.urls) - len(shown):,} more (--list)")
+    if diff.unseen is not None:
+        print(f"unseen: {diff.unseen:,} of {count_of(diff.samples, 'sample')}, by the epoch of the state")
 
 
 @app.command("merge", epilog=examples("wids index merge cats.json gs://bucket/dogs.json \\\n  -o pets.json"))

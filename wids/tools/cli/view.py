@@ -12,6 +12,7 @@ from wids.core.transport.session import PLAIN
 from wids.tools.cli.format import count_of, parse_range, shown_path
 from wids.tools.cli.options import CacheDir, Columns, Index, Overwrite, SessionFlag
 from wids.tools.cli.plain_help import App, examples
+from wids.tools.cli.saved_state import read_state
 
 app: App = App()
 
@@ -21,6 +22,7 @@ app: App = App()
     epilog=examples(
         'wids view train.json --where "width >= 512" \\\n  --exclude opted-out.txt -o good.json',
         "wids view train.json --select :10000 -o first.json",
+        "wids view train.json --unseen checkpoint.pt \\\n  --old before.json -o rest.json",
     ),
 )
 def run_view(
@@ -54,6 +56,20 @@ def run_view(
             "repeatable.",
         ),
     ] = None,
+    unseen: Annotated[
+        str | None,
+        typer.Option(
+            "--unseen",
+            metavar="STATE",
+            help="Of these, those that the epoch of a state has not read: JSON, or a checkpoint of torch.save.",
+            show_default=False,
+        ),
+    ] = None,
+    old: Annotated[
+        str | None,
+        typer.Option("--old", metavar="INDEX", help="The index that the state was saved over.", show_default=False),
+    ] = None,
+    *,
     columns: Columns = None,
     overwrite: Overwrite = False,
     cache_dir: CacheDir = "",
@@ -64,8 +80,10 @@ def run_view(
     The new index is taken wherever an index is. It names INDEX, and is refused once INDEX lists other shards. The
     member tables of all shards are read where keys are given.
     """
-    if select is None and where is None and not exclude:
-        raise typer.BadParameter("say which samples: --select, --where, --exclude")
+    if select is None and where is None and not exclude and unseen is None:
+        raise typer.BadParameter("say which samples: --select, --where, --exclude, --unseen")
+    if (unseen is None) != (old is None):
+        raise typer.BadParameter("--unseen STATE and --old INDEX belong together: the state was saved over that index")
     if columns is not None and where is None:
         raise typer.BadParameter("--columns is for --where")
     from wids.core.files.replaced import ReplacedFile
@@ -87,6 +105,9 @@ def run_view(
         dataset = dataset.where(where)
     for path in exclude or ():
         dataset = dataset.exclude(path)
+    if unseen is not None and old is not None:
+        then = ShardListDataset(old, cache_dir=cache_dir or None, storage_options=session.storage_options)
+        dataset = dataset.unseen(read_state(unseen), old=then)
     dataset._save(output, overwrite=overwrite, file=file)  # noqa: SLF001 - as `save`
     shards = count_of(sum(map(bool, dataset.lengths)), "shard")
     print(f"{shown_path(os.path.abspath(output))}: {len(dataset):,} of {count_of(whole, 'sample')}, in {shards}")

@@ -1,0 +1,117 @@
+"""Compare two indexes: which shards are the same, have moved, were replaced, added or dropped. No shard is opened."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.core.collection.changes import find_earlier, open_earlier
+from wids.core.collection.shard_collection import load_shards
+from wids.core.index.changes import KINDS, compare_shards
+from wids.core.order.unseen import find_unseen
+from wids.core.transport.session import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wids.core.order.epoch import Tail
+    from wids.core.transport.session import Session
+
+
+class ShardsOfKind(msgspec.Struct, frozen=True, kw_only=True):
+    """The shards that one thing has happened to.
+
+    Attributes:
+        shards: their number.
+        samples: in them; of dropped ones, of before.
+        bytes: of those with a known size; of dropped ones, of before.
+        kept: samples that were in an earlier shard.
+        urls: of each; of moved ones, [of before, of now].
+    """
+
+    shards: int = 0
+    samples: int = 0
+    bytes: int = 0
+    kept: int = 0
+    urls: list[Any] = msgspec.field(default_factory=list)
+
+
+class IndexDiff(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes from one index to another.
+
+    Attributes:
+        same: shards with the same content at the same URL.
+        moved: with the same content at another URL.
+        replaced: with another content at the same URL, or written anew.
+        added: of no earlier shard.
+        dropped: that are not there any more.
+        samples: of the index of now.
+        unseen: those of them that the epoch of a state has not read; None: no state was given.
+    """
+
+    same: ShardsOfKind
+    moved: ShardsOfKind
+    replaced: ShardsOfKind
+    added: ShardsOfKind
+    dropped: ShardsOfKind
+    samples: int
+    unseen: int | None = None
+
+
+def diff_indexes(
+    old: str | os.PathLike[str],
+    new: str | os.PathLike[str],
+    *,
+    state: Any = None,
+    seed: int = 0,
+    tail: Tail = "pad",
+    old_lengths: Any = None,
+    session: Session = PLAIN,
+) -> IndexDiff:
+    """Compare two indexes, or views, by what they say of their shards.
+
+    A shard is the same by checksum wherever it lies, else by URL, size and count; see
+    `wids.ShardListDataset.unseen`.
+
+    Args:
+        old: path or URL of the earlier index.
+        new: of that of now.
+        state: of a sampler or a loader, saved over ``old``: its unseen samples are counted.
+        seed: of the sampler, for the state of a mixture.
+        tail: of the sampler, for a state of batches.
+        old_lengths: of each sample of ``old``, for a state of batches of like length.
+        session: opens URLs.
+
+    Raises:
+        SpecError: one of them is no index. InputError: the number of samples in a shard is unknown. StateError: the
+            state is damaged, or not of ``old``.
+
+    Example:
+        >>> diff = jobs.diff_indexes("train.json", "train.json")
+        >>> diff.same.shards, diff.added.shards
+        (3, 0)
+    """
+    then, now = (load_shards(os.fspath(place), session=session)[1] for place in (old, new))
+    sums: dict[str, dict[str, Any]] = {
+        kind: {"shards": 0, "samples": 0, "bytes": 0, "kept": 0, "urls": []} for kind in KINDS
+    }
+    for kind, before, after, kept in compare_shards(then, now):
+        shards, k = (then, before) if after is None else (now, after)
+        assert k is not None  # noqa: S101 - for the type checker: it is in one of them
+        sum_of, url = sums[kind], shards.urls[k]
+        sum_of["shards"] += 1
+        sum_of["samples"] += shards.nsamples[k]
+        sum_of["bytes"] += max(shards.filesizes[k], 0)
+        sum_of["kept"] += kept
+        if kind != "same":
+            sum_of["urls"].append([then.urls[before], url] if kind == "moved" and before is not None else url)
+    unseen = None
+    data = open_earlier(now)
+    if state is not None:
+        lengths: Callable[[], Any] | None = None if old_lengths is None else lambda: old_lengths
+        earlier = find_earlier(data, open_earlier(then), lengths=lengths)
+        unseen = len(find_unseen(data, state, earlier, seed=seed, tail=tail))
+    kinds = {kind: ShardsOfKind(**values) for kind, values in sums.items()}
+    return IndexDiff(**kinds, samples=len(data), unseen=unseen)

@@ -1,0 +1,109 @@
+"""States in files: what ``--state`` names, and what of a sampler a state does not say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wids.core.files import json_text
+from wids.core.order.state import nested_state
+from wids.errors import InputError, JsonError
+from wids.tools.cli.options import read_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KINDS = ("wids.sampler", "wids.batches")
+_DEPTH = 6  # of mappings and lists in a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFlags:
+    """Options of commands that take the state of a run."""
+
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="A state of a sampler or a loader: JSON, or a checkpoint of torch.save that holds one.",
+            show_default=False,
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="The sampler's seed; for the state of a mixture.")] = 0
+    tail: Annotated[
+        Any,
+        typer.Option("--tail", metavar="pad|drop|mask", help="The sampler's tail; for a state of batches by length."),
+    ] = "pad"
+    old_lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--old-lengths",
+            metavar="FILE.npy",
+            help="The length of each sample of OLD; for a state of batches by length.",
+            show_default=False,
+        ),
+    ] = None
+
+    def read_lengths(self) -> Any:
+        """The lengths: (nsamples,); None: not given.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        if self.tail not in ("pad", "drop", "mask"):
+            raise typer.BadParameter(f"--tail {self.tail!r:.80} is none of pad, drop, mask")
+        return None if self.old_lengths is None else read_values("--old-lengths", self.old_lengths, _refuse)
+
+
+def _refuse(name: str) -> Any:
+    raise typer.BadParameter(f"--old-lengths {name!r:.80} is no FILE.npy")
+
+
+def read_state(path: str) -> Any:
+    """The state in a file of JSON, or in a checkpoint of `torch.save`, of which weights alone are loaded.
+
+    Raises:
+        InputError: the file cannot be read; it holds no state, or several that differ.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1 << 30)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error})", path=path) from error
+    try:
+        saved = json_text.parse(data)
+    except (JsonError, UnicodeDecodeError):
+        saved = _load(path)
+    states = {json.dumps(state, sort_keys=True, default=repr): state for state in _states_in(saved, _DEPTH)}
+    if len(states) != 1:
+        what = "no state of a sampler or loader of wids" if not states else f"{len(states)} states that differ"
+        raise InputError(f"{path}: holds {what}; save loader.state_dict(), as JSON or by torch.save", path=path)
+    return next(iter(states.values()))
+
+
+def _load(path: str) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its unpickler raises anything
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{path}: is neither JSON nor a checkpoint of torch.save ({reason:.200})", path=path
+        ) from error
+
+
+def _states_in(value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        if value.get("kind") in _KINDS:
+            yield nested_state(value)
+            return
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and depth:
+        for each in value:
+            yield from _states_in(each, depth - 1)
