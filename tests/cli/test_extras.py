@@ -36,6 +36,7 @@ COMMANDS = {
     "pack": "$INDEX -o packed/x-%d.tar",
     "index create": "s0.tar s1.tar -o new.json",
     "index update": "$INDEX",
+    "index diff": "$INDEX $INDEX",
     "index merge": "$INDEX $INDEX -o merged.json",
     "index split": "$INDEX --by 1",
     "index rebase": "$INDEX --base . -o rebased.json",

@@ -24,7 +24,7 @@ from wids import jobs, serve, testing
 FOLDER = "my data"
 # What the help of a command calls a parameter that is a path, or may be one.
 WORDS = {
-    *("DIR", "FILE", "PATTERN", "SOURCE", "INDEX", "OUT", "PACK", "URL", "DIR_OR_PATTERN"),
+    *("DIR", "FILE", "PATTERN", "SOURCE", "INDEX", "OLD", "NEW", "OUT", "PACK", "URL", "DIR_OR_PATTERN"),
     *("COLUMN|FILE.npy", "A:B|FILE"),
 }
 # Names of shards in an index.
@@ -46,6 +46,8 @@ def home(tmp_path, monkeypatch):
     write_shard(str(folder / "extra.tar"), 2)
     pq.write_table(pa.table({"index": range(9), "more": range(9)}), folder / "more.parquet")
     (folder / "other.json").write_text('{"wids_version": 1, "shardlist": [{"url": "extra.tar", "nsamples": 2}]}')
+    state = wids.ChunkedSampler(wids.ShardListDataset(index)).state_dict()
+    write_json(folder / "state.json", state)
     (folder / "keys.txt").write_text("s0-001\n")
     (folder / "bad.jsonl").write_text('{"shard": "s0.tar", "row": 0}\n')
     np.save(folder / "some.npy", np.array([1, 3]))
@@ -70,6 +72,8 @@ LINES = [
     "pack H/rows.csv --base H --classes H/classes.txt --field .txt=file --field .cls=label -o H/a/p-%06d.tar",
     "pack H/train.json --cache-dir H/cache -o H/b/p-%06d.tar",
     "index create H/s0.tar H/s1.tar --counts H/sizes.json --info H/about.txt --base H -o H/new.json",
+    "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy",
+    "view H/train.json --unseen H/state.json --old H/train.json -o H/rest.json",
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
     "index merge H/train.json H/other.json -o H/merged.json",
     "index split H/train.json --by 2 -o H/part-{}.json",
@@ -261,6 +265,8 @@ CASES = {
         "url",
     ),
     ("jobs.update_index", "place"): ("other.json", jobs.update_index, ""),
+    ("jobs.diff_indexes", "old"): ("train.json", lambda path: jobs.diff_indexes(path, f"~/{FOLDER}/train.json"), ""),
+    ("jobs.diff_indexes", "new"): ("train.json", lambda path: jobs.diff_indexes(f"~/{FOLDER}/train.json", path), ""),
     ("jobs.update_index", "add"): (
         "s2.tar",
         lambda path: jobs.update_index(f"~/{FOLDER}/other.json", add=path),

@@ -212,3 +212,48 @@ def test_a_view_of_itself_that_another_program_saves(index, view, tmp_path, monk
     monkeypatch.undo()
     run_ok("view", view, "--exclude", str(tmp_path / "bad.txt"), "-o", view)
     assert len(keys(view)) == 1
+
+
+def test_unseen(index, tmp_path):
+    """The rest of a checkpoint's epoch, of JSON or of torch.save, with the samples that are new."""
+    import torch
+
+    before = wids.ShardListDataset(index)
+    sampler = wids.ChunkedSampler(before, seed=2)
+    indices = iter(sampler)
+    read = {before.locate(next(indices)) for _ in range(5)}
+    torch.save({"model": torch.zeros(2), "train": {"loader": sampler.state_dict()}}, tmp_path / "c.pt")
+    (tmp_path / "c.json").write_text(json.dumps(sampler.state_dict()))
+    old = tmp_path / "old.json"
+    os.rename(index, old)
+    now = write_index(tmp_path / "data", (*COUNTS, 2), name="now.json")
+    entries = json.loads(Path(old).read_text())
+    Path(old).write_text(json.dumps({**entries, "base": str(tmp_path / "data")}))
+    right = [(shard, row) for shard, count in enumerate((*COUNTS, 2)) for row in range(count)]
+    right = [place for place in right if place not in read]
+    for name in ("c.pt", "c.json"):
+        state, rest = str(tmp_path / name), str(tmp_path / "rest.json")
+        told = run_ok("view", now, "--unseen", state, "--old", str(old), "-o", rest, "--overwrite")
+        assert f"{len(right)} of 14 samples" in told
+        view = wids.ShardListDataset(rest)
+        assert [view.locate(i) for i in range(len(view))] == right
+        diff = json.loads(run_ok("index", "diff", str(old), now, "--state", state, "--json"))
+        assert diff["unseen"] == len(right)
+
+
+def test_states_that_are_none(index, tmp_path):
+    """A file without a state, with two, or of another kind is named."""
+    state = wids.ChunkedSampler(wids.ShardListDataset(index)).state_dict()
+    cases = {
+        "none.json": ({"a": [1, 2]}, "holds no state of a sampler or loader"),
+        "two.json": ([state, {**state, "position": 3}], "holds 2 states that differ"),
+        "text.json": ("x", "holds no state"),
+    }
+    view = str(tmp_path / "v.json")
+    for name, (content, words) in cases.items():
+        (tmp_path / name).write_text(json.dumps(content))
+        assert words in complaint(1, "view", index, "--unseen", str(tmp_path / name), "--old", index, "-o", view)
+    rubbish = tmp_path / "rubbish.pt"
+    rubbish.write_bytes(b"\x80\x02rubbish")
+    assert "is neither JSON nor a checkpoint" in complaint(1, "index", "diff", index, index, "--state", str(rubbish))
+    assert "belong together" in complaint(2, "view", index, "--unseen", str(rubbish), "-o", view)

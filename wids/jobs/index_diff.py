@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,15 +11,17 @@ from wids.core.collection.shard_collection import load_shards
 from wids.core.index.changes import KINDS, compare_shards
 from wids.core.order.unseen import find_unseen
 from wids.core.transport.session import PLAIN
+from wids.jobs.arguments import text_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from wids.core.order.epoch import Tail
     from wids.core.transport.session import Session
 
 
-class ShardsOfKind(msgspec.Struct, frozen=True, kw_only=True):
+class ShardsOfKind(msgspec.Struct, kw_only=True):
     """The shards that one thing has happened to.
 
     Attributes:
@@ -38,7 +39,7 @@ class ShardsOfKind(msgspec.Struct, frozen=True, kw_only=True):
     urls: list[Any] = msgspec.field(default_factory=list)
 
 
-class IndexDiff(msgspec.Struct, frozen=True, kw_only=True):
+class IndexDiff(msgspec.Struct, kw_only=True):
     """The changes from one index to another.
 
     Attributes:
@@ -93,7 +94,8 @@ def diff_indexes(
         >>> diff.same.shards, diff.added.shards
         (3, 0)
     """
-    then, now = (load_shards(os.fspath(place), session=session)[1] for place in (old, new))
+    places = text_of("old", old), text_of("new", new)
+    then, now = (load_shards(place, session=session)[1] for place in places)
     sums: dict[str, dict[str, Any]] = {
         kind: {"shards": 0, "samples": 0, "bytes": 0, "kept": 0, "urls": []} for kind in KINDS
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from wids.core.collection.shard_collection import fingerprint_with_view, load_shards
 from wids.core.collection.shard_collection import mixed_parts as mixed_shards
-from wids.core.index.changes import Carrying, Part
+from wids.core.index.changes import Carrying, Part, check_counts
 from wids.core.index.fingerprint import contents as contents_of_shards
 from wids.core.index.shardlist import ShardList
 from wids.core.order.amendment import Earlier
@@ -68,13 +68,14 @@ def open_earlier(old: Any) -> Any:
     """The dataset that ``old=`` names: itself, or that of an index.
 
     Raises:
-        SpecError: it is no index. FetchError: it cannot be read.
+        SpecError: it is no index. FetchError: it cannot be read. InputError: the number of samples in a shard is
+            unknown.
     """
-    if isinstance(old, ShardList):
-        return EarlierShards(old)
     if interface_of(old) is not None or parts_of(old) is not None:
         return old
-    return EarlierShards(load_shards(old)[1])
+    shards = old if isinstance(old, ShardList) else load_shards(old)[1]
+    check_counts(shards)
+    return EarlierShards(shards)
 
 
 def _identity(dataset: Any) -> tuple[str | None, list[tuple[str, int, int]]]:

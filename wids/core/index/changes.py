@@ -55,6 +55,19 @@ class Part(NamedTuple):
     first: int = 0
 
 
+def check_counts(shards: ShardList) -> None:
+    """Raise unless the number of samples in each shard is known.
+
+    Raises:
+        InputError: it is not.
+    """
+    if unknown := shards.unknown_counts():
+        raise InputError(
+            f"{shown(shards.urls[unknown[0]])}: the number of samples in the shard is unknown, so nothing says which "
+            "were read; make an index of the shards (wids index create)"
+        )
+
+
 class Records:
     """Shards and their contents, as some lists say them, column by column; an item is a `ShardRecord`.
 
@@ -83,11 +96,7 @@ class Records:
     def __init__(self, shards: Iterable[ShardList]) -> None:
         self.urls, self.samples, self.sizes, self.md5s, self.crc32s, self.without = [], [], [], [], [], {}
         for each in shards:
-            if unknown := each.unknown_counts():
-                raise InputError(
-                    f"{shown(each.urls[unknown[0]])}: the number of samples in the shard is unknown, so nothing says "
-                    "which were read; make an index of the shards (wids index create)"
-                )
+            check_counts(each)
             first = len(self.urls)
             self.urls += [unsigned(url) if "?" in url or "%" in url else url for url in each.urls]
             self.samples += each.nsamples

@@ -338,6 +338,8 @@ class SampleProgress(Progress[RankEpochs]):
             )
         try:
             population = choose_population(earlier.dataset, parts, settings, num_samples=span)
+            if span is not None and there.get("shards") is None:  # a sampler whose chunks know no shards
+                population = RangePopulation(*span)
         except ValueError as error:
             raise StateError(f"the state is not of the data that old= names: {error}") from error
         return SampleProgress(earlier.dataset, population, settings)

@@ -11,6 +11,7 @@ import typer
 
 from wids.core.files import json_text
 from wids.core.order.state import nested_state
+from wids.core.place import Place
 from wids.errors import InputError, JsonError
 from wids.tools.cli.options import read_values
 
@@ -70,6 +71,7 @@ def read_state(path: str) -> Any:
     Raises:
         InputError: the file cannot be read; it holds no state, or several that differ.
     """
+    path = Place(path).path
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 30)

@@ -60,7 +60,7 @@ def run_view(
         str | None,
         typer.Option(
             "--unseen",
-            metavar="STATE",
+            metavar="FILE",
             help="Of these, those that the epoch of a state has not read: JSON, or a checkpoint of torch.save.",
             show_default=False,
         ),
