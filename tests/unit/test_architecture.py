@@ -84,7 +84,9 @@ PURE = {"order"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them, jpeg.py decodes to tensors, the demo trains and bench loads:
 # inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"core/codecs/(?:decoders|encoders|jpeg)\.py|tools/cli/demo/\w+\.py|tools/cli/bench/rank\.py")
+LAZY_TORCH = re.compile(
+    r"core/codecs/(?:decoders|encoders|jpeg)\.py|tools/cli/demo/\w+\.py|tools/cli/(?:bench/rank|saved_state)\.py"
+)
 TESTS = ROOT.parent / "tests"
 # Files of tests that are not named after a module: what they are about has no module of its own.
 WHOLE = {
