@@ -46,8 +46,8 @@ def home(tmp_path, monkeypatch):
     write_shard(str(folder / "extra.tar"), 2)
     pq.write_table(pa.table({"index": range(9), "more": range(9)}), folder / "more.parquet")
     (folder / "other.json").write_text('{"wids_version": 1, "shardlist": [{"url": "extra.tar", "nsamples": 2}]}')
-    state = wids.ChunkedSampler(wids.ShardListDataset(index)).state_dict()
-    write_json(folder / "state.json", state)
+    sampler = wids.DistributedChunkedSampler(wids.ShardListDataset(index), num_replicas=1, rank=0)
+    write_json(folder / "state.json", sampler.state_dict())
     (folder / "keys.txt").write_text("s0-001\n")
     (folder / "bad.jsonl").write_text('{"shard": "s0.tar", "row": 0}\n')
     np.save(folder / "some.npy", np.array([1, 3]))
@@ -67,6 +67,7 @@ def home(tmp_path, monkeypatch):
 
 ORDER = "--weights H/ones.npy"
 LENGTHS = "--lengths H/ones.npy --buckets H/ones.npy --max-tokens 4 --columns H/train.columns.parquet"
+SAVED = "--state H/state.json --old H/train.json --old-lengths H/ones.npy"
 VIEWED = "--columns H/train.columns.parquet --cache-dir H/cache -o H/view.json"
 LINES = [
     "pack H/rows.csv --base H --classes H/classes.txt --field .txt=file --field .cls=label -o H/a/p-%06d.tar",
@@ -87,6 +88,9 @@ LINES = [
     "locate H/train.json s0-001 --cache-dir H/cache",
     f"at H/train.json --step 0 {ORDER} --cache-dir H/cache",
     f"at H/train.json --step 0 {LENGTHS}",
+    f"at H/train.json --step 0 {SAVED}",
+    f"when H/train.json 0 {SAVED}",
+    f"simulate H/train.json --world-size 1 {SAVED}",
     f"when H/train.json 0 {ORDER} --cache-dir H/cache",
     f"when H/train.json 0 {LENGTHS}",
     "verify H/train.json --decode --report H/report.jsonl --journal H/journal.json",

@@ -619,3 +619,45 @@ def test_the_order_needs_no_torch(big):
     before = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
     code, out, _ = run_apart("when", big, "7", before=before)
     assert (code, out.splitlines()[-1]) == (0, "False")
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_a_job_that_goes_on_over_changed_data(tmp_path, has_batches):
+    """`wids at` and `wids when` with a state and the earlier index, against the samplers that load it."""
+    places = [str(tmp_path / name) for name in ("old.json", "new.json")]
+    for place, numbers in zip(places, (range(6), range(2, 8)), strict=True):
+        listed = [{"url": f"/nowhere/{k}.tar", "nsamples": 10, "filesize": 1000 + k} for k in numbers]
+        write_json(place, {"wids_version": 1, "shardlist": listed})
+    old, new = map(ShardListDataset, places)
+    lengths = np.resize([1, 2, 3], 60)
+    np.save(tmp_path / "lengths.npy", lengths)
+
+    def make(dataset, rank, world):
+        sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
+        return BucketBatchSampler(sampler, lengths=lengths, max_tokens=9) if has_batches else sampler
+
+    sampler = make(old, 0, 3)
+    drawn = iter(sampler)
+    for _ in range(3):
+        next(drawn)
+    state = write_json(tmp_path / "state.json", sampler.state_dict())
+    args = ["--state", state, "--old", places[0], "--world-size", 2]
+    path = str(tmp_path / "lengths.npy")
+    args += ["--lengths", path, "--max-tokens", 9, "--old-lengths", path] if has_batches else ["--batch-size", 4]
+    for rank in range(2):
+        own = make(new, rank, 2)
+        more = {"old_lengths": lengths} if has_batches else {}
+        own.load_state_dict(sampler.state_dict(), old=old, **more)
+        batches = list(own)
+        batches = batches if has_batches else [batches[at : at + 4] for at in range(0, len(batches), 4)]
+        for step in (0, len(batches) - 1):
+            seen = json.loads(run_ok("at", places[1], "--rank", rank, "--step", step, *args, "--json"))
+            assert [row["index"] for row in seen["samples"]] == batches[step]
+            assert seen["steps"] == len(batches)
+        index = batches[1][0]
+        (row,) = json.loads(run_ok("when", places[1], index, *args, "--json"))["samples"]
+        assert (rank, 1) in {(reading["rank"], reading["step"]) for reading in row["readings"]}
+    assert "--old and --old-lengths are of a --state" in complaint(2, "at", places[1], "--step", 0, "--old", places[0])
+    kind = ["--max-tokens", 9, "--lengths", path] if not has_batches else ["--batch-size", 4]
+    lines = ["at", places[1], "--step", 0, "--state", state, "--old", places[0], *kind]
+    assert "the state is of" in complaint(2, *lines)

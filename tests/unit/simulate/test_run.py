@@ -33,6 +33,7 @@ from wids.core.prefetch import distance
 from wids.events import Evicted, Fetched
 from wids.tools.simulate import figures, job
 from wids.tools.simulate.node_cache import NodeCache
+from wids.tools.simulate.resume import Resume
 from wids.tools.simulate.run import Simulation
 from wids.tools.simulate.schedule import make_timetable
 from wids.tools.simulate.trace import open_shards
@@ -761,3 +762,48 @@ def test_open_shards_of_some_steps(kind):
             read = set(np.searchsorted(ends, table.batch(rank, step)[0], side="right").tolist())
             assert read <= {k for first, last, k in zip(*whole, strict=True) if first <= step <= last}
             assert read == set(open_shards(table, ends, rank, step, step + 1).shard.tolist())
+
+
+def entries(numbers, count=700):
+    """Shards of an index, which are nowhere."""
+    return [{"url": f"/nowhere/{k}.tar", "nsamples": count, "filesize": k + 1000} for k in numbers]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"passes": 2}, {"nbatches": 60}, {"reshuffle": "epoch"}, {"has_batches": True}], ids=str
+)
+def test_a_job_that_goes_on_over_changed_data(options):
+    """Its ranks read what the samplers read that load the state, and its visits are those of their samples."""
+    options = dict(options)
+    rule = {"max_tokens": 9, "lengths": np.resize([1, 2, 3], 700 * 40)} if options.pop("has_batches", False) else None
+    old, new = (ShardListDataset(entries(numbers)) for numbers in (range(40), range(3, 43)))
+    setting = {"epochs": options.get("passes", 1), "reshuffle": options.get("reshuffle", "fixed"), "seed": 0}
+    setting |= {"epoch_size": options["nbatches"] * 4 * 8, "epochs": 1} if "nbatches" in options else {}
+
+    def make(dataset, rank, world=4):
+        sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, **setting)
+        return sampler if rule is None else wids.BucketBatchSampler(sampler, **rule)
+
+    sampler = make(old, 0, world=3)
+    items = iter(sampler)
+    for _ in range(400):
+        next(items)
+    state, shards_of = sampler.state_dict(), [each.__wids__().listed()[0] for each in (old, new)]
+    resume = Resume.of(shards_of[1], state, shards_of[0], lengths=None if rule is None else lambda: rule["lengths"])
+    more = {} if rule is None else {"rule": make_rule(700 * 40, lengths=rule["lengths"], max_tokens=9)}
+    described = describe([700] * 40, world=4, lanes=3, batch_size=8, resume=resume, **options, **more)
+    courses = described.courses()
+    epochs = job.read_epochs(described, courses)
+    for rank, course in enumerate(courses):
+        own = make(new, rank)
+        own.load_state_dict(state, old=old, **({} if rule is None else {"old_lengths": rule["lengths"]}))
+        expected = [index for item in own for index in (item if rule else [item])]
+        if rule is not None:
+            assert epochs[0].batches[rank].samples.tolist() == expected
+            continue
+        assert [index for block in course.blocks(0) for index in block.tolist()] == expected
+        exact, close = (course.visits(0, is_exact=way) for way in (True, False))
+        assert sorted(set(exact.shard.tolist())) == sorted({index // 700 for index in expected})
+        a, b = (np.lexsort((v.first, v.shard)) for v in (exact, close))
+        assert exact.shard[a].tolist() == close.shard[b].tolist()
+        assert np.quantile(np.abs(exact.first[a] - close.first[b]), 0.8) <= 40

@@ -18,6 +18,10 @@ from wids.tools.cli.options import read_values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wids.core.index.shardlist import ShardList
+    from wids.core.transport.session import Session
+    from wids.tools.simulate.resume import Resume
+
 _KINDS = ("wids.sampler", "wids.batches")
 _DEPTH = 6  # of mappings and lists in a checkpoint
 
@@ -59,6 +63,59 @@ class SavedFlags:
         if self.tail not in ("pad", "drop", "mask"):
             raise typer.BadParameter(f"--tail {self.tail!r:.80} is none of pad, drop, mask")
         return None if self.old_lengths is None else read_values("--old-lengths", self.old_lengths, _refuse)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """The state from which a job goes on."""
+
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="The job goes on from this state, in its epoch and lanes: JSON, or a checkpoint of torch.save.",
+            show_default=False,
+        ),
+    ] = None
+    old: Annotated[
+        str | None,
+        typer.Option(
+            "--old",
+            metavar="INDEX",
+            help="The index that the state was saved over, if data have changed.",
+            show_default=False,
+        ),
+    ] = None
+    old_lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--old-lengths",
+            metavar="FILE.npy",
+            help="The length of each of its samples; for a state of batches by length.",
+            show_default=False,
+        ),
+    ] = None
+
+    def find(self, shards: ShardList | None, session: Session) -> Resume | None:
+        """The job that goes on, over these shards; None: it begins.
+
+        Raises:
+            typer.BadParameter: there is no index, or no state. InputError: the state cannot be read.
+        """
+        if self.state is None:
+            if self.old is not None or self.old_lengths is not None:
+                raise typer.BadParameter("--old and --old-lengths are of a --state, which is missing")
+            return None
+        if shards is None:
+            raise typer.BadParameter("--state is of a job on an INDEX, which is missing")
+        from wids.core.collection.shard_collection import load_shards
+        from wids.tools.simulate.resume import Resume
+
+        old = None if self.old is None else load_shards(self.old, session=session)[1]
+        path = self.old_lengths
+        lengths = None if path is None else lambda: read_values("--old-lengths", path, _refuse)
+        return Resume.of(shards, read_state(self.state), old, lengths=lengths)
 
 
 def _refuse(name: str) -> Any:

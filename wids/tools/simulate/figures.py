@@ -147,9 +147,10 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
     if job.is_by_shards:
         return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
     if not isinstance(first.plan, Plan):
-        read = first.span(job.epochs - 1)[1]
-        counts = first.plan.order().counts(read)
-        beyond = [counts.get(source.name, 0) - len(source.plan) for source in first.plan.sources]
+        begin, end = first.span(0)[0], first.span(job.epochs - 1)[1]
+        read, before, counts = end - begin, *map(first.plan.order().counts, (begin, end))
+        names = {source.name: len(source.plan) for source in first.plan.sources}
+        beyond = [counts[name] - before[name] - size for name, size in names.items()]
         return Counts(
             samples=n,
             read=read,
@@ -157,10 +158,11 @@ def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[
             repeated=sum(count for count in beyond if count > 0),
         )
     if first.epochs.is_stream:
-        read = first.span(job.epochs - 1)[1]
+        read = first.span(job.epochs - 1)[1] - first.span(0)[0]
         return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))
     stop = first.span(0)[1]
-    return Counts(samples=n, read=stop * job.epochs, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
+    read = sum(end - begin for begin, end in map(first.span, range(job.epochs)))
+    return Counts(samples=n, read=read, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
 
 
 def _samples_of(courses: Sequence[Course], epoch: Epoch, number: int) -> Indices:

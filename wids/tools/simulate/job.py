@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from wids.core.order.batching import BatchRule
     from wids.core.order.epoch import Reshuffle, Tail
+    from wids.tools.simulate.resume import Resume
 
 # Up to so many samples are looked at one by one; beyond, visits are taken from windows of chunks.
 MAX_EXACT = 4_000_000
@@ -73,6 +74,7 @@ class TrainingJob:
         rule: of batches of like length; then ``batch_size`` is about that of a batch. None: batches are of
             ``batch_size`` samples.
         block: of batches of like length; see `wids.core.order.batch_epochs.BatchEpochs.of`.
+        resume: a state that it goes on from, in its epoch; None: it begins.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
         cache_size: bytes of a node's cache; None: no limit.
         bandwidth: bytes a second that a node gets.
@@ -111,6 +113,7 @@ class TrainingJob:
     epoch_size: int | None = None
     rule: BatchRule | None = None
     block: int | None = None
+    resume: Resume | None = None
     is_by_shards: bool = False
     cache_size: int | None = None
     bandwidth: float = 1e9
@@ -256,8 +259,13 @@ class TrainingJob:
             chunks = np.stack([ends - self.lengths, ends], axis=1)
             own = (ChunkPopulation(chunks[rank :: self.world]).epochs(self.settings) for rank in range(self.world))
             return [Course(epochs=epochs, ends=ends) for epochs in own]
-        epochs = sampler_epochs(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
-        return [Course(epochs=msgspec.structs.replace(epochs, rank=rank), ends=ends) for rank in range(self.world)]
+        first = 0
+        if self.resume is None:
+            epochs = sampler_epochs(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
+        else:
+            epochs, first = self.resume.begin(self.settings, weights=self.weights, rule=self.rule, block=self.block)
+        by_rank = (msgspec.structs.replace(epochs, rank=rank) for rank in range(self.world))
+        return [Course(epochs=each, ends=ends, first=first) for each in by_rank]
 
 
 @dataclass(frozen=True)
@@ -404,8 +412,8 @@ def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoc
     """An epoch of batches of like length: cut once, and dealt to all ranks."""
     assert job.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
     epochs, none = BatchEpochs.of(courses[0].epochs, job.rule, seed=job.seed, block=job.block), np.zeros(0, np.int64)
-    course = Course(epochs=epochs.lane_epochs, ends=courses[0].ends)
-    chunks = list(epochs.deal(epochs.first_place(number), range(job.world)))
+    course = Course(epochs=epochs.lane_epochs, ends=courses[0].ends, first=courses[0].first)
+    chunks = list(epochs.deal(epochs.first_place(course.first + number), range(job.world)))
     epoch, shards, read = Epoch([], [], [], []), [], []
     for rank in range(job.world):
         blocks = [of_ranks[rank].samples for of_ranks in chunks]

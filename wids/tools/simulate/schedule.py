@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wids.core.order.permutation import Indices
     from wids.core.order.rank_epochs import RankEpochs
     from wids.core.order.settings import SamplerSettings
+    from wids.tools.simulate.resume import Resume
 
 
 def make_timetable(
@@ -46,6 +47,7 @@ def make_timetable(
     on_block: Callable[[int, int], object] = lambda *_: None,
     span: tuple[int, int] | None = None,
     weights: Any = None,
+    resume: Resume | None = None,
 ) -> Timetable | BatchTimetable:
     """The readings of an epoch of a job: samples, ranks and steps.
 
@@ -60,11 +62,15 @@ def make_timetable(
         on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
         span: see `wids.core.order.population.sampler_epochs`.
         weights: the same.
+        resume: a state that the job goes on from, in its epoch; None: it begins.
 
     Raises:
-        ValueError: settings that exclude each other.
+        ValueError: settings that exclude each other. StateError: the state does not fit.
     """
-    epochs = sampler_epochs(counts, parts, settings, span=span, weights=weights)
+    if resume is None:
+        epochs = sampler_epochs(counts, parts, settings, span=span, weights=weights)
+    else:
+        epochs, epoch = resume.begin(settings, span=span, weights=weights, rule=rule, block=block)
     if rule is None:
         return Timetable(epochs, epoch=epoch, batch_size=batch_size)
     batches = BatchEpochs.of(epochs, rule, seed=settings.seed, block=block)

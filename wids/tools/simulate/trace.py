@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.core.order.epoch import Plan
+from wids.core.order.epoch import Plan, RestOrder, pass_at
 from wids.core.order.layout import ShardCounts, Shards
 from wids.tools.simulate.schedule import Timetable
 
@@ -72,10 +72,12 @@ class Course:
     Attributes:
         epochs: of the rank's sampler, whose epochs have an end.
         ends: where each shard's samples end, of all shards.
+        first: the number of the first epoch; the methods count epochs from there.
     """
 
     epochs: RankEpochs
     ends: Indices
+    first: int = 0
 
     @property
     def plan(self) -> Plan | MixturePlan:
@@ -89,7 +91,7 @@ class Course:
 
     def span(self, epoch: int) -> tuple[int, int]:
         """From which position to which all ranks read in an epoch."""
-        start, stop = self.epochs.span(self.epochs.first_place(epoch))
+        start, stop = self.epochs.span(self.epochs.first_place(self.first + epoch))
         assert stop is not None  # noqa: S101 - for the type checker: the epoch has an end
         return start, stop
 
@@ -103,7 +105,7 @@ class Course:
         start, stop = self.span(epoch)
         end = stop if hi is None else min(stop, start + hi * self.world)
         begin = start + self.epochs.rank + lo * self.world
-        read = self.epochs.read(epoch, begin, end, self.world)
+        read = self.epochs.read(self.first + epoch, begin, end, self.world)
         return (block.samples for block in read)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
@@ -132,7 +134,8 @@ class Course:
         start, stop = self.span(epoch)
         if self.epochs.is_stream:
             return _passes(self.plan, start, stop)
-        return [Segment(self.plan.order(epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
+        order, first, end = self.epochs.epoch_span(self.first + epoch)
+        return [Segment(order, first, first, min(stop, end))] if len(self.plan) else []
 
     def _exact(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
@@ -184,7 +187,7 @@ class Course:
                 first, last = np.maximum(first, lo), np.minimum(last, hi - 1)
                 own = start + self.epochs.rank
                 first, last = np.maximum(-((own - first) // world), 0), (last - own) // world
-                shards = np.searchsorted(self.ends, lane.chunks[:, 0], side="right")
+                shards = np.searchsorted(self.ends, order.samples(lane.chunks[:, 0]), side="right")
                 keep = first <= last
                 columns.append((first[keep], last[keep], shards[keep]))
         final = self.count(epoch) - 1
@@ -217,11 +220,11 @@ def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, fir
 
 def _passes(plan: Plan, start: int, stop: int) -> list[Segment]:
     """The passes that the positions ``start .. stop`` of a stream lie in."""
-    n, found = len(plan), []
-    for number in range(start // n, -(-stop // n)) if n else ():
-        begin = number * n
-        order = plan.order(number, shift=begin % plan.lanes)
-        found.append(Segment(order, begin, max(start, begin), min(stop, begin + n)))
+    found = list[Segment]()
+    while len(plan) and start < stop:
+        order, begin, end = pass_at(plan, start)
+        found.append(Segment(order, begin, start, min(stop, end)))
+        start = end
     return found
 
 
@@ -239,7 +242,8 @@ def _number_chunks(
     numbers, base = np.full(len(times), -1, np.int64), 0
     for order, begin, lo, hi in segments:
         here = slice(*np.searchsorted(times, (lo, hi)))
-        read = order.places_at(times[here] - begin) if is_weighted else samples[here]
+        is_by_places = is_weighted or isinstance(order, RestOrder)
+        read = order.places_at(times[here] - begin) if is_by_places else samples[here]
         lane_of = (times[here] - begin + order.shift) % order.plan.lanes
         own = np.empty(len(read), np.int64)
         for lane in np.flatnonzero(np.bincount(lane_of)).tolist():

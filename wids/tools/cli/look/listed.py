@@ -136,6 +136,11 @@ class Listed:
         self.collection.count_unknown(open_remote=open_remote, has_sizes=True)
         self._has_counted = True
 
+    def counted(self) -> ShardList:
+        """The shard list, in which each shard has a count; see `ends`."""
+        _ = self.ends
+        return self.shards
+
     def mixed_parts(self) -> list[SourceSpan] | None:
         """The sub-datasets as the sources of a mixture; None: the index has no weights for them.
 

@@ -17,9 +17,11 @@ from wids.tools.cli.format import count_of, print_json, print_table, printable, 
 from wids.tools.cli.look import LookCommand
 from wids.tools.cli.options import BatchOptions, Index, Json, OrderOptions, ReadFlags, batch_size_option
 from wids.tools.cli.plain_help import App, examples
+from wids.tools.cli.saved_state import ResumeOptions
 
 if TYPE_CHECKING:
     from wids.tools.cli.look.listed import Listed
+    from wids.tools.simulate.resume import Resume
     from wids.tools.simulate.schedule import BatchTimetable, Reading, Timetable
 
 # They are visited one by one.
@@ -56,7 +58,7 @@ class ScheduleOptions(OrderOptions):
         typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it."),
     ] = 0
 
-    def timetable(self, listed: Listed, batches: BatchOptions) -> Timetable | BatchTimetable:
+    def timetable(self, listed: Listed, batches: BatchOptions, resume: Resume | None) -> Timetable | BatchTimetable:
         """The readings of an epoch.
 
         Raises:
@@ -88,6 +90,7 @@ class ScheduleOptions(OrderOptions):
                     batch_size=self.batch_size or 1 if rule is None else 1,
                     rule=rule,
                     block=batches.block,
+                    resume=resume,
                     on_block=lambda done, total: bar.update(done, total=total, words="batches are cut"),
                 )
         except ValueError as error:
@@ -112,6 +115,7 @@ def show_batch(
     *,
     schedule: ScheduleOptions,
     batches: BatchOptions,
+    resume: ResumeOptions,
     has_keys: Annotated[
         bool, typer.Option("--keys", help="Tell the keys, too; that takes the shards' tables.")
     ] = False,
@@ -121,7 +125,8 @@ def show_batch(
     """Show which samples made up a batch: of which rank, at which step of which epoch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens or --buckets: over a BucketBatchSampler.
+    With --max-tokens or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where the epoch
+    goes on over the changed data.
     """
     world_size = schedule.world_size
     if rank is None and world_size > 1:
@@ -133,7 +138,7 @@ def show_batch(
     from wids.tools.simulate.schedule import Timetable
 
     listed = Listed(index, flags)
-    table = schedule.timetable(listed, batches)
+    table = schedule.timetable(listed, batches, resume.find(listed.counted(), flags.session))
     if not -table.steps <= step < table.steps:
         right = f"steps are 0 to {table.steps - 1} (-1 is the last one)" if table.steps else "it has none"
         raise SelectionError(
@@ -177,20 +182,22 @@ def show_readings(
     *,
     schedule: ScheduleOptions,
     batches: BatchOptions,
+    resume: ResumeOptions,
     flags: ReadFlags,
     is_json: Json = False,
 ) -> None:
     """Show when samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens or --buckets: over a BucketBatchSampler.
+    With --max-tokens or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where the epoch
+    goes on over the changed data.
     """
     from wids.tools.cli.look.listed import Listed
     from wids.tools.simulate.schedule import Timetable
 
     listed = Listed(index, flags)
     found = listed.resolve(samples, is_key=is_key, is_first=False)
-    table = schedule.timetable(listed, batches)
+    table = schedule.timetable(listed, batches, resume.find(listed.counted(), flags.session))
     readings = table.find(number for numbers in found for number in numbers)
     rows = [
         {"sample": text, **listed.place(number), "readings": [_reading(one, schedule) for one in readings[number]]}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wids.core.transport.session import PLAIN
 from wids.tools.cli.options import BatchOptions
 from wids.tools.cli.plain_help import App, examples
+from wids.tools.cli.saved_state import ResumeOptions
 from wids.tools.cli.simulate import options
 
 if TYPE_CHECKING:
@@ -38,13 +41,15 @@ def run_simulate(
     batches: BatchOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,
+    resume: ResumeOptions,
     result: options.ResultOptions,
 ) -> None:
     """Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.
 
     The order and the choice of what leaves a cache are those of the library; time is a model of nodes, links and
     loaders. Of batches of like length (--max-tokens, --buckets) it says the padding and balance too. Exit code 1: the
-    ranks have different numbers of batches, which hangs distributed training.
+    ranks have different numbers of batches, which hangs distributed training. With --state: of the job that goes on
+    from it, with --old over data that have changed.
     """
     from wids.tools.cli.simulate.report import build, show
 
@@ -56,6 +61,8 @@ def run_simulate(
     weights = order.read_weights(read)
     try:
         job = _describe(shards, rule, batches.block, weights, training, machines, order, ranks_per_node)
+        listed = None if shards.collection is None else shards.collection.shards
+        job = replace(job, resume=resume.find(listed, PLAIN))
         report = build(job, name=index)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,91 @@
+"""The job that goes on from a state, also over changed data, for what reads or simulates its order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wids.core.collection.changes import EarlierShards, find_earlier, open_earlier
+from wids.core.order.batch_progress import KIND, BatchProgress
+from wids.core.order.population import choose_population
+from wids.core.order.progress import SampleProgress
+from wids.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wids.core.index.shardlist import ShardList
+    from wids.core.order.amendment import Earlier
+    from wids.core.order.batching import BatchRule
+    from wids.core.order.rank_epochs import RankEpochs
+    from wids.core.order.settings import SamplerSettings
+
+
+class Resume(NamedTuple):
+    """A state, and the data that it goes on over.
+
+    Attributes:
+        data: the dataset of now.
+        state: of a sampler, of batches, or of a loader.
+        earlier: the data that it was saved over; None: those of now.
+    """
+
+    data: EarlierShards
+    state: Any
+    earlier: Earlier | None = None
+
+    @classmethod
+    def of(
+        cls, now: ShardList, state: Any, old: ShardList | None, *, lengths: Callable[[], Any] | None = None
+    ) -> Resume:
+        """The job of a state.
+
+        Args:
+            now: the shards of the data of now.
+            state: see the class.
+            old: those that the state was saved over; None: the same.
+            lengths: reads the lengths of the samples of ``old``, for a state of batches.
+
+        Raises:
+            InputError: the number of samples in a shard is unknown.
+        """
+        data = EarlierShards(now)
+        earlier = None if old is None else find_earlier(data, open_earlier(old), lengths=lengths)
+        return cls(data, state, earlier)
+
+    def begin(
+        self,
+        settings: SamplerSettings,
+        *,
+        span: tuple[int, int] | None = None,
+        weights: Any = None,
+        rule: BatchRule | None = None,
+        block: int | None = None,
+    ) -> tuple[RankEpochs, int]:
+        """The epochs of a rank's samples, and the epoch that comes next.
+
+        Args:
+            settings: of the sampler; lanes are the state's.
+            span: range of the samples; None: all.
+            weights: of samples.
+            rule: of batches of like length; None: there are none.
+            block: of these.
+
+        Raises:
+            StateError: the state is damaged, or of other data or settings, or of batches where there is no rule.
+        """
+        parts = self.data.__wids__().mixed_parts()
+        population = choose_population(self.data, parts, settings, num_samples=span, weights=weights)
+        settings = replace(population.set_size(settings), takes_lanes=True)
+        samples = SampleProgress(self.data, population, settings)
+        is_of_batches = self.state.get("kind") == KIND
+        if is_of_batches != (rule is not None):
+            what = "batches of like length; say their --lengths, --max-tokens" if is_of_batches else "a plain sampler"
+            raise StateError(f"the state is of {what}")
+        if rule is None:
+            place = samples.adopt(self.state, earlier=self.earlier).place
+            epochs = samples.epochs()
+            return epochs, place.epoch + epochs.is_over(place)
+        batches = BatchProgress(samples, rule, block)
+        place = batches.adopt(self.state, earlier=self.earlier).place
+        return samples.epochs(), place.epoch + batches.epochs().is_over(place)
