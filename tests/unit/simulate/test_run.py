@@ -26,6 +26,7 @@ from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
 from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.leases import Leases
 from wids.core.cache.space import table_allowance
+from wids.core.collection.changes import find_earlier
 from wids.core.order.batching import make_rule
 from wids.core.order.layout import ShardCounts, SourceSpan
 from wids.core.order.settings import SamplerSettings
@@ -788,8 +789,8 @@ def test_a_job_that_goes_on_over_changed_data(options):
     items = iter(sampler)
     for _ in range(400):
         next(items)
-    state, shards_of = sampler.state_dict(), [each.__wids__().listed()[0] for each in (old, new)]
-    resume = Resume.of(shards_of[1], state, shards_of[0], lengths=None if rule is None else lambda: rule["lengths"])
+    state, lengths = sampler.state_dict(), None if rule is None else lambda: rule["lengths"]
+    resume = Resume(new, state, find_earlier(new, old, lengths=lengths))
     more = {} if rule is None else {"rule": make_rule(700 * 40, lengths=rule["lengths"], max_tokens=9)}
     described = describe([700] * 40, world=4, lanes=3, batch_size=8, resume=resume, **options, **more)
     courses = described.courses()

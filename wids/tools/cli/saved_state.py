@@ -109,13 +109,15 @@ class ResumeOptions:
             return None
         if shards is None:
             raise typer.BadParameter("--state is of a job on an INDEX, which is missing")
+        from wids.core.collection.changes import find_earlier, open_earlier
         from wids.core.collection.shard_collection import load_shards
         from wids.tools.simulate.resume import Resume
 
-        old = None if self.old is None else load_shards(self.old, session=session)[1]
-        path = self.old_lengths
-        lengths = None if path is None else lambda: read_values("--old-lengths", path, _refuse)
-        return Resume.of(shards, read_state(self.state), old, lengths=lengths)
+        data, path, earlier = open_earlier(shards), self.old_lengths, None
+        if self.old is not None:
+            lengths = None if path is None else lambda: read_values("--old-lengths", path, _refuse)
+            earlier = find_earlier(data, open_earlier(load_shards(self.old, session=session)[1]), lengths=lengths)
+        return Resume(data, read_state(self.state), earlier)
 
 
 def _refuse(name: str) -> Any:

@@ -1,20 +1,17 @@
-"""The job that goes on from a state, also over changed data, for what reads or simulates its order."""
+"""The job that goes on from a state, also over changed data, for what reads or simulates its order. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.core.collection.changes import EarlierShards, find_earlier, open_earlier
 from wids.core.order.batch_progress import KIND, BatchProgress
+from wids.core.order.layout import mixed_parts
 from wids.core.order.population import choose_population
 from wids.core.order.progress import SampleProgress
 from wids.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wids.core.index.shardlist import ShardList
     from wids.core.order.amendment import Earlier
     from wids.core.order.batching import BatchRule
     from wids.core.order.rank_epochs import RankEpochs
@@ -30,28 +27,9 @@ class Resume(NamedTuple):
         earlier: the data that it was saved over; None: those of now.
     """
 
-    data: EarlierShards
+    data: Any
     state: Any
     earlier: Earlier | None = None
-
-    @classmethod
-    def of(
-        cls, now: ShardList, state: Any, old: ShardList | None, *, lengths: Callable[[], Any] | None = None
-    ) -> Resume:
-        """The job of a state.
-
-        Args:
-            now: the shards of the data of now.
-            state: see the class.
-            old: those that the state was saved over; None: the same.
-            lengths: reads the lengths of the samples of ``old``, for a state of batches.
-
-        Raises:
-            InputError: the number of samples in a shard is unknown.
-        """
-        data = EarlierShards(now)
-        earlier = None if old is None else find_earlier(data, open_earlier(old), lengths=lengths)
-        return cls(data, state, earlier)
 
     def begin(
         self,
@@ -74,7 +52,7 @@ class Resume(NamedTuple):
         Raises:
             StateError: the state is damaged, or of other data or settings, or of batches where there is no rule.
         """
-        parts = self.data.__wids__().mixed_parts()
+        parts = mixed_parts(self.data)
         population = choose_population(self.data, parts, settings, num_samples=span, weights=weights)
         settings = replace(population.set_size(settings), takes_lanes=True)
         samples = SampleProgress(self.data, population, settings)
