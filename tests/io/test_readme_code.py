@@ -114,23 +114,26 @@ def test_example(tmp_path):
 
 
 def test_quickstart(tmp_path, capsys):
-    """Stopped in mid-epoch by a kill, the same program goes on there; of the next run nothing is left."""
+    """Stopped in the midst of a save, the same program goes on there; for a third run nothing is left."""
     index = write_images(tmp_path / "out", samples=40)
     write_json(index, {**json.loads(Path(index).read_text()), "info": {"classes": [str(k) for k in range(10)]}})
     block, seen = only(f"{GUIDES}/quickstart.md#2-train"), []
 
     def note(state, path, save=torch.save):
-        save(state, path)
         seen.append(state["loader"])
-        if len(seen) == 4:
+        if len(seen) == 5:
+            Path(path).write_bytes(b"half of it")
             raise KeyboardInterrupt
+        save(state, path)
 
     replaced = {"num_workers=4": "num_workers=0", "torch.save(": "note("}
     with pytest.raises(KeyboardInterrupt):
         execute(block, replaced, note=note)
     execute(block, replaced, note=note)
-    assert len(seen) == 3 * 3  # epochs of three batches
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 0", "epoch 1", "epoch 2"]
+    execute(block, replaced, note=note)
+    assert len(seen) == 3 * 3 + 1  # epochs of three batches, and the batch whose save was cut off
+    epochs = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert epochs == [f"epoch {k}" for k in range(3) for _ in range(3)]
 
 
 def test_a_segmentation_mask(tmp_path):
@@ -312,7 +315,7 @@ def test_resume_anywhere(tmp_path):
         seen.append([sample["__index__"] for sample in batch])
 
     for resume in (False, True):
-        names = {"torch": torch, "wids": wids, "dataset": dataset, "resume": resume}
+        names = {"os": os, "torch": torch, "wids": wids, "dataset": dataset, "resume": resume}
         replaced = {"step % 1000": "step % 1", "else 0, 10)": "else 0, 3)"}
         replaced |= {"batch_size=32": "batch_size=8, collate_fn=list", "num_workers=4": "num_workers=0"}
         if not resume:

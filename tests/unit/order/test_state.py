@@ -137,6 +137,14 @@ def test_all_that_differs_is_told():
     assert "(seed: 1 there, 0 here; shuffle: False there, True here)" in message
     assert "reshuffle" not in message
     assert "Make the dataset and the sampler as they were" in message
+    assert "old=" not in message
+
+
+@pytest.mark.parametrize("name", ["samples", "shards", "sources.web.dataset"])
+def test_of_changed_data_the_way_on_is_told(name):
+    """A run may go on over data that differ."""
+    with pytest.raises(StateError, match=r"load_state_dict\(state, old=the earlier dataset\)"):
+        check_order({**ORDER, name: 1}, {**ORDER, name: 2})
 
 
 def test_names_of_facts_that_are_no_strings_differ():

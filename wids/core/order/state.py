@@ -160,16 +160,17 @@ def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = ""
     differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if differing:
         listed = "; ".join(f"{name}: {_show(there, name)} there, {_show(here, name)} here" for name in differing)
+        is_other_data = not _DATA.isdisjoint(name.rpartition(".")[2] for name in differing)
         if all(map(_is_content, differing)):
             raise StateError(
                 "the state belongs to other data: shards of the same names and counts had other checksums or sizes "
                 f"({listed}), so they were rewritten, and positions may stand for other samples. Train on the "
-                "shards of before, or begin an epoch. If the order of their samples is the same, delete "
+                f"shards of before, {_GO_ON}, or begin an epoch. If the order of their samples is the same, delete "
                 f"{CONTENTS!r} from state['order']"
             )
         raise StateError(
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
-            f"was saved, or leave the state and begin an epoch{advice}"
+            f"was saved, {f'{_GO_ON}, ' * is_other_data}or leave the state and begin an epoch{advice}"
         )
 
 
@@ -192,6 +193,8 @@ def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _ABSENT = object()
+_DATA = {"dataset", "samples", "shards"}  # facts that a change of the data changes
+_GO_ON = "go on over changed data by load_state_dict(state, old=the earlier dataset)"
 
 
 def read_int(state: Mapping[str, Any], name: str, *, minimum: int | None = None, maximum: int | None = None) -> int:

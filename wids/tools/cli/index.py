@@ -281,7 +281,7 @@ def diff_indexes(
         (kind, f"{each.shards:,}", f"{each.samples:,}", format_size(each.bytes), f"{each.kept:,}")
         for kind, each in kinds.items()
     ]
-    print_table(("shards", ">number", ">samples", ">size", ">of before"), rows)
+    print_table(("shards", ">number", ">samples", ">size", ">kept"), rows)
     for kind, each in kinds.items():
         shown = each.urls if has_list else each.urls[:_SHOWN]
         lines = [" -> ".join(map(shown_url, url)) if isinstance(url, list) else shown_url(url) for url in shown]

@@ -100,7 +100,8 @@ class PackSource(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if kind == "manifest" and not self.fields:
             raise InputError(
-                "fields: say what samples of a manifest hold, like .jpg=COLUMN and .cls=COLUMN", parameter="fields"
+                "fields: say which columns of the table become which fields, like .jpg=COLUMN and .cls=COLUMN",
+                parameter="fields",
             )
 
 

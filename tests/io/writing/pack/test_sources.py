@@ -14,7 +14,12 @@ from wids.errors import InputError, WidsError
     [
         ("in", "fields", [".a=b"], "fields is for manifests, and the source is taken as files"),
         ("in", "classes", "names", "classes is for class folders and manifests, and the source is taken as files"),
-        ("r.csv", "fields", [], "fields: say what samples of a manifest hold, like .jpg=COLUMN and .cls=COLUMN"),
+        (
+            "r.csv",
+            "fields",
+            [],
+            "fields: say which columns of the table become which fields, like .jpg=COLUMN and .cls=COLUMN",
+        ),
         (
             "r.csv",
             "fields",
