@@ -39,6 +39,8 @@ SEARCHES = {
     "GCS": "guides/stores.html#which-store",
     "HF datasets": "guides/coming-from.html#hf-datasets",
     "ImageFolder": "guides/coming-from.html#imagefolder",
+    "how to resume training": "guides/resume.html",
+    "imagenet folder": "guides/coming-from.html#imagefolder",
     "install": "guides/quickstart.html",
     "Lightning": "guides/lightning.html",
     "LitData": "guides/coming-from.html#litdata",
