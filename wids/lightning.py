@@ -153,6 +153,8 @@ class DataModule(LightningDataModule):
         sampler: options of `wids.DistributedChunkedSampler` for training: ``{"window": 8, "seed": 1}``.
         batches: options of `wids.BucketBatchSampler` for training: ``{"lengths": "tokens", "max_tokens": 32_768}``.
             Lightning counts the batches of each epoch anew, and each epoch is cut for that when it begins.
+        old: the training dataset of before, or its index, if data have changed: a checkpoint that was saved over it
+            goes on over ``train_dataset``; see `wids.DistributedChunkedSampler.load_state_dict`.
         **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ... Workers
             are processes.
 
@@ -190,6 +192,7 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         sampler: Mapping[str, Any] | None = None,
         batches: Mapping[str, Any] | None = None,
+        old: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -201,7 +204,7 @@ class DataModule(LightningDataModule):
                 "workers= is of wids.resumable: DataModule has worker processes, and loaders with threads are given to "
                 "the Trainer, as train_dataloaders=wids.resumable(loader, workers='threads')"
             )
-        self._sampler_options, self._loader_options = dict(sampler or {}), options
+        self._sampler_options, self._loader_options, self._old = dict(sampler or {}), options, old
         self._loader: _TrainLoader | None = None
         self._made_for: tuple[Any, ...] = ()  # trainer, dataset, batch size and options of batches of the loader
         self._state: Any = None  # that the next loader resumes at
@@ -233,7 +236,7 @@ class DataModule(LightningDataModule):
             ranks = {} if self._sampler_options.get("mesh") is not None else self._ranks()
             sampler = DistributedChunkedSampler(self.train_dataset, **{**ranks, **self._sampler_options})
             loader = self._loader = self._load_for_training(sampler)
-            loader.trainer, self._users_reload = self.trainer, None
+            loader.trainer, self._users_reload, loader._old = self.trainer, None, self._old
             self._made_for = (self.trainer, self.train_dataset, self.batch_size, self.batches)
         if self._state is not None:
             state, self._state = self._state, None

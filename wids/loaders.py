@@ -39,7 +39,11 @@ _REPLACED = "the sampler of this loader was replaced by one that has no state"
 
 @suggest_names
 def resumable(
-    loader: DataLoader[Any], *, reads_ahead: bool = False, workers: Literal["processes", "threads"] = "processes"
+    loader: DataLoader[Any],
+    *,
+    reads_ahead: bool = False,
+    workers: Literal["processes", "threads"] = "processes",
+    old: Any = None,
 ) -> ResumableLoader:
     """Let a DataLoader resume in mid-epoch: it counts the batches that its loop receives, and has a state.
 
@@ -60,6 +64,8 @@ def resumable(
             need not be sent. For transformations that leave the GIL (decoding, numpy, torch), and for undecoded
             samples; those that hold it (tokenizing in Python) take turns, and `wids.seeded` is refused: `wids.rng` has
             the same numbers in both.
+        old: the dataset of before, or its index, if data have changed: a state that was saved over it goes on over
+            the data of now, also where a trainer loads it. See `wids.DistributedChunkedSampler.load_state_dict`.
 
     Raises:
         InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
@@ -79,9 +85,11 @@ def resumable(
         8
     """
     if not isinstance(loader, ResumableLoader):
-        return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead), workers=workers)
-    if (reads_ahead, workers) != (loader._reads_ahead, loader._workers):
-        raise InputError("the loader is resumable already, with another reads_ahead or workers; say it where that is")
+        return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead), workers=workers, old=old)
+    if (reads_ahead, workers) != (loader._reads_ahead, loader._workers) or old not in (None, loader._old):
+        raise InputError(
+            "the loader is resumable already, with another reads_ahead, workers or old; say it where that is"
+        )
     return loader
 
 
@@ -203,6 +211,7 @@ class Counting:
     """
 
     _reads_ahead = False  # the loop has one batch more than it is done with
+    _old: Any = None  # the data that a state may have been saved over
     _delivery: _LoaderRun | None = None  # the iteration that has delivered last
     _newest: _LoaderRun | None = None  # that began last
     _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
@@ -264,6 +273,7 @@ class Counting:
         batches = None
         if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
             batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
+        old = self._old if old is None else old
         options = {"reweight": reweight or None, "old": old, "old_lengths": old_lengths, "old_buckets": old_buckets}
         counted.sampler.load_state_dict(state, **{name: value for name, value in options.items() if value is not None})
         self._loaded = None
@@ -366,8 +376,9 @@ class ResumableLoader(Counting):
         *,
         reads_ahead: bool = False,
         workers: Literal["processes", "threads"] = "processes",
+        old: Any = None,
     ) -> None:
-        self._loader, self._reads_ahead, self._workers = loader, reads_ahead, workers
+        self._loader, self._reads_ahead, self._workers, self._old = loader, reads_ahead, workers, old
         sampler = self._counted().sampler
         _check_same(getattr(getattr(sampler, "sampler", sampler), "dataset", None), loader.dataset)
         if workers not in ("processes", "threads"):

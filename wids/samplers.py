@@ -114,7 +114,7 @@ class StatefulSampler(Sampler[T_co]):
             old: the dataset that the state was saved over, or its index (a path, a URL, a list of shards), where the
                 sampler's dataset has other samples now. The rest of the state's epoch is what that had not read, and
                 what is new; see `wids.ShardListDataset.unseen`. Of a mixture, each source goes on in its own pass, and
-                sources and weights may be others (``reweight``).
+                sources and weights may be others (``reweight``). A state of the data of now is loaded as without it.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting, or to other lengths or buckets (the message

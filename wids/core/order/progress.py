@@ -147,15 +147,31 @@ class Progress(ABC, Generic[EpochsT]):
         self.cursor = cursor.choose(self.cursor, epoch)
 
     def load(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> None:
-        """Let the next iteration begin at a state; ``earlier``: the data that it was saved over.
+        """Let the next iteration begin at a state; ``earlier``: the data that it may have been saved over.
 
         Raises:
             StateError: see `adopt`.
         """
-        is_reweighted |= earlier is not None and isinstance(self.samples.population, MixturePopulation)
         with naming_writer(state):
-            loaded = self.adopt(state, is_reweighted=is_reweighted, earlier=earlier)
+            loaded = self._adopt_either(state, earlier, is_reweighted=is_reweighted)
         self.cursor = cursor.load(self.cursor, loaded)
+
+    def _adopt_either(self, state: Any, earlier: Earlier | None, *, is_reweighted: bool) -> Loaded:
+        """Adopt a state of the data of now, which it may be already, or of the earlier ones.
+
+        Raises:
+            StateError: it is of neither.
+        """
+        if earlier is None:
+            return self.adopt(state, is_reweighted=is_reweighted)
+        if earlier.is_same:
+            is_mixture = isinstance(self.samples.population, MixturePopulation)
+            return self.adopt(state, is_reweighted=is_reweighted or is_mixture)
+        try:
+            with self.samples.kept_on_error():
+                return self.adopt(state, is_reweighted=is_reweighted)
+        except StateError:
+            return self.adopt(state, earlier=earlier)
 
     def begin(self, loaded: Loaded | None = None) -> Run[EpochsT]:
         """A run where the next iteration begins, or at a place that was loaded for it alone.
