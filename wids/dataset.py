@@ -652,6 +652,7 @@ class ShardListDataset(Dataset[T_co]):
         left = find_unseen(self, state, find_earlier(self, then, **readers), seed=seed, tail=tail)
         return self._view(np.concatenate([np.zeros(0, np.int64), *left.pieces()]), f"unseen(old={shown(old)})")
 
+    @suggest_names
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write this dataset as an index: its shards and samples, and no data.
 

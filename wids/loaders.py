@@ -362,6 +362,7 @@ class ResumableLoader(Counting):
         loader: see `resumable`.
         reads_ahead: see `resumable`.
         workers: see there.
+        old: see there.
 
     Raises:
         InputError, ValueError: see `resumable`.

@@ -9,15 +9,17 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
+import wids
 from tests.support import foreign
 from tests.support.cli import whole_command
 from tests.support.columns import write_dataset
 from tests.support.packing import picture_rows
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
-from tests.support.shards import write_index, write_shard, write_tar
+from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids import testing
 from wids.tools.cli import main
 
@@ -118,6 +120,23 @@ def from_others(scene):
     foreign.write_mds(scene / "mds")
     foreign.write_litdata(scene / "lit", [row[1:3] for row in foreign.ROWS], {"image": "png", "label": "int"})
     foreign.save_dataset(scene / "saved", picture_rows())
+
+
+def to_diff(scene):
+    """Two indexes, and a checkpoint of a run over the first."""
+
+    def entry(k, count=100, content=0, folder="data"):
+        sums = {"filesize": 1_000_000 + k, "md5sum": f"{10 * k + content:032x}"}
+        return {"url": f"{folder}/s{k:03d}.tar", "nsamples": count, **sums}
+
+    changed = [*map(entry, range(1, 6)), entry(6, 90, 1), entry(7, folder="moved"), entry(8), entry(10)]
+    for name, entries in (("before.json", [*map(entry, range(10))]), ("train.json", changed)):
+        write_json(scene / name, {"wids_version": 1, "shardlist": entries})
+    sampler = wids.DistributedChunkedSampler(wids.ShardListDataset("before.json"), num_replicas=1, rank=0)
+    indices = iter(sampler)
+    for _ in range(420):
+        next(indices)
+    torch.save({"loader": sampler.state_dict()}, scene / "checkpoint.pt")
 
 
 def to_index(scene):
@@ -253,6 +272,11 @@ SCENES = {
         to_pack,
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
+    ),
+    ".docs/guides/changed-data.md#what-is-the-same-shard": (
+        to_diff,
+        0,
+        ["same           6      600  6 MB        600", "moved: data/s007.tar -> moved/s007.tar", "unseen: 470 of 890"],
     ),
     ".docs/guides/coming-from.md#folders-of-mosaicml-litdata-datasets": (
         from_others,

@@ -29,7 +29,12 @@ class ShardsOfKind(msgspec.Struct, kw_only=True):
         samples: in them; of dropped ones, of before.
         bytes: of those with a known size; of dropped ones, of before.
         kept: samples that were in an earlier shard.
-        urls: of each; of moved ones, [of before, of now].
+        urls: of each, of the same ones none; of moved ones, [of before, of now].
+
+    Example:
+        >>> same = jobs.diff_indexes("train.json", "train.json").same
+        >>> same.shards, same.samples, same.kept, same.urls
+        (3, 12, 12, [])
     """
 
     shards: int = 0
@@ -50,6 +55,13 @@ class IndexDiff(msgspec.Struct, kw_only=True):
         dropped: that are not there any more.
         samples: of the index of now.
         unseen: those of them that the epoch of a state has not read; None: no state was given.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> state = wids.ChunkedSampler(dataset).state_dict()
+        >>> diff = jobs.diff_indexes("train.json", "train.json", state=state)
+        >>> diff.samples, diff.unseen
+        (12, 12)
     """
 
     same: ShardsOfKind

@@ -118,18 +118,59 @@ def test_a_shard_that_was_written_anew(places):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"without": [10]}, {"without": [1]}, {"nsamples": "x"}, {"url": 3}, {"without": None}, {"md5sum": 3.5}]
+    "changes",
+    [
+        *({"without": [10]}, {"without": [1]}, {"without": None}, {"without": [2.9, 5]}, {"without": ["2", 5]}),
+        *({"nsamples": "10"}, {"url": 3}, {"md5sum": 3.5}, {"without": [-1, 2]}, {"rewritten": {}}),
+    ],
+    ids=str,
 )
 def test_a_damaged_entry_that_was_written_anew(places, changes):
     """It is named."""
     old, new = places
     write(old, [entry(0), entry(1)])
     write(new, [entry(0), rewritten(**changes)])
-    if "md5sum" in changes:  # which no shard has
-        assert jobs.diff_indexes(old, new).replaced.kept == 0
-        return
     with pytest.raises(InputError, match=r"s1-v2\.tar.*rewritten"):
         jobs.diff_indexes(old, new)
+
+
+@pytest.mark.parametrize("lacking", [("filesize",), ("md5sum",), ("filesize", "md5sum")], ids=str)
+def test_a_shard_is_found_by_what_is_known_of_it(places, lacking):
+    """By its URL as the index has it, and whatever does not contradict."""
+    old, new = places
+    write(old, [entry(0), entry(1)])
+    said = rewritten()
+    said["rewritten"] = {name: value for name, value in said["rewritten"].items() if name not in lacking}
+    write(new, [entry(0), said])
+    assert jobs.diff_indexes(old, new).replaced.kept == 8
+
+
+def test_a_shard_that_was_written_anew_twice(places):
+    """A state of before the first time: what stayed both times."""
+    old, new = places
+    write(old, [entry(0), entry(1)])
+    first = rewritten()
+    origin = {**first, "without": [0, 3]}  # rows 0 and 4 of the first one
+    again = {**entry(1, count=6, content=7), "url": "data/s1-v3.tar", "rewritten": origin}
+    write(new, [entry(0), again])
+    before, now = wids.ShardListDataset(old), wids.ShardListDataset(new)
+    sampler = wids.ChunkedSampler(before, seed=3)
+    indices = iter(sampler)
+    read = {before.locate(next(indices)) for _ in range(11)}
+    unseen = now.unseen(sampler.state_dict(), old=before)
+    right = [(0, row) for row in range(10) if (0, row) not in read]
+    right += [(1, k) for k, row in enumerate((1, 3, 6, 7, 8, 9)) if (1, row) not in read]
+    assert [unseen.locate(i) for i in range(len(unseen))] == right
+
+
+def test_a_shard_that_was_written_anew_of_another(places, caplog):
+    """All of its samples count as new, and a warning says so."""
+    old, new = places
+    write(old, [entry(0), entry(1)])
+    write(new, [entry(0), rewritten(url="data/s9.tar", md5sum="ab" * 16)])
+    diff = jobs.diff_indexes(old, new)
+    assert (diff.added.shards, diff.added.kept) == (1, 0)
+    assert "was written anew of 'data/s9.tar', which the earlier data do not have" in caplog.text
 
 
 def test_a_state(places):

@@ -220,7 +220,7 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
         now = Snapshot.of(data)
         world = world if has_batches and job.tail == "drop" else rng.randint(1, 4)
         rest = rest_of(now, read, job)
-        if not rest or (job.tail == "drop" and len(rest_of(then, read, job)) < world):
+        if not rest or (job.tail == "drop" and len(rest_of(then, read, job)) < lanes_of(job, state)):
             return  # the epoch is over
         more_of_old: dict[str, Any] = {"old_lengths": then.lengths(), "tail": job.tail} if has_batches else {}
         unseen = now.dataset.unseen(state, old=then.dataset, **more_of_old)
@@ -247,6 +247,11 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
         read |= {each.key for each in part if each.is_valid}
         samplers = job.samplers(now, world)
         job.load(samplers, state)
+
+
+def lanes_of(job: Job, state: Any) -> int:
+    """The lanes of a state."""
+    return int((state["order"]["sampler"] if job.has_batches else state)["lanes"])
 
 
 def keys_of(view: wids.ShardListDataset, data: Data) -> list[Any]:

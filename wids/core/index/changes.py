@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from wids.core.index.fingerprint import portable_names, unsigned
 from wids.core.order.index_set import IndexSet
+from wids.core.shard import Count  # noqa: TC001 - msgspec looks at annotations
 from wids.errors import InputError, shown
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from wids.core.order.permutation import Indices
 
 # The key of a shard in an index, by which one that was written anew says which samples it has of an earlier one:
-# {"url", "nsamples", "filesize", "md5sum", "crc32": of that one, "without": [rows that it has no more]}.
+# {"url", "nsamples", "filesize", "md5sum", "crc32": of that one, "without": [rows that it has no more], "rewritten": of
+# that one, if it was written anew itself}.
 REWRITTEN = "rewritten"
+_MOST_ORIGINS = 1000  # of a shard that was written anew again and again
 KINDS = ("same", "moved", "replaced", "added", "dropped")
 _NONE = np.zeros(0, np.int64)
+_PIECE = 1 << 22  # samples of a view that are looked at together
 
 
 class ShardRecord(NamedTuple):
@@ -80,7 +86,8 @@ class Records:
         sizes: in bytes; -1: unknown.
         md5s: "": unknown.
         crc32s: likewise.
-        without: number of a shard that was written anew -> the earlier one, and the rows that it has no more.
+        origins: number of a shard that was written anew -> those that it was made of, the nearest first, and which of
+            their rows it has.
 
     Raises:
         InputError: the count of a shard is unknown; an entry that was written anew is damaged.
@@ -91,10 +98,10 @@ class Records:
     sizes: list[int]
     md5s: list[str]
     crc32s: list[str]
-    without: dict[int, tuple[ShardRecord, Indices]]
+    origins: dict[int, list[tuple[ShardRecord, Indices]]]
 
     def __init__(self, shards: Iterable[ShardList]) -> None:
-        self.urls, self.samples, self.sizes, self.md5s, self.crc32s, self.without = [], [], [], [], [], {}
+        self.urls, self.samples, self.sizes, self.md5s, self.crc32s, self.origins = [], [], [], [], [], {}
         for each in shards:
             check_counts(each)
             first = len(self.urls)
@@ -105,7 +112,7 @@ class Records:
             self.crc32s += each.crc32s
             for k, keys in each.extras.items():
                 if REWRITTEN in keys:
-                    self.without[first + k] = _parse_rewritten(keys[REWRITTEN], self[first + k])
+                    self.origins[first + k] = _parse_rewritten(keys[REWRITTEN], self[first + k])
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -126,25 +133,52 @@ class Records:
         return portable_names(self.urls)
 
 
-def _parse_rewritten(said: Any, record: ShardRecord) -> tuple[ShardRecord, Indices]:
+class _Origin(msgspec.Struct):
+    """A shard that was written anew, as an entry says it; see `REWRITTEN`."""
+
+    url: str
+    nsamples: Count
+    without: list[Count]
+    filesize: Count | None = None
+    md5sum: str | None = None
+    crc32: str | None = None
+    rewritten: _Origin | None = None
+
+
+def _parse_rewritten(said: Any, record: ShardRecord) -> list[tuple[ShardRecord, Indices]]:
+    """The shards that one was made of, the nearest first, and the rows of each that it has no more: (n,) each.
+
+    Raises:
+        InputError: the entry is damaged.
+    """
+    origins: list[tuple[ShardRecord, Indices]] = []
     try:
-        earlier = ShardRecord(
-            unsigned(said["url"]),
-            int(said["nsamples"]),
-            int(said.get("filesize", -1)),
-            str(said.get("md5sum") or ""),
-            str(said.get("crc32") or ""),
-        )
-        rows = np.unique(np.asarray(said["without"], np.int64).reshape(-1))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{shown(record.url)}: {REWRITTEN!r} is {shown(said)}, which is damaged") from error
-    is_inside = not len(rows) or (rows[0] >= 0 and rows[-1] < earlier.samples)
-    if not is_inside or earlier.samples - len(rows) != record.samples:
-        raise InputError(
-            f"{shown(record.url)}: {REWRITTEN!r} says that of {earlier.samples} samples {len(rows)} are gone, and the "
-            f"shard has {record.samples}"
-        )
-    return earlier, rows
+        origin: _Origin | None = msgspec.convert(said, _Origin)
+        kept = np.arange(record.samples)  # which rows of the origin they are
+        while origin is not None and len(origins) < _MOST_ORIGINS:
+            kept = _rows_kept(origin, kept, is_all=not origins)
+            size = -1 if origin.filesize is None else origin.filesize
+            of = ShardRecord(unsigned(origin.url), origin.nsamples, size, origin.md5sum or "", origin.crc32 or "")
+            origins.append((of, kept))
+            origin = origin.rewritten
+    except (msgspec.ValidationError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{shown(record.url)}: {REWRITTEN!r} is {shown(said)}, which is damaged ({error})") from error
+    return origins
+
+
+def _rows_kept(origin: _Origin, rows: Indices, *, is_all: bool) -> Indices:
+    """The rows of a shard, by their numbers among those that stayed of it: (n,) -> (n,).
+
+    Raises:
+        ValueError: there are none with these numbers; ``is_all``: or they are not all of them.
+    """
+    gone = np.unique(np.array(origin.without, np.int64))
+    if len(gone) and gone[-1] >= origin.nsamples:
+        raise ValueError(f"row {gone[-1]} of {origin.nsamples} is gone")
+    stayed: Indices = np.delete(np.arange(origin.nsamples), gone)
+    if (len(rows) and rows[-1] >= len(stayed)) or (is_all and len(stayed) != len(rows)):
+        raise ValueError(f"{len(stayed)} of {origin.nsamples} samples stayed, and not {len(rows)}")
+    return stayed[rows]
 
 
 def _contradict(one: ShardRecord, other: ShardRecord) -> bool:
@@ -229,8 +263,7 @@ class _Rows:
             if selection is None:
                 rows.append(here.moved(row))
                 continue
-            whole = selection.whole_indices(part.shards.nsamples)
-            rows += [IndexSet.of_sorted(whole[piece]).moved(row) for piece in here.pieces()]
+            rows += [IndexSet.of_sorted(_rows_of(part.shards, piece)).moved(row) for piece in here.pieces()]
         return IndexSet.of_runs(_NONE, _NONE).union(*rows)
 
     def to_indices(self, rows: IndexSet) -> IndexSet:
@@ -239,10 +272,25 @@ class _Rows:
         for part, _, row in self._parts:
             selection, ends = part.shards.selection, part.shards.whole_ends()
             here = rows.within(row, row + (int(ends[-1]) if len(ends) else 0)).moved(-row)
-            if selection is not None:
-                here = IndexSet.of_sorted(np.flatnonzero(here.has(selection.whole_indices(part.shards.nsamples))))
-            indices.append(here.moved(part.first))
+            if selection is None:
+                indices.append(here.moved(part.first))
+                continue
+            for at in range(0, len(selection), _PIECE):
+                piece = np.arange(at, min(at + _PIECE, len(selection)))
+                inside = np.flatnonzero(here.has(_rows_of(part.shards, piece)))
+                indices.append(IndexSet.of_sorted(inside).moved(part.first + at))
         return IndexSet.of_runs(_NONE, _NONE).union(*indices)
+
+
+def _rows_of(shards: ShardList, indices: Indices) -> Indices:
+    """The rows of n samples of a view, counted over all rows of all shards: (n,) -> (n,)."""
+    selection = shards.selection
+    assert selection is not None  # noqa: S101 - for the type checker: it is a view
+    ends, rows = selection.arrays
+    numbers = np.searchsorted(ends, indices, side="right")
+    starts = np.append(0, np.asarray(shards.whole_ends(), np.int64))
+    whole: Indices = starts[numbers] + rows[indices]
+    return whole
 
 
 class Carrying:
@@ -277,24 +325,56 @@ class Carrying:
         shards, starts, ends = shards[is_here], starts[is_here], ends[is_here]
         moved = now.starts[target[shards]] - then.starts[shards]
         carried = [IndexSet.of_runs(starts + moved, ends + moved)]
-        for k, of in match_rewritten(then.records, now.records, those, these[matched < 0]):
-            read = rows.within(int(then.starts[of]), int(then.starts[of + 1])).moved(-int(then.starts[of]))
-            gone = now.records.without[k][1]
-            kept = np.concatenate([_NONE, *read.pieces()])
-            kept = kept[~np.isin(kept, gone)]
-            kept -= np.searchsorted(gone, kept)
-            carried.append(IndexSet.of_sorted(kept).moved(int(now.starts[k])))
+        for k, of, stayed in match_rewritten(then.records, now.records, those, these[matched < 0]):
+            first, end = then.starts[of : of + 2].tolist()
+            read = rows.within(first, end).moved(-first)
+            carried.append(IndexSet.of_sorted(np.flatnonzero(read.has(stayed))).moved(int(now.starts[k])))
         return now.to_indices(carried[0].union(*carried[1:]))
 
 
-def match_rewritten(then: Records, now: Records, those: Indices, these: Indices) -> list[tuple[int, int]]:
-    """(number of a shard of now, number of the earlier one that it has samples of), of those written anew."""
-    written = [k for k in these.tolist() if k in now.without]
-    origins = Records([])
-    for k in written:
-        origins.append(now.without[k][0])
-    matched = match_shards(then, origins, those, np.arange(len(written)))
-    return [(k, of) for k, of in zip(written, matched.tolist(), strict=True) if of >= 0]
+class Kept(NamedTuple):
+    """A shard that was written anew of an earlier one.
+
+    Attributes:
+        now: its number.
+        then: the number of the earlier one.
+        rows: of the earlier one, that it has: (n,), ascending.
+    """
+
+    now: int
+    then: int
+    rows: Indices
+
+
+def match_rewritten(then: Records, now: Records, those: Indices, these: Indices) -> list[Kept]:
+    """The shards of now that were written anew of earlier ones; see `match_shards`.
+
+    Those that were written anew of others are named in a warning: all of their samples count as new.
+    """
+    kept, by_end = list[Kept](), dict[str, int]()
+    urls = {then.urls[k]: k for k in reversed(those.tolist())}
+    for url, k in urls.items():
+        for at in range(len(parts := url.split("/"))):
+            by_end.setdefault("/".join(parts[at:]), k)  # URLs of an index may be relative to it
+    for k in (k for k in these.tolist() if k in now.origins):
+        for origin, rows in now.origins[k]:
+            of = by_end.get(origin.url.removeprefix("./"), _find_content(then, those, origin))
+            if of is not None and not _contradict(then[of], origin):
+                kept.append(Kept(k, of, rows))
+                break
+        else:
+            words = "%s: was written anew of %s, which the earlier data do not have; all of its samples count as new"
+            logger.warning(words, shown(now.urls[k]), shown(now.origins[k][0][0].url))
+    return kept
+
+
+def _find_content(then: Records, those: Indices, origin: ShardRecord) -> int | None:
+    """The number of an earlier shard with the checksum of another one."""
+    for k in map(int, those):
+        checksums = ((origin.md5, then.md5s[k]), (origin.crc32, then.crc32s[k]))
+        if any(a and a.lower() == b.lower() for a, b in checksums) and not _contradict(then[k], origin):
+            return k
+    return None
 
 
 class Change(NamedTuple):
@@ -322,7 +402,7 @@ def compare_shards(then: ShardList, now: ShardList) -> list[Change]:
     before, after = Records([then]), Records([now])
     those, these = np.arange(len(before)), np.arange(len(after))
     of_then = match_shards(before, after, those, these)
-    written = dict(match_rewritten(before, after, those, these[of_then < 0]))
+    written = {kept.now: kept.then for kept in match_rewritten(before, after, those, these[of_then < 0])}
     by_url = dict(zip(before.urls, those.tolist(), strict=True))
     gone, changes = set(those.tolist()).difference(of_then.tolist()), list[Change]()
     for k, of in enumerate(of_then.tolist()):

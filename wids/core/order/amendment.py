@@ -20,6 +20,7 @@ A state of an amended epoch has in its order, as long as it needs them::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -240,7 +241,7 @@ def parse(values: Any, ranges: Mapping[str, tuple[int, int]]) -> Amendment | Non
     if not isinstance(values, Mapping) or not isinstance(values.get("sources"), Mapping):
         raise StateError(f"the state's change of data is {values!r:.200}; it is damaged")
     check_known(values, {"epoch", "position", "yielded", "shift", "sources"}, "change of data")
-    least = {"epoch": None, "position": 0, "yielded": 0, "shift": -MAX_POSITION}
+    least = {"epoch": -MAX_POSITION, "position": 0, "yielded": 0, "shift": -MAX_POSITION}
     epoch, position, yielded, shift = (
         read_int(values, name, minimum=minimum, maximum=MAX_POSITION) for name, minimum in least.items()
     )
@@ -258,8 +259,31 @@ def _parse_rests(values: Sequence[Any], lo: int, hi: int) -> tuple[Rest, ...]:
     for value in values:
         if not isinstance(value, (list, tuple)) or len(value) != 3:
             raise StateError(f"the state's rest of a pass is {value!r:.80}; it is damaged")
-        first, number = (read_int({"rest": each}, "rest", maximum=MAX_POSITION) for each in value[:2])
+        first, number = (
+            read_int({"rest": each}, "rest", minimum=least, maximum=MAX_POSITION)
+            for each, least in zip(value[:2], (0, -MAX_POSITION), strict=True)
+        )
         rests.append(Rest(first, number, IndexSet.from_text(value[2], lo, hi)))
-        if len(rests) > 1 and (rests[-2].end, rests[-2].number) > (first, number - 1):
-            raise StateError("the state's rests of passes are not in order; it is damaged")
+    for before, rest in pairwise(rests):
+        if before.end != rest.first or before.number >= rest.number:
+            raise StateError("the state's rests of passes do not follow each other; it is damaged")
     return tuple(rests)
+
+
+def check_rests(
+    amended: Amendment, place: EpochPosition, ranges: Mapping[str, tuple[int, int]], *, is_stream: bool
+) -> None:
+    """Raise unless rests end where their passes end, and what is to be left of the place's epoch is there.
+
+    Raises:
+        StateError: they do not, or it is not: the state is damaged.
+    """
+    for name, (lo, hi) in ranges.items():
+        rests, size = amended.sources.get(name, ChangedSource()).rests, hi - lo
+        if rests and rests[-1].end != (rests[-1].number + 1) * size * is_stream + size * (not is_stream):
+            raise StateError("the state's rest of a pass does not end where the pass ends; it is damaged")
+        if is_stream or amended.place.epoch != place.epoch:
+            continue
+        is_due = amended.place.position > 0 and place.position < size
+        if is_due != bool(rests) or (rests and not rests[0].first == amended.place.position <= place.position):
+            raise StateError(f"the state is at {place} of an epoch that goes on at {amended.place}; it is damaged")

@@ -222,7 +222,7 @@ def parse_batches(state: Any) -> Mapping[str, Any]:
     """
     opened = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
     order = opened.get("order")
-    if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
+    if not isinstance(order, Mapping) or not all(isinstance(order.get(name), Mapping) for name in ("rule", "sampler")):
         raise StateError(f"the state's order is {order!r:.200}; it is damaged")
     check_known(order, {"sampler", "rule"}, "order")
     return opened

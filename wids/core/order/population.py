@@ -127,6 +127,12 @@ class RangePopulation(Population):
         layout: of the dataset; None: not known.
         weights: of all samples of the dataset: (nsamples,); None: each comes once.
         is_whole: it is all of the dataset.
+        has_lengths: the caller says where shards end, not the dataset.
+
+    Attributes:
+        lo: the argument.
+        hi: likewise.
+        has_lengths: likewise.
 
     Raises:
         ValueError: no weight of the range is above 0.
@@ -134,6 +140,7 @@ class RangePopulation(Population):
 
     lo: int
     hi: int
+    has_lengths: bool
 
     def __init__(
         self,
@@ -143,8 +150,10 @@ class RangePopulation(Population):
         *,
         weights: NDArray[np.float64] | None = None,
         is_whole: bool = False,
+        has_lengths: bool = False,
     ) -> None:
         super().__init__(hi, is_whole=is_whole)
+        self.has_lengths = has_lengths
         self.lo, self.hi, self._layout, self._weights = lo, hi, layout, weights
         if weights is not None and not weights[lo:hi].any():
             raise ValueError(f"no weight of the range {lo} .. {hi} is above 0")
@@ -327,7 +336,8 @@ def choose_population(
             values = read_column(dataset, weights, of="weights") if isinstance(weights, str) else weights
             weights = parse_weights(values, len(dataset))
         placed = layout(dataset if lengths is None else _divide(len(dataset), lengths))
-        return RangePopulation(*span, placed, weights=weights, is_whole=is_whole)
+        has_lengths = lengths is not None
+        return RangePopulation(*span, placed, weights=weights, is_whole=is_whole, has_lengths=has_lengths)
     if num_samples is not None:
         raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
     if lengths is not None:

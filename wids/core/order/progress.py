@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 import numpy as np
 
 from wids.core.order import cursor
-from wids.core.order.amendment import ONLY, Amendment, ChangedSource, describe, parse, read_samples, rests_of
+from wids.core.order.amendment import (
+    ONLY,
+    Amendment,
+    ChangedSource,
+    check_rests,
+    describe,
+    parse,
+    read_samples,
+    rests_of,
+)
 from wids.core.order.cursor import EpochsT, Loaded, NotStarted, Running
 from wids.core.order.identity import adopt_order, identify, weights_of
 from wids.core.order.index_set import IndexSet
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
     from wids.core.order.settings import SamplerSettings
     from wids.core.order.state import EpochPosition
 
+# What an order says of the settings of its sampler.
+_SETTINGS = ("seed", "shuffle", "chunksize", "window", "reshuffle", "epochs", "epoch_size")
 # Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
 _DEPTH = 8
 
@@ -328,6 +339,9 @@ class SampleProgress(Progress[RankEpochs]):
         if not settings.takes_lanes:
             there, here = {**there, "lanes": lanes}, {**here, "lanes": settings.lanes}
         settings = replace(settings, lanes=lanes)
+        if amended is not None:
+            is_stream = isinstance(self.population, MixturePopulation) or self.epochs().is_stream
+            check_rests(amended, place, self.population.ranges, is_stream=is_stream)
         here = adopt_order(self.population, there, here, place, settings, is_reweighted=is_reweighted, shift=shift)
         self.settings, self._origin = replace(settings, epoch_size=here["epoch_size"]), place
         self.population.amended = amended
@@ -341,13 +355,24 @@ class SampleProgress(Progress[RankEpochs]):
         Raises:
             StateError: the state is none of a sampler, or of one with weights of samples.
         """
-        _, _, there = parse_state(state)
-        parts, span = mixed_parts(earlier.dataset), None
+        _, lanes, there = parse_state(state)
+        parts, span, now = mixed_parts(earlier.dataset), None, self.population
+        is_mixture = isinstance(now, MixturePopulation)
+        if not is_mixture == ("sources" in there) == (parts is not None):
+            raise StateError("of the state, the data of now and old=, one is of a mixture, and another is not")
+        settings = replace(self.settings, length=None, sample_seeds=False)
         if parts is None:
             first = read_int(there, "first", minimum=0, maximum=MAX_POSITION)
             span = first, first + read_int(there, "samples", minimum=0, maximum=MAX_POSITION)
-        settings = replace(self.settings, length=None, sample_seeds=False)
-        if there.get("sample_weights") is not None or getattr(self.population, "is_weighted", False):
+            if not isinstance(now, RangePopulation) or there.get("ranges") is not None or now.has_lengths:
+                raise StateError(
+                    "only the order of wids.ChunkedSampler and wids.DistributedChunkedSampler without lengths= goes on "
+                    "over changed data; begin the next epoch with them"
+                )
+            ours = {name: value for name, value in self.epochs().identity.items() if name in _SETTINGS}
+            check_order({name: there.get(name) for name in ours}, ours)
+            settings = replace(settings, num_replicas=lanes, rank=0)  # as the run began: where its epoch is over
+        if there.get("sample_weights") is not None or (isinstance(now, RangePopulation) and now.is_weighted):
             raise StateError(
                 "the sampler has weights, whose passes have samples more or less often than once, so no set of samples "
                 "is what is left of one; begin the next epoch with the changed data"

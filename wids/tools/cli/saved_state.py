@@ -39,7 +39,9 @@ class SavedFlags:
             show_default=False,
         ),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", help="The sampler's seed; for the state of a mixture.")] = 0
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="The sampler's seed; for the state of a mixture.")
+    ] = 0
     tail: Annotated[
         Any,
         typer.Option("--tail", metavar="pad|drop|mask", help="The sampler's tail; for a state of batches by length."),
