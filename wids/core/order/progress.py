@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wids.core.order.settings import SamplerSettings
     from wids.core.order.state import EpochPosition
 
-# What an order says of the settings of its sampler.
+# Settings of a sampler that its order says.
 _SETTINGS = ("seed", "shuffle", "chunksize", "window", "reshuffle", "epochs", "epoch_size")
 # Calls from a loader of torchdata to here: of samplers around a sampler, of subclasses.
 _DEPTH = 8
