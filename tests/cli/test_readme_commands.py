@@ -276,7 +276,7 @@ SCENES = {
     ".docs/guides/changed-data.md#what-is-the-same-shard": (
         to_diff,
         0,
-        ["same           6      600  6 MB        600", "moved: data/s007.tar -> moved/s007.tar", "unseen: 470 of 890"],
+        ["same           6      600  6 MB   600", "moved: data/s007.tar -> moved/s007.tar", "unseen: 470 of 890"],
     ),
     ".docs/guides/coming-from.md#folders-of-mosaicml-litdata-datasets": (
         from_others,
