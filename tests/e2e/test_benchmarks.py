@@ -237,3 +237,13 @@ def test_indexing_is_measured(tmp_path):
     assert rows["remote films --md5"]["fraction"] == pytest.approx(1, abs=0.01)
     assert "too small" in done.stdout
     assert os.listdir(scratch) == []
+
+
+def test_changed_data():
+    """wids goes on with what is due, and nothing else; loaders that are not installed are left out."""
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "changed.py")], capture_output=True, text=True, env={**os.environ}
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    (row,) = [line.split() for line in run.stdout.splitlines() if line.split()[:1] == ["wids"]]
+    assert row == ["wids", "480", "0", "0", "0"]
