@@ -240,7 +240,7 @@ def test_indexing_is_measured(tmp_path):
 
 
 def test_changed_data():
-    """wids goes on with what is due, and nothing else; loaders that are not installed are left out."""
+    """What is due comes, and nothing else; loaders that are not installed are left out."""
     run = subprocess.run(
         [sys.executable, os.path.join(HERE, "changed.py")], capture_output=True, text=True, env={**os.environ}
     )
