@@ -650,7 +650,8 @@ class ShardListDataset(Dataset[T_co]):
             if value is not None
         }
         left = find_unseen(self, state, find_earlier(self, then, **readers), seed=seed, tail=tail)
-        return self._view(np.concatenate([np.zeros(0, np.int64), *left.pieces()]), f"unseen(old={shown(old)})")
+        name = getattr(getattr(old, "_collection", None), "index_url", None) or getattr(old, "dataset_name", old)
+        return self._view(np.concatenate([np.zeros(0, np.int64), *left.pieces()]), f"unseen(old={shown(name)})")
 
     @suggest_names
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

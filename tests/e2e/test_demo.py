@@ -143,6 +143,9 @@ def test_demo_from_end_to_end(tmp_path):
     stars = wids.ShardListDataset(str(tmp_path / "stars.json"))
     assert {stars[k][".cls"] for k in range(0, len(stars), 50)} == {SHAPES.index("star")}
     assert len(stars) == len(stars.where(f"width = {SIZE_PX} and mode = 'RGB'")) == 500
+    first = re.search(r'`dataset\.where\("([^"]*)"\)`', (paths.ROOT / "README.md").read_text(encoding="utf-8"))[1]
+    shapes = wids.ShardListDataset(str(kept / "shapes-train.json"))
+    assert 0 < len(shapes.where(first)) < len(shapes), "README's first filter"
     command._make_empty(str(kept))
     assert os.listdir(kept) == []
 
