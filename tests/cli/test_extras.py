@@ -54,6 +54,7 @@ COMMANDS = {
     "columns create": "$INDEX -o columns.parquet",
     "query": "$INDEX 'select count(*) from samples where has_txt'",
     "view": "$INDEX -o view.json --where has_txt",
+    "rewrite": "$INDEX --exclude out.txt -o rewritten.json",
     "simulate": "$INDEX",
     "cache ls": "../cache",
     "cache clean": "../cache --max-size 1GB",
@@ -107,6 +108,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("extras")
     index = write_index(folder, (3, 4))
     (folder / "cache").mkdir()
+    (folder / "out.txt").write_text("s0-001\n")
     (folder / "rows.parquet").write_bytes(b"PAR1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

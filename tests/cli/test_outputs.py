@@ -26,6 +26,7 @@ COMMANDS = {
     "split of a view": ("a.json", ("index", "split", "d/part.json", "--by", "9", "-o")),
     "rebase": ("moved.json", ("index", "rebase", "d/train.json", "--base", "https://host/d", "-o")),
     "convert": ("train.widsx", ("index", "convert", "d/train.json", "-o")),
+    "rewrite": ("less.json", ("rewrite", "d/part.json", "-o")),
     "columns": ("c.parquet", ("columns", "create", "d/train.json", "--field", ".cls=label", "-o")),
     "query": ("q.parquet", ("query", "d/train.json", "select key from samples", "-o")),
     "page": ("job.html", (*SMALL, "--html")),

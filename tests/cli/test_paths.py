@@ -75,6 +75,7 @@ LINES = [
     "index create H/s0.tar H/s1.tar --counts H/sizes.json --info H/about.txt --base H -o H/new.json",
     "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy",
     "view H/train.json --unseen H/state.json --old H/train.json -o H/rest.json",
+    "rewrite H/train.json --exclude H/keys.txt --cache-dir H/cache -o H/rewritten",
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
     "index merge H/train.json H/other.json -o H/merged.json",
     "index split H/train.json --by 2 -o H/part-{}.json",
@@ -267,6 +268,20 @@ CASES = {
         "train.json",
         lambda path: jobs.pack(path, jobs.PackSettings(output="~/p-%06d.tar")),
         "url",
+    ),
+    ("jobs.rewrite_shards", "view"): (
+        "train.json",
+        lambda path: jobs.rewrite_shards(
+            path, "~/w.json", settings=jobs.RewriteSettings(exclude=(f"~/{FOLDER}/keys.txt",))
+        ),
+        "url",
+    ),
+    ("jobs.rewrite_shards", "output"): (
+        "w.json",
+        lambda path: jobs.rewrite_shards(
+            f"~/{FOLDER}/train.json", path, settings=jobs.RewriteSettings(exclude=(f"~/{FOLDER}/keys.txt",))
+        ),
+        "",
     ),
     ("jobs.update_index", "place"): ("other.json", jobs.update_index, ""),
     ("jobs.diff_indexes", "old"): ("train.json", lambda path: jobs.diff_indexes(path, f"~/{FOLDER}/train.json"), ""),

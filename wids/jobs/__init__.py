@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wids.writing.pack.run import PackOutcome
     from wids.writing.pack.shard import PackSettings
     from wids.writing.pack.sources import PackSource, pack
+    from wids.writing.rewrite import RewriteOutcome, RewriteSettings, rewrite_shards
 
 # Module -> the names that it defines. Those of columns and writing are above this folder.
 _NAMES = {
@@ -42,6 +43,7 @@ _NAMES = {
     "wids.writing.pack.run": "PackOutcome",
     "wids.writing.pack.shard": "PackSettings",
     "wids.writing.pack.sources": "PackSource pack",
+    "wids.writing.rewrite": "RewriteOutcome RewriteSettings rewrite_shards",
 }
 __all__ = [
     "ColumnSpec",
@@ -56,6 +58,8 @@ __all__ = [
     "PackSettings",
     "PackSource",
     "Problem",
+    "RewriteOutcome",
+    "RewriteSettings",
     "RunOptions",
     "Session",
     "ShardsOfKind",
@@ -71,6 +75,7 @@ __all__ = [
     "diff_indexes",
     "pack",
     "parse_spec",
+    "rewrite_shards",
     "update_index",
     "verify",
     "warm",

@@ -494,15 +494,30 @@ def _flatten(place: str) -> IndexToMerge:
     for k, count in enumerate(shards.lengths):
         if shards.selection is not None and not count:
             continue
-        entry = shards.describe(k)
-        checks.check_finite(entry, f"shards[{k}]", place)
-        if entry["nsamples"] is None:
-            raise _no_index(place)
-        name = shards.dataset_of(k) or shards.header.get("name")
-        if entry.get("name") == shards.header.get("name"):
-            entry.pop("name", None)  # the name of the whole index, which `describe` adds to each shard
-        flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
+        entry = flat_entry(shards, k, place)
+        flat.append((absolute(entry["url"]), entry))
     return IndexToMerge(place, shards, flat)
+
+
+def flat_entry(shards: ShardList, k: int, place: str) -> dict[str, Any]:
+    """The entry of a shard in an index that has no sub-datasets; its URL is the one that is resolved.
+
+    Args:
+        shards: of an index.
+        k: the number of the shard.
+        place: the index, for messages.
+
+    Raises:
+        SpecError: its count is unknown, or it has a number that is not JSON.
+    """
+    entry = shards.describe(k)
+    checks.check_finite(entry, f"shards[{k}]", place)
+    if entry["nsamples"] is None:
+        raise _no_index(place)
+    name = shards.dataset_of(k) or shards.header.get("name")
+    if entry.get("name") == shards.header.get("name"):
+        entry.pop("name", None)  # the name of the whole index, which `describe` adds to each shard
+    return {**entry, **({"dataset": name} if name else {})}
 
 
 def _made_of(*sources: IndexToMerge) -> Iterator[tuple[str, str]]:

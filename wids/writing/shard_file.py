@@ -70,6 +70,15 @@ class ShardFile:
             self.member_bytes = self._written + self._pending_bytes
         self.nsamples += 1
 
+    def copy(self, data: bytes) -> None:
+        """Write bytes of another archive as they are, whole blocks; the table of `finish` does not have them.
+
+        Raises:
+            OutputError: as `add`.
+        """
+        self._put(data)
+        self.member_bytes += len(data)
+
     def finish(self) -> tuple[dict[str, Any], tables.MemberTable]:
         """Write the end, and close the part file; return (the index entry without the URL, the member table).
 

@@ -97,6 +97,11 @@ def _packing_tables(**how):
     return lambda: jobs.create_tables(INDEX, settings=jobs.TablesSettings(**how))
 
 
+def _rewriting(**how):
+    settings = {"exclude": ("o.txt",), **how}
+    return lambda: jobs.rewrite_shards(INDEX, "new.json", settings=jobs.RewriteSettings(**settings))
+
+
 def _with_rule(**how):
     rule = {"name": "label", "extension": ".cls", "how": "field", **how}
     return lambda: jobs.create_columns(INDEX, spec=jobs.ColumnSpec(rules=(ColumnRule(**rule),)))
@@ -216,6 +221,11 @@ REFUSED = [
         "settings: is_skipping='no'",
     ),
     (_packing_tables(overwrite=1), "settings: overwrite=1: expected `bool`"),
+    # rewrite_shards
+    (lambda: jobs.rewrite_shards(3, "new.json"), "view=3: give"),
+    (lambda: jobs.rewrite_shards(INDEX, ""), "output='': give"),
+    (_rewriting(exclude=(3,)), "settings: exclude=(3,): expected `str`"),
+    (_rewriting(is_trial="no"), "settings: is_trial='no': expected `bool`"),
 ]
 
 
@@ -258,6 +268,7 @@ KINDS = {
     jobs.PackSettings: _packing,
     jobs.PackSource: _from_source,
     jobs.TablesSettings: _packing_tables,
+    jobs.RewriteSettings: _rewriting,
     jobs.ColumnSpec: _with_spec,
     ColumnRule: _with_rule,
     jobs.RunOptions: lambda **how: lambda: jobs.verify(INDEX, engine=jobs.RunOptions(**how)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,6 +20,7 @@ from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.runner import RunOptions
 from wids.testing import Server
+from wids.writing import rewrite
 from wids.writing.pack import run as pack_run
 
 COUNTS = (3, 1, 5, 2)
@@ -67,6 +69,13 @@ def start_pack(home, **how):
     return jobs.pack(str(home / "train.json"), jobs.PackSettings(output=f"{home}/out/p-%d.tar", samples=3), **how)
 
 
+def start_rewrite(home, **how):
+    """The dataset without the first sample of each shard that has others."""
+    np.save(home / "out.npy", [0, 4, 9])
+    settings = jobs.RewriteSettings(exclude=(f"{home}/out.npy",))
+    return jobs.rewrite_shards(str(home / "train.json"), f"{home}/out.json", settings=settings, **how)
+
+
 def findings(_home, outcome):
     """Without what an earlier run alone has."""
     return [(each.number, each.nsamples, each.size_bytes, each.problems) for each in outcome.findings]
@@ -75,6 +84,11 @@ def findings(_home, outcome):
 def packed(home, _outcome):
     """Shards and index; their tables say when the shards were written."""
     return {path.name: path.read_bytes() for path in (home / "out").iterdir() if path.suffix != ".widx"}
+
+
+def rewritten(home, _outcome):
+    """New shards, and their index."""
+    return {path.name: path.read_bytes() for path in (*home.glob("s*-*.tar"), home / "out.json")}
 
 
 JOBS = {
@@ -97,6 +111,7 @@ JOBS = {
         3,
     ),
     "pack": Job(start_pack, packed, "kept", (pack_run, "write_shard"), 1),
+    "rewrite": Job(start_rewrite, rewritten, "known", (rewrite, "rewrite_shard"), 1),
 }
 EACH = pytest.mark.parametrize("name", JOBS)
 

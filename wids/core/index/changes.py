@@ -19,6 +19,7 @@ import numpy as np
 
 from wids.core.index.fingerprint import portable_names, unsigned
 from wids.core.order.index_set import IndexSet
+from wids.core.place import Place
 from wids.core.shard import Count  # noqa: TC001 - msgspec looks at annotations
 from wids.errors import InputError, shown
 from wids.events import logger
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 # The key of a shard in an index, by which one that was written anew says which samples it has of an earlier one:
 # {"url", "nsamples", "filesize", "md5sum", "crc32": of that one, "without": [rows that it has no more], "rewritten": of
-# that one, if it was written anew itself}.
+# that one, if it was written anew itself}. URLs may be relative to the directory of the shard, or to that of the index.
 REWRITTEN = "rewritten"
 _MOST_ORIGINS = 1000  # of a shard that was written anew again and again
 KINDS = ("same", "moved", "replaced", "added", "dropped")
@@ -357,9 +358,12 @@ def match_rewritten(then: Records, now: Records, those: Indices, these: Indices)
         for at in range(len(parts := url.split("/"))):
             by_end.setdefault("/".join(parts[at:]), k)  # URLs of an index may be relative to it
     for k in (k for k in these.tolist() if k in now.origins):
+        directory = Place(now.urls[k]).directory
         for origin, rows in now.origins[k]:
-            of = by_end.get(origin.url.removeprefix("./"), _find_content(then, those, origin))
-            if of is not None and not _contradict(then[of], origin):
+            beside = urls.get(unsigned(str(directory.join(origin.url))))
+            found = (beside, by_end.get(origin.url.removeprefix("./")), _find_content(then, those, origin))
+            of = next((of for of in found if of is not None and not _contradict(then[of], origin)), None)
+            if of is not None:
                 kept.append(Kept(k, of, rows))
                 break
         else:

@@ -297,6 +297,39 @@ def check_start(head: bytes, *, shard: str) -> None:
         next(members, None)
 
 
+def split_members(read: Read, size: int, *, shard: str) -> Iterator[tuple[int, bytes, list[tuple[int, int]]]]:
+    """(header offset, name, pieces) of each member that an archive has, also of those that are no file.
+
+    The pieces (first byte, end) are its extended headers and itself, padded to whole blocks. A global header is a
+    member of its own, at offset -1. Much slower than `scan`.
+
+    Args:
+        read: see `scan`.
+        size: see there.
+        shard: see there.
+
+    Raises:
+        TarError: see `scan`, which finds more.
+    """
+    extended, pieces, pos = _Extended(), list[tuple[int, int]](), 0
+    while len(header := read(pos, BLOCK)) == BLOCK and header != _ZERO_BLOCK:
+        kind, length, data = header[156], _size_of(header, shard, pos), pos + BLOCK
+        name = b""
+        if kind in _EXTENDED:
+            extended.add(kind, _read_body(read, length, shard, pos, size), shard, pos)
+        else:
+            name, _, length, _ = _resolve(header, kind, length, extended, shard, pos)
+        end = data + (length + 511 & -512)
+        if kind == _PAX_GLOBAL:
+            yield -1, name, [(pos, end)]
+        else:
+            pieces.append((pos, end))
+            if kind not in _EXTENDED:
+                yield pos, name, pieces
+                pieces = []
+        pos = end
+
+
 def find_behind(read: Read, end: int, size: int) -> int | None:
     """Offset of the first byte that is not zero behind an end marker, which begins at ``end``; None: none exists.
 

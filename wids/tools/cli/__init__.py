@@ -68,6 +68,10 @@ COMMANDS = {
         "Ask the columns of a dataset's samples by SQL, as `wids columns create` wrote them beside the index.",
     ),
     "view": ("view", "Save a part of a dataset as an index: which samples of which shards, and no data."),
+    "rewrite": (
+        "rewrite",
+        "Write shards anew without the samples that a view leaves out, so that their bytes are gone.",
+    ),
     "simulate": (
         "simulate",
         "Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.",
