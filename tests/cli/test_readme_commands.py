@@ -19,7 +19,7 @@ from tests.support.columns import write_dataset
 from tests.support.packing import picture_rows
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
-from tests.support.shards import write_index, write_json, write_shard, write_tar
+from tests.support.shards import write_index, write_json, write_shard, write_shards, write_tar
 from wids import testing
 from wids.tools.cli import main
 
@@ -220,6 +220,13 @@ def labelled(scene):
     run("index", "create", "train-0.tar", "-o", "train.json")
 
 
+def to_opt_out(scene):
+    """Shards with samples of people who opted out."""
+    write_shards(scene, (100, 100, 100, 1))
+    run("index", "create", *(f"s{k}.tar" for k in range(4)), "-o", "train.json")
+    (scene / "opted-out.txt").write_text("s0-001\ns2-050\ns2-007\ns3-000\n")
+
+
 def nothing(_):
     """For commands that read no file."""
 
@@ -277,6 +284,11 @@ SCENES = {
         to_diff,
         0,
         ["same           6      600  6 MB   600", "moved: data/s007.tar -> moved/s007.tar", "unseen: 470 of 890"],
+    ),
+    ".docs/guides/changed-data.md#opting-a-sample-out": (
+        to_opt_out,
+        0,
+        ["3 shards, 297 samples", "written anew: s2.tar -> s2-7af06919.tar", "nothing stays of it: s3.tar"],
     ),
     ".docs/guides/coming-from.md#folders-of-mosaicml-litdata-datasets": (
         from_others,

@@ -402,7 +402,7 @@ class _Rewriting(ShardJob[str, RewrittenShard, RewriteOutcome]):
 
 
 def _origin(said: dict[str, Any], directory: Place, home: str) -> dict[str, Any]:
-    """What an entry says of the shard that a new one is made of, and of those that this was made of.
+    """The shard that a new one is made of, and those that this was made of, as the new entry says them.
 
     Args:
         said: of the shard, in its own entry.

@@ -318,3 +318,32 @@ def test_other_keys_stay():
     shutil.rmtree("new")
     without(index, [])
     assert new_shards() == []
+
+
+def test_two_versions_are_skipped():
+    """A new shard of a new shard says what both were made of; so does one beside another of its name."""
+    index = make(checksums=False)
+    without(index, [1], "old/train-2.json")
+    without("old/train-2.json", [1], "new/train.json")
+    origin = entries("new/train.json")[0]["rewritten"]
+    assert (origin["without"], origin["rewritten"]["without"]) == ([1], [1])
+    assert origin["rewritten"]["url"] == str(Path("old/s0.tar").absolute())
+    assert jobs.diff_indexes(index, "new/train.json").replaced.kept == 3
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_shards_of_one_name_in_other_folders(checksums):
+    """The earlier one is that beside the new one, not the first that ends with its name."""
+    write_shards("all/a", (4,))
+    write_shards("all", (4,))
+    jobs.create_index(
+        ["all/a/s0.tar", "all/s0.tar"], "all/train.json", settings=jobs.IndexSettings(checksums=checksums)
+    )
+    without("all/train.json", [5], "all/train-2.json")
+    before, now = wids.ShardListDataset("all/train.json"), wids.ShardListDataset("all/train-2.json")
+    sampler = wids.ChunkedSampler(before, shuffle=False)
+    steps = iter(sampler)
+    for _ in range(6):
+        next(steps)
+    unseen = now.unseen(sampler.state_dict(), old=before)
+    assert [unseen.locate(k) for k in range(len(unseen))] == [(1, 1), (1, 2)]

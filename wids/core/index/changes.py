@@ -352,17 +352,21 @@ def match_rewritten(then: Records, now: Records, those: Indices, these: Indices)
 
     Those that were written anew of others are named in a warning: all of their samples count as new.
     """
+    written = [k for k in these.tolist() if k in now.origins]
+    if not written:
+        return []
     kept, by_end = list[Kept](), dict[str, int]()
     urls = {then.urls[k]: k for k in reversed(those.tolist())}
+    places = {str(Place(url).absolute): k for url, k in urls.items()}
     for url, k in urls.items():
         for at in range(len(parts := url.split("/"))):
             by_end.setdefault("/".join(parts[at:]), k)  # URLs of an index may be relative to it
-    for k in (k for k in these.tolist() if k in now.origins):
+    for k in written:
         directory = Place(now.urls[k]).directory
         for origin, rows in now.origins[k]:
-            beside = urls.get(unsigned(str(directory.join(origin.url))))
-            found = (beside, by_end.get(origin.url.removeprefix("./")), _find_content(then, those, origin))
-            of = next((of for of in found if of is not None and not _contradict(then[of], origin)), None)
+            beside = places.get(unsigned(str(directory.join(origin.url).absolute)))
+            candidates = (beside, by_end.get(origin.url.removeprefix("./")), _find_content(then, those, origin))
+            of = next((of for of in candidates if of is not None and not _contradict(then[of], origin)), None)
             if of is not None:
                 kept.append(Kept(k, of, rows))
                 break
