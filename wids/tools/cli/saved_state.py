@@ -43,7 +43,7 @@ class SavedFlags:
         int, typer.Option("--seed", metavar="N", help="The sampler's seed; for the state of a mixture.")
     ] = 0
     tail: Annotated[
-        Any,
+        str,
         typer.Option("--tail", metavar="pad|drop|mask", help="The sampler's tail; for a state of batches by length."),
     ] = "pad"
     old_lengths: Annotated[
