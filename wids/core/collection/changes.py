@@ -8,7 +8,7 @@ import numpy as np
 
 from wids.core.collection.shard_collection import fingerprint_with_view, load_shards
 from wids.core.collection.shard_collection import mixed_parts as mixed_shards
-from wids.core.index.changes import Carrying, Part, check_counts
+from wids.core.index.changes import Carrying, ListedPart, check_counts
 from wids.core.index.fingerprint import contents as contents_of_shards
 from wids.core.index.shardlist import ShardList
 from wids.core.order.amendment import Earlier
@@ -83,7 +83,7 @@ def _identity(dataset: Any) -> tuple[str | None, list[tuple[str, int, int]]]:
     return fingerprint(dataset), spans
 
 
-def list_parts(dataset: Any, name: str, first: int = 0) -> list[Part]:
+def list_parts(dataset: Any, name: str, first: int = 0) -> list[ListedPart]:
     """The lists of shards that a dataset is made of, by their first index.
 
     Args:
@@ -96,14 +96,14 @@ def list_parts(dataset: Any, name: str, first: int = 0) -> list[Part]:
     """
     interface = interface_of(dataset)
     if interface is not None and interface.listed is not None:
-        return [Part(interface.listed()[0], first)]
+        return [ListedPart(interface.listed()[0], first)]
     joined = parts_of(dataset)
     if joined is None:
         raise InputError(
             f"{name} is {a_kind(dataset)}, of which no shards are known, so nothing says which samples are the same; "
             "it must be a wids.ShardListDataset, a view of one, or a mixture or join of these"
         )
-    parts: list[Part] = []
+    parts: list[ListedPart] = []
     for part in joined:
         parts += list_parts(part, name, first)
         first += len(part)

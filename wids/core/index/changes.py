@@ -40,8 +40,8 @@ _NONE = np.zeros(0, np.int64)
 _PIECE = 1 << 22  # samples of a view that are looked at together
 
 
-class ShardRecord(NamedTuple):
-    """A shard and its content, as an index says them; see `Records`."""
+class ShardContent(NamedTuple):
+    """A shard and its content, as an index says them; see `ShardContents`."""
 
     url: str
     samples: int
@@ -50,7 +50,7 @@ class ShardRecord(NamedTuple):
     crc32: str
 
 
-class Part(NamedTuple):
+class ListedPart(NamedTuple):
     """A list of shards in a dataset: an index, a view, or a source of a mixture.
 
     Attributes:
@@ -75,8 +75,8 @@ def check_counts(shards: ShardList) -> None:
         )
 
 
-class Records:
-    """Shards and their contents, as some lists say them, column by column; an item is a `ShardRecord`.
+class ShardContents:
+    """Shards and their contents, as some lists say them, column by column; an item is a `ShardContent`.
 
     Args:
         shards: the lists.
@@ -99,7 +99,7 @@ class Records:
     sizes: list[int]
     md5s: list[str]
     crc32s: list[str]
-    origins: dict[int, list[tuple[ShardRecord, Indices]]]
+    origins: dict[int, list[tuple[ShardContent, Indices]]]
 
     def __init__(self, shards: Iterable[ShardList]) -> None:
         self.urls, self.samples, self.sizes, self.md5s, self.crc32s, self.origins = [], [], [], [], [], {}
@@ -118,10 +118,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.urls)
 
-    def __getitem__(self, k: int) -> ShardRecord:
-        return ShardRecord(self.urls[k], self.samples[k], self.sizes[k], self.md5s[k], self.crc32s[k])
+    def __getitem__(self, k: int) -> ShardContent:
+        return ShardContent(self.urls[k], self.samples[k], self.sizes[k], self.md5s[k], self.crc32s[k])
 
-    def append(self, record: ShardRecord) -> None:
+    def append(self, record: ShardContent) -> None:
         """Add a shard."""
         self.urls.append(record.url)
         self.samples.append(record.samples)
@@ -134,7 +134,7 @@ class Records:
         return portable_names(self.urls)
 
 
-class _Origin(msgspec.Struct):
+class _RewrittenFrom(msgspec.Struct):
     """A shard that was written anew, as an entry says it; see `REWRITTEN`."""
 
     url: str
@@ -143,23 +143,23 @@ class _Origin(msgspec.Struct):
     filesize: Count | None = None
     md5sum: str | None = None
     crc32: str | None = None
-    rewritten: _Origin | None = None
+    rewritten: _RewrittenFrom | None = None
 
 
-def _parse_rewritten(said: Any, record: ShardRecord) -> list[tuple[ShardRecord, Indices]]:
+def _parse_rewritten(said: Any, record: ShardContent) -> list[tuple[ShardContent, Indices]]:
     """The shards that one was made of, the nearest first, and the rows of each that it has no more: (n,) each.
 
     Raises:
         InputError: the entry is damaged.
     """
-    origins: list[tuple[ShardRecord, Indices]] = []
+    origins: list[tuple[ShardContent, Indices]] = []
     try:
-        origin: _Origin | None = msgspec.convert(said, _Origin)
+        origin: _RewrittenFrom | None = msgspec.convert(said, _RewrittenFrom)
         kept = np.arange(record.samples)  # which rows of the origin they are
         while origin is not None and len(origins) < _MOST_ORIGINS:
             kept = _rows_kept(origin, kept, is_all=not origins)
             size = -1 if origin.filesize is None else origin.filesize
-            of = ShardRecord(unsigned(origin.url), origin.nsamples, size, origin.md5sum or "", origin.crc32 or "")
+            of = ShardContent(unsigned(origin.url), origin.nsamples, size, origin.md5sum or "", origin.crc32 or "")
             origins.append((of, kept))
             origin = origin.rewritten
     except (msgspec.ValidationError, ValueError, RecursionError, MemoryError) as error:
@@ -167,7 +167,7 @@ def _parse_rewritten(said: Any, record: ShardRecord) -> list[tuple[ShardRecord, 
     return origins
 
 
-def _rows_kept(origin: _Origin, rows: Indices, *, is_all: bool) -> Indices:
+def _rows_kept(origin: _RewrittenFrom, rows: Indices, *, is_all: bool) -> Indices:
     """The rows of a shard, by their numbers among those that stayed of it: (n,) -> (n,).
 
     Raises:
@@ -182,7 +182,7 @@ def _rows_kept(origin: _Origin, rows: Indices, *, is_all: bool) -> Indices:
     return stayed[rows]
 
 
-def _contradict(one: ShardRecord, other: ShardRecord) -> bool:
+def _contradict(one: ShardContent, other: ShardContent) -> bool:
     """True if two shards differ in something that is known of both."""
     if one.samples != other.samples or (one.size != other.size and min(one.size, other.size) >= 0):
         return True
@@ -190,7 +190,7 @@ def _contradict(one: ShardRecord, other: ShardRecord) -> bool:
     return any(a and b and a.lower() != b.lower() for a, b in pairs)
 
 
-def match_shards(then: Records, now: Records, those: Indices, these: Indices) -> Indices:
+def match_shards(then: ShardContents, now: ShardContents, those: Indices, these: Indices) -> Indices:
     """For each of n shards of now, the number of the same shard among the earlier ones, or -1: (n,).
 
     Of shards that are listed several times, the first is matched with the first, and so on.
@@ -224,7 +224,7 @@ def match_shards(then: Records, now: Records, those: Indices, these: Indices) ->
     return np.fromiter(matches.values(), np.int64, len(matches))
 
 
-def _sized(keys: Sequence[str], records: Records) -> list[Hashable]:
+def _sized(keys: Sequence[str], records: ShardContents) -> list[Hashable]:
     """Keys that count together with size and number of samples, where these are known."""
     columns = zip(keys, records.sizes, records.samples, strict=True)
     return [(key, size, count) if key and size >= 0 else None for key, size, count in columns]
@@ -238,10 +238,13 @@ class _Rows:
         starts: the first row of each shard, and the end of all: (nshards + 1,).
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.records = Records(part.shards for part in parts)
+    def __init__(self, parts: Sequence[ListedPart]) -> None:
+        self.records = ShardContents(part.shards for part in parts)
         self.starts = np.append(0, np.cumsum(np.asarray(self.records.samples, np.int64)))
-        self._parts, at = list[tuple[Part, int, int]](), 0  # with the number of its first shard, and its first row
+        self._parts, at = (
+            list[tuple[ListedPart, int, int]](),
+            0,
+        )  # its first shard and row
         for part in parts:
             self._parts.append((part, at, int(self.starts[at])))
             at += len(part.shards)
@@ -302,7 +305,7 @@ class Carrying:
         now: those of the data of now, likewise.
     """
 
-    def __init__(self, then: Sequence[Part], now: Sequence[Part]) -> None:
+    def __init__(self, then: Sequence[ListedPart], now: Sequence[ListedPart]) -> None:
         self._then, self._now = _Rows(then), _Rows(now)
 
     def carry(self, there: tuple[int, int], here: tuple[int, int], samples: IndexSet) -> IndexSet:
@@ -347,7 +350,7 @@ class Kept(NamedTuple):
     rows: Indices
 
 
-def match_rewritten(then: Records, now: Records, those: Indices, these: Indices) -> list[Kept]:
+def match_rewritten(then: ShardContents, now: ShardContents, those: Indices, these: Indices) -> list[Kept]:
     """The shards of now that were written anew of earlier ones; see `match_shards`.
 
     Those that were written anew of others are named in a warning: all of their samples count as new.
@@ -376,7 +379,7 @@ def match_rewritten(then: Records, now: Records, those: Indices, these: Indices)
     return kept
 
 
-def _find_content(then: Records, those: Indices, origin: ShardRecord) -> int | None:
+def _find_content(then: ShardContents, those: Indices, origin: ShardContent) -> int | None:
     """The number of an earlier shard with the checksum of another one."""
     for k in map(int, those):
         checksums = ((origin.md5, then.md5s[k]), (origin.crc32, then.crc32s[k]))
@@ -385,7 +388,7 @@ def _find_content(then: Records, those: Indices, origin: ShardRecord) -> int | N
     return None
 
 
-class Change(NamedTuple):
+class ShardChange(NamedTuple):
     """A shard that is not as it was, or is.
 
     Attributes:
@@ -401,27 +404,27 @@ class Change(NamedTuple):
     kept: int = 0
 
 
-def compare_shards(then: ShardList, now: ShardList) -> list[Change]:
+def compare_shards(then: ShardList, now: ShardList) -> list[ShardChange]:
     """The change of each shard of now, in order, then those that were dropped.
 
     Raises:
-        InputError: see `Records`.
+        InputError: see `ShardContents`.
     """
-    before, after = Records([then]), Records([now])
+    before, after = ShardContents([then]), ShardContents([now])
     those, these = np.arange(len(before)), np.arange(len(after))
     of_then = match_shards(before, after, those, these)
     written = {kept.now: kept.then for kept in match_rewritten(before, after, those, these[of_then < 0])}
     by_url = dict(zip(before.urls, those.tolist(), strict=True))
-    gone, changes = set(those.tolist()).difference(of_then.tolist()), list[Change]()
+    gone, changes = set(those.tolist()).difference(of_then.tolist()), list[ShardChange]()
     for k, of in enumerate(of_then.tolist()):
         if of >= 0:
             kind = "same" if before.urls[of] == after.urls[k] else "moved"
-            changes.append(Change(kind, of, k, after.samples[k]))
+            changes.append(ShardChange(kind, of, k, after.samples[k]))
             continue
         replaced = written.get(k, by_url.get(after.urls[k]))
         if replaced is None or replaced not in gone:
-            changes.append(Change("added", None, k))
+            changes.append(ShardChange("added", None, k))
             continue
         gone.discard(replaced)
-        changes.append(Change("replaced", replaced, k, after.samples[k] if k in written else 0))
-    return changes + [Change("dropped", k, None) for k in sorted(gone)]
+        changes.append(ShardChange("replaced", replaced, k, after.samples[k] if k in written else 0))
+    return changes + [ShardChange("dropped", k, None) for k in sorted(gone)]
