@@ -104,8 +104,8 @@ def test_states_of_torch(shards, tmp_path):
     restored = loader_of(now)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is one process
-        dcp.save({"loader": amended}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
-        dcp.load({"loader": restored}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+        dcp.save({"loader": amended}, checkpoint_id=str(tmp_path / "dcp"))
+        dcp.load({"loader": restored}, checkpoint_id=str(tmp_path / "dcp"))
     assert draw(restored, 100) == left
     for state in states:
         again = loader_of(now)
