@@ -122,8 +122,6 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     state = open_state(state, KIND, VERSION, "wids sampler")
     minimums = {"epoch": None, "position": 0, "yielded": 0, "lanes": 1}
     epoch, position, yielded, lanes = (read_int(state, name, minimum=least) for name, least in minimums.items())
-    if lanes > MAX_POSITION:
-        raise StateError(f"the state's lanes are {lanes}; it is damaged")
     order = state.get("order")
     # After a change of the data, positions are those of the data of now.
     if yielded > position and not (isinstance(order, Mapping) and "amended" in order):

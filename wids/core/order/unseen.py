@@ -12,7 +12,7 @@ from wids.core.order.layout import mixed_parts
 from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.progress import SampleProgress, carry_sources, read_earlier
 from wids.core.order.settings import SamplerSettings
-from wids.core.order.state import nested_state, parse_state
+from wids.core.order.state import MAX_POSITION, nested_state, parse_state
 from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def _settings_of(state: Any, seed: int, tail: Tail) -> SamplerSettings:
         StateError: it is damaged.
     """
     _, lanes, order = parse_state(state)
+    if lanes > MAX_POSITION:
+        raise StateError(f"the state's lanes are {lanes}; it is damaged")
     try:
         said = next(iter(order["sources"].values())) if "sources" in order else order
         return SamplerSettings(
