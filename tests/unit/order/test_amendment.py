@@ -469,3 +469,16 @@ def test_each_source_of_a_mixture_goes_on_in_its_own_pass(seed: int, has_batches
         for each in resumed:
             each.load_state_dict(state_of(running))
         assert [[next(each) for _ in range(10)] for each in map(iter, resumed)] == first
+
+
+def test_a_batch_size_of_a_bucket_that_the_earlier_data_have_not() -> None:
+    """A state names it, and what is unseen is found all the same."""
+    entries = [{"url": f"/nowhere/{k}.tar", "nsamples": 10, "filesize": 1000 + k} for k in range(3)]
+    before, now = wids.ShardListDataset(entries[:2]), wids.ShardListDataset(entries)
+    buckets = np.resize([1, 2], 20)
+    inner = wids.ChunkedSampler(before)
+    sampler = wids.BucketBatchSampler(inner, buckets=buckets, batch_size={1: 2, 2: 3, 9: 4})
+    batches = iter(sampler)
+    read = {index for _ in range(3) for index in next(batches)}
+    unseen = now.unseen(sampler.state_dict(), old=before, old_buckets=buckets)
+    assert len(unseen) == 30 - len(read)

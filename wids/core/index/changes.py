@@ -241,10 +241,7 @@ class _Rows:
     def __init__(self, parts: Sequence[ListedPart]) -> None:
         self.records = ShardContents(part.shards for part in parts)
         self.starts = np.append(0, np.cumsum(np.asarray(self.records.samples, np.int64)))
-        self._parts, at = (
-            list[tuple[ListedPart, int, int]](),
-            0,
-        )  # its first shard and row
+        self._parts, at = list[tuple[ListedPart, int, int]](), 0  # with its first shard and row
         for part in parts:
             self._parts.append((part, at, int(self.starts[at])))
             at += len(part.shards)
@@ -307,6 +304,20 @@ class Carrying:
 
     def __init__(self, then: Sequence[ListedPart], now: Sequence[ListedPart]) -> None:
         self._then, self._now = _Rows(then), _Rows(now)
+        # By the ranges: several passes of them may be carried.
+        self._matched: dict[tuple[tuple[int, int], tuple[int, int]], tuple[Indices, list[Kept]]] = {}
+
+    def _match(self, there: tuple[int, int], here: tuple[int, int]) -> tuple[Indices, list[Kept]]:
+        """The number of the same shard of now for each earlier one, or -1, and shards that were written anew."""
+        if (there, here) not in self._matched:
+            then, now = self._then, self._now
+            those, these = then.shards_between(*there), now.shards_between(*here)
+            matched = match_shards(then.records, now.records, those, these)
+            target = np.full(len(then.records) + 1, -1)
+            target[matched[matched >= 0]] = these[matched >= 0]
+            written = match_rewritten(then.records, now.records, those, these[matched < 0])
+            self._matched[there, here] = target, written
+        return self._matched[there, here]
 
     def carry(self, there: tuple[int, int], here: tuple[int, int], samples: IndexSet) -> IndexSet:
         """The indices here of samples with these indices there; those that are not here any more are left out.
@@ -317,10 +328,7 @@ class Carrying:
             samples: earlier indices, in that range.
         """
         then, now = self._then, self._now
-        those, these = then.shards_between(*there), now.shards_between(*here)
-        matched = match_shards(then.records, now.records, those, these)
-        target = np.full(len(then.records) + 1, -1)
-        target[matched[matched >= 0]] = these[matched >= 0]
+        target, written = self._match(there, here)
         rows = then.of_indices(samples)
         cuts = then.starts[rows.has(then.starts) & rows.has(then.starts - 1)]
         starts, ends = (np.sort(np.append(edges, cuts)) for edges in (rows.starts, rows.ends))
@@ -329,7 +337,7 @@ class Carrying:
         shards, starts, ends = shards[is_here], starts[is_here], ends[is_here]
         moved = now.starts[target[shards]] - then.starts[shards]
         carried = [IndexSet.of_runs(starts + moved, ends + moved)]
-        for k, of, stayed in match_rewritten(then.records, now.records, those, these[matched < 0]):
+        for k, of, stayed in written:
             first, end = then.starts[of : of + 2].tolist()
             read = rows.within(first, end).moved(-first)
             carried.append(IndexSet.of_sorted(np.flatnonzero(read.has(stayed))).moved(int(now.starts[k])))

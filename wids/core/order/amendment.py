@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ import numpy as np
 from wids.core.order.epoch import Plan, Rest, RestOrder, pass_at
 from wids.core.order.index_set import IndexSet
 from wids.core.order.state import MAX_POSITION, EpochPosition, check_known, read_int
-from wids.errors import StateError
+from wids.errors import InputError, StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,6 +87,22 @@ class Earlier(NamedTuple):
     is_same: bool = False
     lengths: Callable[[], Any] | None = None
     buckets: Callable[[], Any] | None = None
+
+    def read(self, name: Literal["lengths", "buckets"], *, is_needed: bool) -> Any:
+        """The lengths or buckets of the samples: (nsamples,); None: they are not needed.
+
+        Raises:
+            InputError: they are needed, and not known.
+        """
+        if not is_needed:
+            return None
+        make = self.lengths if name == "lengths" else self.buckets
+        if make is None:
+            raise InputError(
+                f"which batches were read follows from the {name} of the earlier samples; give old_{name}=, one for "
+                "each sample of old"
+            )
+        return make()
 
 
 # --- what was read

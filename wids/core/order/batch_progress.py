@@ -184,7 +184,11 @@ class BatchProgress(Progress[BatchEpochs]):
         reading = read_earlier_batches(
             self._samples.earlier(inner, earlier),
             state,
-            lambda count: self._rule.for_samples(count, earlier.lengths, earlier.buckets),
+            lambda count: self._rule.for_samples(
+                count,
+                earlier.read("lengths", is_needed=self._rule.lengths is not None),
+                earlier.read("buckets", is_needed=self._rule.buckets is not None),
+            ),
         )
         reading = reading._replace(place=reading.place._replace(yielded=yielded))
         return self._samples.amend(reading, earlier).place

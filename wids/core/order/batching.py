@@ -33,7 +33,7 @@ from wids.core.order.validation import parse_int
 from wids.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -104,29 +104,15 @@ class BatchRule:
         """Costs of n batches (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
         return longest * counts if self.is_padded else sums
 
-    def for_samples(
-        self, samples: int, lengths: Callable[[], Any] | None, buckets: Callable[[], Any] | None
-    ) -> BatchRule:
-        """The same bounds for other samples.
-
-        Args:
-            samples: their number.
-            lengths: reads the length of each, (samples,), where this rule has lengths; None: they are not known.
-            buckets: likewise.
+    def for_samples(self, samples: int, lengths: Any, buckets: Any) -> BatchRule:
+        """The same bounds for so many other samples, with their lengths and buckets: (samples,); None: without.
 
         Raises:
-            InputError: they are not known, or do not fit.
+            InputError: they do not fit.
         """
-        read: dict[str, Any] = {}
-        for name, values, make in (("lengths", self.lengths, lengths), ("buckets", self.buckets, buckets)):
-            if values is not None and make is None:
-                raise InputError(
-                    f"which batches were read follows from the {name} of the earlier samples; give old_{name}=, one "
-                    "for each sample of old"
-                )
-            read[name] = None if values is None or make is None else make()
         kinds: Any = {name: self.identity[name] for name in ("cost", "too_long")}
-        return make_rule(samples, max_tokens=self.max_cost, batch_size=self.batch_size, **kinds, **read)
+        values = {"lengths": lengths, "buckets": buckets}
+        return make_rule(samples, max_tokens=self.max_cost, batch_size=self.batch_size, **kinds, **values)
 
     @property
     def rows(self) -> int:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from wids.core.order.amendment import ONLY
 from wids.core.order.batch_progress import KIND, parse_batches, read_earlier_batches
-from wids.core.order.batching import make_rule
+from wids.core.order.batching import make_rule, name_sizes
 from wids.core.order.layout import mixed_parts
 from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.progress import SampleProgress, carry_sources, read_earlier
 from wids.core.order.settings import SamplerSettings
 from wids.core.order.state import MAX_POSITION, nested_state, parse_state
-from wids.errors import InputError, StateError
+from wids.errors import StateError
 
 if TYPE_CHECKING:
     from wids.core.order.amendment import Earlier
@@ -102,15 +102,8 @@ def _rule_of(rule: Mapping[str, Any], count: int, earlier: Earlier) -> BatchRule
     Raises:
         InputError: the lengths or buckets of the earlier samples are not known, or do not fit.
     """
-    values: dict[str, Any] = {}
-    for name, read in (("lengths", earlier.lengths), ("buckets", earlier.buckets)):
-        if rule.get(name) and read is None:
-            raise InputError(
-                f"which batches were read follows from the {name} of the earlier samples; give old_{name}="
-            )
-        values[name] = read() if rule.get(name) and read is not None else None
-    sizes, buckets = rule.get("batch_size"), values["buckets"]
-    if isinstance(sizes, Mapping) and buckets is not None:  # which has the names of buckets as texts
-        sizes = {value: sizes[str(value)] for value in set(buckets.tolist()) if str(value) in sizes}
+    lengths = earlier.read("lengths", is_needed=bool(rule.get("lengths")))
+    buckets = earlier.read("buckets", is_needed=bool(rule.get("buckets")))
+    sizes = name_sizes(rule.get("batch_size"), buckets)  # a state has the names of buckets as texts
     said: Any = {name: rule.get(name) for name in ("max_tokens", "cost", "too_long")}
-    return make_rule(count, batch_size=sizes, **said, **values)
+    return make_rule(count, batch_size=sizes, lengths=lengths, buckets=buckets, **said)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from wids.core.index.changes import KINDS
 from wids.core.place import Place
 from wids.core.transport.session import PLAIN
 from wids.errors import OutputExistsError
@@ -268,6 +267,7 @@ def diff_indexes(
 
     With --state, a checkpoint of a run over OLD: how many samples of NEW its epoch has not read. No shard is opened.
     """
+    from wids.core.index.changes import KINDS
     from wids.jobs.index_diff import diff_indexes as compare
 
     state = None if saved.state is None else read_state(saved.state)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wids.core.files import json_text
-from wids.core.order.state import nested_state
+from wids.core.order.state import KIND, nested_state
 from wids.core.place import Place
 from wids.errors import InputError, JsonError
 from wids.tools.cli.options import read_values
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from wids.core.transport.session import Session
     from wids.tools.simulate.resume import Resume
 
-_KINDS = ("wids.sampler", "wids.batches")
 _DEPTH = 6  # of mappings and lists in a checkpoint
 
 
@@ -162,8 +161,10 @@ def _load(path: str) -> Any:
 
 
 def _states_in(value: Any, depth: int) -> Iterator[Any]:
+    from wids.core.order import batch_progress
+
     if isinstance(value, Mapping):
-        if value.get("kind") in _KINDS:
+        if value.get("kind") in (KIND, batch_progress.KIND):
             yield nested_state(value)
             return
         value = list(value.values())

@@ -14,6 +14,7 @@ from wids.errors import StateError
 if TYPE_CHECKING:
     from wids.core.order.amendment import Earlier
     from wids.core.order.batching import BatchRule
+    from wids.core.order.progress import Progress
     from wids.core.order.rank_epochs import RankEpochs
     from wids.core.order.settings import SamplerSettings
 
@@ -60,10 +61,6 @@ class Resume(NamedTuple):
         if is_of_batches != (rule is not None):
             what = "batches of like length; say their --lengths, --max-tokens" if is_of_batches else "a plain sampler"
             raise StateError(f"the state is of {what}")
-        if rule is None:
-            place = samples.adopt(self.state, earlier=self.earlier).place
-            epochs = samples.epochs()
-            return epochs, place.epoch + epochs.is_over(place)
-        batches = BatchProgress(samples, rule, block)
-        place = batches.adopt(self.state, earlier=self.earlier).place
-        return samples.epochs(), place.epoch + batches.epochs().is_over(place)
+        progress: Progress[Any] = samples if rule is None else BatchProgress(samples, rule, block)
+        progress.load(self.state, earlier=self.earlier)
+        return samples.epochs(), progress.next_place().epoch
