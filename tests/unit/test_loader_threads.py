@@ -460,7 +460,7 @@ def test_what_it_is():
     loader = make(data)
     assert repr(loader).endswith(", workers='threads')")
     assert wids.resumable(loader, workers="threads") is loader
-    with pytest.raises(InputError, match="another reads_ahead or workers"):
+    with pytest.raises(InputError, match="another reads_ahead, workers or old"):
         wids.resumable(loader)
     for again in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         assert list(again) == list(make(data))
