@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ from torch.utils.data import Sampler
 from wids.core.files.held import holding, release
 from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.batching import make_rule
+from wids.core.order.budgets import name_limit, parse_limits
 from wids.core.order.layout import mixed_parts, read_values
 from wids.core.order.validation import parse_int, suggest_names
 from wids.errors import a_kind
@@ -48,8 +48,10 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         buckets: words or numbers, one for each sample of the dataset, or the name of a column; a batch is of one
             bucket.
         batch_size: the most samples in a batch; or a dict of them, by bucket.
-        too_long: a sample that is longer than ``max_tokens`` is an ``"error"``, or is left out (``"skip"``), of which
-            a warning has their number.
+        limits: the most in a batch of other sums: a number for the name of a column, such as ``{"images": 16}``, or
+            ``(values, number)``, whose values, of 0 or more, are given as ``lengths``.
+        too_long: a sample that alone exceeds a budget is an ``"error"``, or is left out (``"skip"``), of which a
+            warning has their number.
         block: samples of a lane that are cut into batches together; None: some 64 batches, within the chunk size. More
             give batches of more equal lengths, and keep more shards open.
 
@@ -59,9 +61,9 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         skipped: samples of the dataset that are left out.
 
     Raises:
-        InputError: neither ``max_tokens`` nor ``batch_size``; lengths that are no numbers above 0, are not as many as
-            there are samples, or exceed ``max_tokens``; a bucket without a batch size; the sampler's own chunks were
-            assigned. TypeError: it is no such sampler.
+        InputError: none of ``max_tokens``, ``limits`` and ``batch_size``; lengths that are no numbers above 0, are not
+            as many as there are samples, or exceed ``max_tokens``; limits likewise; a bucket without a batch size; the
+            sampler's own chunks were assigned. TypeError: it is no such sampler.
 
     Example:
         >>> dataset = wids.ShardListDataset("train.json")
@@ -87,6 +89,7 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         cost: Literal["padded", "sum"] = "padded",
         buckets: Any = None,
         batch_size: int | Mapping[Any, int] | None = None,
+        limits: Mapping[str, Any] | None = None,
         too_long: Literal["error", "skip"] = "error",
         block: int | None = None,
     ) -> None:
@@ -104,12 +107,16 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             buckets=None if buckets is None else self._values("buckets", buckets),
             batch_size=batch_size,
             too_long=too_long,
+            limits={
+                name: (self._values(name_limit(name), values), most)
+                for name, (values, most) in parse_limits(limits).items()
+            },
         )
         self.skipped = rule.skipped
         if self.skipped:
             logger.warning(
-                "%d of %d samples are longer than max_tokens=%g, and are left out of all batches",
-                *(self.skipped, len(sampler.dataset), rule.max_cost),
+                "%d of %d samples are longer than %s, and are left out of all batches",
+                *(self.skipped, len(sampler.dataset), " or ".join(rule.name_budgets())),
             )
         self._progress, self._prefetcher = BatchProgress(sampler.__wids__(), rule, block), None
         _ = self.epoch, self._progress.epochs()
@@ -153,7 +160,14 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
 
     @suggest_names
     def load_state_dict(
-        self, state: Any, *, reweight: bool = False, old: Any = None, old_lengths: Any = None, old_buckets: Any = None
+        self,
+        state: Any,
+        *,
+        reweight: bool = False,
+        old: Any = None,
+        old_lengths: Any = None,
+        old_buckets: Any = None,
+        old_limits: Mapping[str, Any] | None = None,
     ) -> None:
         """Let the next iteration resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
 
@@ -164,22 +178,18 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             old_lengths: of each sample of ``old``, where ``lengths`` were no column; or the name of a column of it.
                 They are read if some batches of a block were, and with ``too_long="skip"`` or ``tail="drop"``.
             old_buckets: likewise.
+            old_limits: likewise, the values of each limit, by its name.
 
         Raises:
-            StateError: as there. InputError: lengths or buckets of ``old`` are needed, and not given.
+            StateError: as there. InputError: values of ``old`` are needed, and not given.
         """
         earlier = None
         if old is not None:
             from wids.core.collection.changes import find_earlier, open_earlier
 
-            dataset = open_earlier(old)
-            values = {"lengths": old_lengths, "buckets": old_buckets}
-            readers = {
-                name: partial(read_values, dataset, value, of=f"old_{name}")
-                for name, said in values.items()
-                if (value := self._columns.get(name) if said is None else said) is not None
-            }
-            earlier = find_earlier(self.sampler.dataset, dataset, **readers)
+            said = {"lengths": old_lengths, "buckets": old_buckets}
+            values = {**self._columns, **{name: each for name, each in said.items() if each is not None}}
+            earlier = find_earlier(self.sampler.dataset, open_earlier(old), values=values, limits=old_limits)
         self._load(state, is_reweighted=reweight, earlier=earlier)
 
     def _values(self, name: str, values: Any) -> Any:

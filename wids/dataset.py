@@ -13,7 +13,6 @@ import itertools
 import multiprocessing.context
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from multiprocessing import reduction
 from types import MappingProxyType
@@ -36,7 +35,7 @@ from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import SamplerInterface, read_values
+from wids.core.order.layout import SamplerInterface
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
@@ -606,6 +605,7 @@ class ShardListDataset(Dataset[T_co]):
         old: Any,
         old_lengths: Any = None,
         old_buckets: Any = None,
+        old_limits: Mapping[str, Any] | None = None,
         seed: int = 0,
         tail: Tail = "pad",
     ) -> Self:
@@ -624,6 +624,7 @@ class ShardListDataset(Dataset[T_co]):
             old_lengths: of a state of `wids.BucketBatchSampler`: the length of each sample of ``old``, or the name of a
                 column of it. It is needed within a block, and where samples are left out.
             old_buckets: likewise.
+            old_limits: likewise, the values of each limit, by its name.
             seed: of the sampler, where the dataset is a mixture: a state of one does not say it.
             tail: of the sampler, where the state is of batches, which does not say it.
 
@@ -643,13 +644,8 @@ class ShardListDataset(Dataset[T_co]):
         from wids.core.order.unseen import find_unseen
 
         then = open_earlier(old)
-        values = {"lengths": old_lengths, "buckets": old_buckets}
-        readers = {
-            name: partial(read_values, then, value, of=f"old_{name}")
-            for name, value in values.items()
-            if value is not None
-        }
-        left = find_unseen(self, state, find_earlier(self, then, **readers), seed=seed, tail=tail)
+        earlier = find_earlier(self, then, values={"lengths": old_lengths, "buckets": old_buckets}, limits=old_limits)
+        left = find_unseen(self, state, earlier, seed=seed, tail=tail)
         name = getattr(getattr(old, "_collection", None), "index_url", None) or getattr(old, "dataset_name", old)
         return self._view(np.concatenate([np.zeros(0, np.int64), *left.pieces()]), f"unseen(old={shown(name)})")
 

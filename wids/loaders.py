@@ -252,7 +252,14 @@ class Counting:
 
     @suggest_names
     def load_state_dict(
-        self, state: Any, *, reweight: bool = False, old: Any = None, old_lengths: Any = None, old_buckets: Any = None
+        self,
+        state: Any,
+        *,
+        reweight: bool = False,
+        old: Any = None,
+        old_lengths: Any = None,
+        old_buckets: Any = None,
+        old_limits: Mapping[str, Any] | None = None,
     ) -> None:
         """Let the next iteration begin at ``state``, with any number of ranks and workers, and any batch size.
 
@@ -262,6 +269,7 @@ class Counting:
             old: the dataset that the state was saved over, or its index, where data have changed; see the sampler's.
             old_lengths: of batches of like length: those of the samples of ``old``; see `wids.BucketBatchSampler`.
             old_buckets: likewise.
+            old_limits: likewise.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
@@ -274,7 +282,8 @@ class Counting:
         if isinstance(state, Mapping) and state.get("batches") is not None:  # a sampler's state has none
             batches = read_int(state, "batches", minimum=0, maximum=MAX_POSITION)
         old = self._old if old is None else old
-        options = {"reweight": reweight or None, "old": old, "old_lengths": old_lengths, "old_buckets": old_buckets}
+        values = {"old_lengths": old_lengths, "old_buckets": old_buckets, "old_limits": old_limits}
+        options = {"reweight": reweight or None, "old": old, **values}
         counted.sampler.load_state_dict(state, **{name: value for name, value in options.items() if value is not None})
         self._loaded = None
         if isinstance(counted, CountedBatches) and isinstance(counted.progress.cursor, Loaded):

@@ -301,7 +301,7 @@ def test_lanes_of_which_much_is_left_out(seed):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ({"lengths": LENGTHS}, "neither max_tokens nor batch_size"),
+        ({"lengths": LENGTHS}, "none of max_tokens, limits and batch_size"),
         ({"max_tokens": 5}, "no lengths are given"),
         ({"lengths": LENGTHS[:-1], "max_tokens": 500}, "779"),
         ({"lengths": -LENGTHS, "max_tokens": 500}, "the length of sample 0 is -"),
@@ -405,7 +405,10 @@ def test_a_sampler_of_another_kind():
     [
         ({"lengths": LENGTHS, "max_tokens": 501}, "max_tokens: 500"),
         ({"lengths": LENGTHS, "max_tokens": 500, "cost": "sum"}, "cost: 'padded' there, 'sum' here"),
-        ({"lengths": np.roll(LENGTHS, 1), "max_tokens": 500}, "lengths or buckets of the samples .* have changed"),
+        (
+            {"lengths": np.roll(LENGTHS, 1), "max_tokens": 500},
+            "lengths, limits or buckets of the samples .* have changed",
+        ),
         ({"lengths": LENGTHS + 1, "max_tokens": 500}, "lengths.total"),
     ],
 )

@@ -15,7 +15,6 @@ from wids.jobs.arguments import text_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
     from wids.core.order.epoch import Tail
     from wids.core.transport.session import Session
@@ -124,8 +123,7 @@ def diff_indexes(
     unseen = None
     data = open_earlier(now)
     if state is not None:
-        lengths: Callable[[], Any] | None = None if old_lengths is None else lambda: old_lengths
-        earlier = find_earlier(data, open_earlier(then), lengths=lengths)
+        earlier = find_earlier(data, open_earlier(then), values={"lengths": old_lengths})
         unseen = len(find_unseen(data, state, earlier, seed=seed, tail=tail))
     kinds = {kind: ShardsOfKind(**values) for kind, values in sums.items()}
     return IndexDiff(**kinds, samples=len(data), unseen=unseen)

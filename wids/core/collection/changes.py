@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,27 +13,43 @@ from wids.core.index.changes import Carrying, ListedPart, check_counts
 from wids.core.index.fingerprint import contents as contents_of_shards
 from wids.core.index.shardlist import ShardList
 from wids.core.order.amendment import Earlier
-from wids.core.order.layout import SamplerInterface, contents, fingerprint, interface_of, mixed_parts, parts_of
+from wids.core.order.budgets import name_limit
+from wids.core.order.layout import (
+    SamplerInterface,
+    contents,
+    fingerprint,
+    interface_of,
+    mixed_parts,
+    parts_of,
+    read_values,
+)
 from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
 
 def find_earlier(
-    now: Any, old: Any, *, lengths: Callable[[], Any] | None = None, buckets: Callable[[], Any] | None = None
+    now: Any, old: Any, *, values: Mapping[str, Any] | None = None, limits: Mapping[str, Any] | None = None
 ) -> Earlier:
     """The earlier data of a dataset, for the samplers that go on over it.
 
     Args:
         now: a dataset of shards, a view, or a mixture or join of these.
         old: the dataset that the state was saved over, of `open_earlier`; likewise.
-        lengths: reads the length of each of its samples, for batches; None: not known.
-        buckets: likewise, their buckets.
+        values: ``lengths`` and ``buckets`` of its samples, for batches: an array, the name of a column, or a function
+            that reads them; None: not known.
+        limits: likewise, the values of each limit, by its name.
 
     Raises:
         InputError: one of them is none of these; the number of samples in a shard is unknown.
     """
+    said = {**(values or {}), **{name_limit(name): each for name, each in (limits or {}).items()}}
+    readers = {
+        name: each if callable(each) else partial(read_values, old, each, of=f"old_{name}")
+        for name, each in said.items()
+        if each is not None
+    }
     is_same = (
         len(now) == len(old)
         and fingerprint(now) is not None
@@ -40,7 +57,7 @@ def find_earlier(
         and all(contents(old).get(kind, value) == value for kind, value in contents(now).items())
     )
     carrying = Carrying(list_parts(old, "old"), list_parts(now, "the dataset"))
-    return Earlier(old, carrying.carry, is_same, lengths, buckets)
+    return Earlier(old, carrying.carry, is_same, readers)
 
 
 class EarlierShards:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -78,25 +78,22 @@ class Earlier(NamedTuple):
         dataset: stands for them, for a sampler; it reads no samples.
         carry: (range of indices there, range here, indices there) -> indices here of the same samples.
         is_same: they are the data of now.
-        lengths: reads those of its samples, for batches; None: they are not known.
-        buckets: likewise.
+        readers: of the values of its samples that batches depend on, as far as they are known, by their names: as of
+            `wids.core.order.batching.BatchRule.for_samples`.
     """
 
     dataset: Any
     carry: Callable[[tuple[int, int], tuple[int, int], IndexSet], IndexSet]
     is_same: bool = False
-    lengths: Callable[[], Any] | None = None
-    buckets: Callable[[], Any] | None = None
+    readers: Mapping[str, Callable[[], Any]] = {}
 
-    def read(self, name: Literal["lengths", "buckets"], *, is_needed: bool) -> Any:
-        """The lengths or buckets of the samples: (nsamples,); None: they are not needed.
+    def read(self, name: str) -> Any:
+        """The values of the samples: (nsamples,).
 
         Raises:
-            InputError: they are needed, and not known.
+            InputError: they are not known.
         """
-        if not is_needed:
-            return None
-        make = self.lengths if name == "lengths" else self.buckets
+        make = self.readers.get(name)
         if make is None:
             raise InputError(
                 f"which batches were read follows from the {name} of the earlier samples; give old_{name}=, one for "

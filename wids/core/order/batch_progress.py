@@ -5,7 +5,7 @@ The state of batches holds that of the samples at the beginning of a block::
     {"kind": "wids.batches", "version": 1, "wids": "1.0.0",
      "offset": 3,           batches of the block that all ranks together have had
      "yielded": 12,         batches of each rank, in this epoch
-     "block": 123456,       checksum of the lengths and buckets in the block
+     "block": 123456,       checksum of the lengths, limits' values and buckets in the block
      "order": {"sampler": {...}, "rule": {...}}}
 """
 
@@ -157,7 +157,7 @@ class BatchProgress(Progress[BatchEpochs]):
             here = self.identity(epochs)
             theirs, ours = dict(order["rule"]), dict(here["rule"])
             if is_reweighted:
-                theirs["lengths"] = ours["lengths"]
+                theirs |= {name: ours[name] for name in ("lengths", "values") if name in ours}
             check_order(theirs, ours)
             if offset and is_reweighted:  # the block that has begun stays what it is
                 end = {**order["sampler"], "position": epochs.decided(place)}
@@ -165,8 +165,8 @@ class BatchProgress(Progress[BatchEpochs]):
                 epochs = self.epochs()
             if offset and epochs.checksum(place) != state.get("block"):
                 raise StateError(
-                    "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
-                    "their batches are other ones; train with those of before, or begin an epoch"
+                    "the lengths, limits or buckets of the samples at the state's position have changed since it was "
+                    "saved, so their batches are other ones; train with those of before, or begin an epoch"
                 )
             return Loaded(place, {**here, "lanes": epochs.lanes})
 
@@ -176,19 +176,15 @@ class BatchProgress(Progress[BatchEpochs]):
         """Let the inner sampler go on over the data of now; see `SampleProgress.amend`.
 
         Raises:
-            StateError: the state is of other bounds of batches, or not of these data. InputError: it needs the lengths
-                or buckets of the earlier samples, and they are not known.
+            StateError: the state is of other bounds of batches, or not of these data. InputError: it needs values of
+                the earlier samples, and they are not known.
         """
-        ours = {**self._rule.identity, "lengths": rule.get("lengths"), "buckets": rule.get("buckets")}
-        check_order({**rule, "rows": None}, {**ours, "rows": None})
+        data = {name: rule[name] for name in ("lengths", "buckets", "values") if name in rule}
+        check_order({**rule, "rows": None}, {**self._rule.identity, **data, "rows": None})
         reading = read_earlier_batches(
             self._samples.earlier(inner, earlier),
             state,
-            lambda count: self._rule.for_samples(
-                count,
-                earlier.read("lengths", is_needed=self._rule.lengths is not None),
-                earlier.read("buckets", is_needed=self._rule.buckets is not None),
-            ),
+            lambda count: self._rule.for_samples(count, earlier.read),
         )
         reading = reading._replace(place=reading.place._replace(yielded=yielded))
         return self._samples.amend(reading, earlier).place

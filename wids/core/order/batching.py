@@ -10,7 +10,8 @@ before it, and all samples of its rows are in it. Where so many samples are left
 block's batches are dealt to the lanes anew, and fewer than there are lanes come again.
 
 A cost is compared with the budget exactly, as if lengths were fractions: `fit_together` for sums, `most_of` for padded
-batches. All else that is computed of lengths (equal costs, reports) is rounded.
+batches. All else that is computed of lengths (equal costs, reports) is rounded. With limits, `wids.core.order.budgets`
+makes the batches of a lane.
 
 Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
 """
@@ -20,20 +21,37 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import chain, pairwise, repeat, zip_longest
-from numbers import Integral
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from wids.core.order.budgets import (
+    MOST_INTEGER,
+    MOST_TOKENS,
+    PIECE,
+    Limit,
+    LimitedRows,
+    PaddedRows,
+    SumRows,
+    Sums,
+    check_count,
+    deal,
+    make_limits,
+    most_of,
+    name_limit,
+    parse_budget,
+    pieces,
+    to_floats,
+)
 from wids.core.order.permutation import STEPS, permutation
 from wids.core.order.validation import parse_int
 from wids.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,16 +61,14 @@ if TYPE_CHECKING:
 
 # Steps of a block, if no chunk has to hold it: more cost more memory, fewer leave less to choose from.
 _STEPS, _STEPS_OF_A_BUCKET, _MOST_ROWS = 64, 4, 1 << 40
-# The highest budget, and sum of all lengths: nothing that is computed of them is infinite then.
-_MOST_TOKENS = 1e300
-# The highest length of an integer type; those above are not all floats.
-_MOST_INTEGER = 1 << 53
+# Rows of a block with limits at least: sums of few values differ between lanes, whose batches are equally many.
+_LEAST_LIMITED = 1024
 # A sum that is computed in any order is less wrong than this, as a share of it.
 _ROUNDED = 1e-6
 # The share of a cost to which the costs of a lane's batches are made equal.
 _PRECISION = 1e-3
-# Lengths looked at at a time. Rows of lanes that are kept of a block, if it has no more.
-_PIECE, _MOST_KEPT = 1 << 20, 1 << 20
+# Rows of lanes that are kept of a block, if it has no more; batches of several lanes that are dealt together.
+_MOST_KEPT, _TOGETHER = 1 << 20, 1 << 14
 # Buckets that a state names.
 _SHOWN_BUCKETS = 32
 
@@ -65,12 +81,13 @@ class BatchRule:
         lengths: of each sample, above 0: (nsamples,); None: all are 1.
         max_cost: of a batch; None: any.
         is_padded: a batch costs its longest sample times its count; False: the sum of its lengths.
+        limits: the most of the sums of other values.
         buckets: the number of the bucket of each sample: (nsamples,); None: all are in one.
         names: of the buckets, by their numbers.
         sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
-        skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
+        skips: a sample that costs more than a budget is left out; False: it is an error.
         skipped: number of all samples that are left out.
-        mean: of all lengths.
+        per_batch: number of samples of a batch, about.
         batch_size: as given.
         identity: all of this, as plain values for a state.
     """
@@ -78,20 +95,15 @@ class BatchRule:
     lengths: Numbers | None
     max_cost: float | None
     is_padded: bool
+    limits: tuple[Limit, ...]
     buckets: Numbers | None
     names: Sequence[Any]
     sizes: Sequence[int] | None
     skips: bool
     skipped: int
-    mean: float
+    per_batch: float
     batch_size: Any
     identity: dict[str, Any]
-
-    @property
-    def per_batch(self) -> float:
-        """Number of samples of a batch, about."""
-        samples = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
-        return min(samples, sum(self.sizes) / len(self.sizes)) if self.sizes else samples
 
     def lengths_of(self, samples: Indices) -> NDArray[np.float64]:
         """The lengths of n samples, (n,), or of rows of them, (rows, lanes). All computing with lengths begins here."""
@@ -104,21 +116,53 @@ class BatchRule:
         """Costs of n batches (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
         return longest * counts if self.is_padded else sums
 
-    def for_samples(self, samples: int, lengths: Any, buckets: Any) -> BatchRule:
-        """The same bounds for so many other samples, with their lengths and buckets: (samples,); None: without.
+    def for_samples(self, samples: int, read: Callable[[str], Any]) -> BatchRule:
+        """The same bounds for so many other samples.
+
+        Args:
+            samples: their number.
+            read: reads what is needed of them, by its name: ``lengths``, ``buckets``, or that of `name_limit`.
 
         Raises:
-            InputError: they do not fit.
+            InputError: it does not fit.
         """
         kinds: Any = {name: self.identity[name] for name in ("cost", "too_long")}
-        values = {"lengths": lengths, "buckets": buckets}
-        return make_rule(samples, max_tokens=self.max_cost, batch_size=self.batch_size, **kinds, **values)
+        return make_rule(
+            samples,
+            lengths=None if self.lengths is None else read("lengths"),
+            max_tokens=self.max_cost,
+            buckets=None if self.buckets is None else read("buckets"),
+            batch_size=self.batch_size,
+            limits={each.name: (read(name_limit(each.name)), each.most) for each in self.limits},
+            **kinds,
+        )
+
+    def name_budgets(self) -> list[str]:
+        """The budgets of a batch, as arguments."""
+        tokens = [] if self.max_cost is None else [f"max_tokens={self.max_cost:g}"]
+        return tokens + [f"{name_limit(each.name)}={each.most:g}" for each in self.limits]
+
+    def left_out(self, samples: Indices) -> NDArray[np.bool_]:
+        """True for each of n samples that costs more than a budget: (n,) -> (n,)."""
+        over = np.zeros(len(samples), np.bool_)
+        if self.max_cost is not None:
+            over |= self.lengths_of(samples) > self.max_cost
+        for limit in self.limits:
+            over |= limit.of(samples) > limit.most
+        return over
+
+    def sums_of(self, samples: Indices, *, most: int | None = None) -> Sums:
+        """The costs of n samples in all budgets that are sums; see `Sums.of`."""
+        limits = self.limits
+        if not self.is_padded and self.max_cost is not None and self.lengths is not None:
+            limits = Limit("", self.lengths, self.max_cost), *limits
+        return Sums.of(limits, samples, most=most)
 
     @property
     def rows(self) -> int:
         """Rows of a block that has enough to choose from."""
         steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
-        return max(int(min(steps * self.per_batch, _MOST_ROWS)), 1)
+        return max(int(min(steps * self.per_batch, _MOST_ROWS)), _LEAST_LIMITED if self.limits else 1)
 
 
 def make_rule(
@@ -130,6 +174,7 @@ def make_rule(
     buckets: Any = None,
     batch_size: Any = None,
     too_long: str = "error",
+    limits: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> BatchRule:
     """The rule that arguments of `wids.BucketBatchSampler` say.
 
@@ -141,41 +186,47 @@ def make_rule(
         buckets: of each sample: (samples,).
         batch_size: see there.
         too_long: see there.
+        limits: the name of each -> (values, (samples,), and their budget).
 
     Raises:
         InputError: as there.
     """
-    if max_tokens is None and batch_size is None:
-        raise InputError("neither max_tokens nor batch_size says how large a batch may be; give one or both")
+    if max_tokens is None and batch_size is None and not limits:
+        raise InputError("none of max_tokens, limits and batch_size says how large a batch may be; give one or more")
     if max_tokens is not None and lengths is None:
         raise InputError(f"max_tokens is {max_tokens}, and no lengths are given; give lengths=array or column")
     for name, value, known in (("cost", cost, ("padded", "sum")), ("too_long", too_long, ("error", "skip"))):
         if value not in known:
             raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
-    limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
-    mean, skipped, totals = 1.0, 0, dict[str, Any]()
+    limit = None if max_tokens is None else parse_budget("max_tokens", max_tokens)
+    per_batch, totals = math.inf, dict[str, Any]()
     if lengths is not None:
-        _check_count("lengths", lengths, samples)
+        check_count("lengths", lengths, samples)
         if lengths.dtype.kind not in "iuf":
             raise InputError(f"lengths are of type {lengths.dtype}; they must be numbers above 0")
-        mean, totals, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
-        if skipped == samples > 0:
-            raise InputError(f"all {samples:,} samples are longer than max_tokens={limit:g}; none is left for a batch")
+        mean, totals = look_at_lengths(lengths, limit, skips=too_long == "skip")
+        per_batch = math.inf if limit is None else max(limit / mean, 1.0)
+    made, values, most = make_limits(limits or {}, samples, skips=too_long == "skip")
+    per_batch = min(per_batch, most)
+    if made and max_tokens is None and batch_size is None and per_batch == math.inf and samples:
+        raise InputError(f"limits bound no batch: all values of {', '.join(map(repr, values))} are 0; give batch_size")
     names: list[Any] = [None]
     numbers = None
     if buckets is not None:
-        _check_count("buckets", buckets, samples)
+        check_count("buckets", buckets, samples)
         numbers, names = number_buckets(buckets)
-    return BatchRule(
+    sizes = _parse_sizes(batch_size, names if buckets is not None else None)
+    rule = BatchRule(
         lengths=lengths,
         max_cost=limit,
-        is_padded=cost == "padded",
+        is_padded=cost == "padded" and (lengths is not None or not made),
+        limits=made,
         buckets=numbers,
         names=names,
-        sizes=_parse_sizes(batch_size, names if buckets is not None else None),
+        sizes=sizes,
         skips=too_long == "skip",
-        skipped=skipped,
-        mean=mean,
+        skipped=0,
+        per_batch=min(per_batch, sum(sizes) / len(sizes)) if sizes else per_batch,
         batch_size=batch_size,
         identity={
             "max_tokens": limit,
@@ -184,8 +235,24 @@ def make_rule(
             "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
             "batch_size": _plain_sizes(batch_size),
             "too_long": too_long,
+            **({"limits": {each.name: each.most for each in made}, "values": values} if made else {}),
         },
     )
+    return _count_left_out(rule, samples) if rule.skips else rule
+
+
+def _count_left_out(rule: BatchRule, samples: int) -> BatchRule:
+    """A rule that knows how many of all samples are left out.
+
+    Raises:
+        InputError: all are.
+    """
+    parts = (np.arange(first, min(first + PIECE, samples)) for first in range(0, samples, PIECE))
+    skipped = sum(int(np.count_nonzero(rule.left_out(part))) for part in parts)
+    if skipped == samples > 0:
+        budgets = " or ".join(rule.name_budgets())
+        raise InputError(f"all {samples:,} samples are longer than {budgets}; none is left for a batch")
+    return replace(rule, skipped=skipped)
 
 
 def parse_sizes(text: str, *, most: int = 10**12) -> int | dict[str, int]:
@@ -218,23 +285,6 @@ def name_sizes(sizes: int | dict[str, int] | None, buckets: Numbers | None) -> i
     return {by_name.get(name, name): size for name, size in sizes.items()}
 
 
-def _check_count(name: str, values: Any, samples: int) -> None:
-    if values.shape != (samples,):
-        raise InputError(f"{name} has the shape {values.shape}, and the dataset {samples:,} samples; give one for each")
-
-
-def _parse_number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-        if isinstance(value, Integral) and number > value:  # an integer that is no float
-            number = math.nextafter(number, 0)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number <= _MOST_TOKENS:
-        raise InputError(f"{name} is {shown(value)}; it must be a number above 0, and at most {_MOST_TOKENS:g}")
-    return number
-
-
 def _parse_sizes(sizes: Any, names: Sequence[Any] | None) -> list[int] | None:
     """The batch size of each bucket."""
     if sizes is None:
@@ -255,43 +305,39 @@ def _plain_sizes(sizes: Any) -> Any:
     return None if sizes is None else parse_int("batch_size", sizes, minimum=1)
 
 
-def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
-    """(mean, totals for a state, number above ``max_cost``) of lengths; they are read once.
+def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any]]:
+    """(mean, totals for a state) of lengths; they are read once.
 
     Raises:
         InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped; they are
             too large to be added up.
     """
-    total, most, above, is_exact = 0.0, 0.0, 0, lengths.dtype.kind == "f"
-    for first in range(0, len(lengths), _PIECE):
-        some = lengths[first : first + _PIECE]
-        if not is_exact and some.max() > _MOST_INTEGER:
+    total, most, is_exact = 0.0, 0.0, lengths.dtype.kind == "f"
+    for first, some in pieces(lengths):
+        if not is_exact and some.max() > MOST_INTEGER:
             at = first + int(some.argmax())
             raise InputError(f"the length of sample {at} is {lengths[at]}; an integer length is at most 2**53")
-        with np.errstate(over="ignore"):  # of a wider type; it is infinite then
-            piece = some.astype(np.float64)
+        piece = to_floats(some)
         low, high = piece.min(), piece.max()
         if not (low > 0 and high < math.inf):  # also where one is no number
             at = first + int(np.flatnonzero(~((piece > 0) & (piece < math.inf)))[0])
             raise InputError(f"the length of sample {at} is {lengths[at]}; lengths are numbers above 0")
-        if float(high) * len(lengths) > _MOST_TOKENS:
+        if float(high) * len(lengths) > MOST_TOKENS:
             at = first + int(piece.argmax())
             raise InputError(
                 f"the length of sample {at} is {lengths[at]}, and {len(lengths):,} such lengths add up to more than "
-                f"{_MOST_TOKENS:g}; give lengths in a larger unit"
+                f"{MOST_TOKENS:g}; give lengths in a larger unit"
             )
-        if max_cost is not None and high > max_cost:
-            if not skips:
-                at = first + int(np.flatnonzero(piece > max_cost)[0])
-                raise InputError(
-                    f"sample {at} has length {lengths[at]}, more than max_tokens={max_cost:g} of a whole batch; raise "
-                    "it, or leave out such samples by too_long='skip', which counts them",
-                    hint="too_long",
-                )
-            above += int(np.count_nonzero(piece > max_cost))
+        if max_cost is not None and high > max_cost and not skips:
+            at = first + int(np.flatnonzero(piece > max_cost)[0])
+            raise InputError(
+                f"sample {at} has length {lengths[at]}, more than max_tokens={max_cost:g} of a whole batch; raise "
+                "it, or leave out such samples by too_long='skip', which counts them",
+                hint="too_long",
+            )
         total, most = total + float(some.sum(dtype=np.float64)), max(most, float(high))
     n = len(lengths)
-    return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}, above
+    return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}
 
 
 def fit_together(lengths: Sequence[float], budget: float, *, batches: int = 1) -> bool:
@@ -306,11 +352,6 @@ def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
     if abs(share - nearest) > nearest * _ROUNDED:
         return math.ceil(share)
     return nearest + (not fit_together(lengths, budget, batches=nearest))
-
-
-def most_of(length: float, budget: float) -> float:
-    """The most samples of a length that a padded batch holds: a whole number, and exact below 2**50."""
-    return budget // length  # which Python computes from the exact remainder
 
 
 def _budget_for(length: float, count: int) -> float:
@@ -379,10 +420,10 @@ class Block:
         self.lanes = int(samples.shape[1])
         self._real = real
         self._lanes: dict[int, _LaneRows] = {}
-        self.steps, rows = _look_at_padded(rule, samples) if rule.is_padded and rule.buckets is None else self._look()
-        if not rule.is_padded:
-            while not all(self._lane(lane).fits(self.steps) for lane in range(self.lanes)):
-                self.steps += 1
+        is_plain = rule.is_padded and rule.buckets is None and not rule.limits
+        self.steps, rows = _look_at_padded(rule, samples) if is_plain else self._look()
+        while not rule.is_padded and not self._fits():
+            self.steps += 1 + (self.steps // _STEPS if rule.limits else 0)
         self._dealt: list[tuple[int, Indices, bool]] | None = None
         if rows < self.steps:
             self._dealt = self._deal(is_dropping=is_dropping)
@@ -409,8 +450,10 @@ class Block:
         return Batch(self._samples[rows, lane], (at >= self._real) | is_again, seeds, at + self.position)
 
     def checksum(self) -> int:
-        """CRC-32 of the lengths and buckets."""
+        """CRC-32 of the lengths, the limits' values and the buckets."""
         checksum, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule
+        for limit in rule.limits:
+            checksum = crc32(limit.of(self._samples).astype("<f8").tobytes(), checksum)
         if rule.buckets is None:
             return checksum
         return crc32(rule.buckets[self._samples].astype("<i8").tobytes(), checksum)
@@ -419,11 +462,21 @@ class Block:
         """The rows of a lane; they are kept where few are, because each takes some 100 bytes."""
         rows = self._lanes.get(number)
         if rows is None:
-            rule, samples = self._rule, self._samples[:, number]
-            rows = _LaneRows(rule, rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples])
+            rows = _LaneRows(self._rule, self._samples[:, number])
             if self.size <= _MOST_KEPT:
                 self._lanes[number] = rows
         return rows
+
+    def _fits(self) -> bool:
+        """True if each lane can be cut into `steps` batches, of costs that are sums."""
+        lanes = (self._lane(lane) for lane in range(self.lanes))
+        if not self._rule.limits:
+            return all(lane.fits(self.steps) for lane in lanes)
+        while some := list(islice(lanes, max(_TOGETHER // max(self.steps, 1), 1))):
+            parts = [part for lane in some for part in lane.limited(self.steps)]
+            if parts and not deal(parts):
+                return False
+        return True
 
     def _look(self) -> tuple[int, int]:
         """(batches that each lane takes at least, rows that each lane has at least)."""
@@ -451,8 +504,8 @@ def _look_at_padded(rule: BatchRule, samples: Indices) -> tuple[int, int]:
     """
     (n, lanes), fewest, rows = samples.shape, 0, samples.shape[0]
     most = n if rule.sizes is None else rule.sizes[0]
-    for first in range(0, lanes if n else 0, max(_PIECE // n, 1)):
-        some = samples[:, first : first + max(_PIECE // n, 1)].T
+    for first in range(0, lanes if n else 0, max(PIECE // n, 1)):
+        some = samples[:, first : first + max(PIECE // n, 1)].T
         lengths = np.ones(some.shape) if rule.lengths is None else rule.lengths[some]
         lengths.sort(axis=1)
         ends = np.full(len(lengths), n)  # of what is left, without the longest, which are in batches already
@@ -481,22 +534,24 @@ class _LaneRows:
         fewest: batches that it takes at least.
     """
 
-    def __init__(self, rule: BatchRule, lengths: Numbers, buckets: Numbers | None) -> None:
+    def __init__(self, rule: BatchRule, samples: Indices) -> None:
         self._rows: Indices | None = None  # that are not left out; None: none is
-        if rule.skips and rule.max_cost is not None and lengths.max() > rule.max_cost:
-            kept = self._rows = np.flatnonzero(lengths <= rule.max_cost)
-            lengths, buckets = lengths[kept], None if buckets is None else buckets[kept]
+        if rule.skipped and (over := rule.left_out(samples)).any():
+            self._rows = np.flatnonzero(~over)
+            samples = samples[self._rows]
+        lengths, buckets = rule.lengths_of(samples), None if rule.buckets is None else rule.buckets[samples]
         if buckets is None:
             order, edges = np.argsort(-lengths, kind="stable"), [0, len(lengths)]
         else:
             order = np.lexsort((-lengths, buckets))
             changes = np.flatnonzero(np.diff(buckets[order])) + 1
             edges = [0, *changes.tolist(), len(lengths)]
-        self._parts = [
-            _BucketRows(rule, order[lo:hi], lengths, 0 if buckets is None else int(buckets[order[lo]]))
-            for lo, hi in pairwise(edges)
-            if lo < hi
-        ]
+        self._parts: list[_BucketRows | LimitedRows] = []
+        for lo, hi in pairwise(edges):
+            if lo < hi:
+                rows, bucket = order[lo:hi], 0 if buckets is None else int(buckets[order[lo]])
+                limited = _limited(rule, rows, samples[rows], bucket) if rule.limits else None
+                self._parts.append(limited or _BucketRows(rule, rows, lengths, bucket))
         self.fewest = sum(part.fewest for part in self._parts)
 
     def __len__(self) -> int:
@@ -505,8 +560,15 @@ class _LaneRows:
     def fits(self, count: int) -> bool:
         """True if the rows can be cut into so many batches (of costs that are sums)."""
         return count >= len(self) or all(
-            part.fits(number) for part, number in zip(self._parts, self._share(count), strict=True)
+            part.fits(number)
+            for part, number in zip(self._parts, self._share(count), strict=True)
+            if isinstance(part, _BucketRows)
         )
+
+    def limited(self, count: int) -> list[tuple[SumRows, int]]:
+        """The parts that are to be dealt to so many batches, to see if they fit."""
+        parts = zip(self._parts, self._share(count), strict=True)
+        return [(part, number) for part, number in parts if isinstance(part, SumRows) and number < len(part)]
 
     def cut(self, count: int) -> list[Indices]:
         """So many batches, or as many as there are rows: each batch's rows, ascending; the costliest batch first."""
@@ -533,6 +595,26 @@ class _LaneRows:
             if numbers[i] < len(self._parts[i]):
                 heapq.heappush(queue, (-self._parts[i].total / numbers[i], i))
         return numbers
+
+
+def _limited(rule: BatchRule, rows: Indices, samples: Indices, bucket: int) -> LimitedRows:
+    """Rows under several budgets.
+
+    Args:
+        rule: the bounds of a batch.
+        rows: the longest first.
+        samples: theirs.
+        bucket: likewise.
+    """
+    most = None if rule.sizes is None else rule.sizes[bucket]
+    if not rule.is_padded:
+        return SumRows(rows, bucket, rule.sums_of(samples, most=most))
+    return PaddedRows(
+        *(rows, bucket, rule.sums_of(samples)),
+        lengths=rule.lengths_of(samples),
+        budget=rule.max_cost,
+        most=most or len(rows),
+    )
 
 
 class _BucketRows:

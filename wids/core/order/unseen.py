@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from wids.core.order.amendment import ONLY
 from wids.core.order.batch_progress import KIND, parse_batches, read_earlier_batches
 from wids.core.order.batching import make_rule, name_sizes
+from wids.core.order.budgets import name_limit
 from wids.core.order.layout import mixed_parts
 from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.progress import SampleProgress, carry_sources, read_earlier
@@ -100,10 +101,14 @@ def _rule_of(rule: Mapping[str, Any], count: int, earlier: Earlier) -> BatchRule
     """The rule of batches that a state was saved with.
 
     Raises:
-        InputError: the lengths or buckets of the earlier samples are not known, or do not fit.
+        InputError: the lengths, buckets or limits' values of the earlier samples are not known, or do not fit.
+            StateError: the state is damaged.
     """
-    lengths = earlier.read("lengths", is_needed=bool(rule.get("lengths")))
-    buckets = earlier.read("buckets", is_needed=bool(rule.get("buckets")))
+    lengths, buckets = (earlier.read(name) if rule.get(name) else None for name in ("lengths", "buckets"))
+    mosts = rule.get("limits") or {}
+    if not isinstance(mosts, Mapping):
+        raise StateError(f"the state's limits are {mosts!r:.200}, not a mapping; it is damaged")
+    limits = {name: (earlier.read(name_limit(name)), most) for name, most in mosts.items()}
     sizes = name_sizes(rule.get("batch_size"), buckets)  # a state has the names of buckets as texts
     said: Any = {name: rule.get(name) for name in ("max_tokens", "cost", "too_long")}
-    return make_rule(count, batch_size=sizes, lengths=lengths, buckets=buckets, **said)
+    return make_rule(count, batch_size=sizes, lengths=lengths, buckets=buckets, limits=limits, **said)

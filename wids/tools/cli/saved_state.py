@@ -117,7 +117,8 @@ class ResumeOptions:
         data, path, earlier = open_earlier(shards), self.old_lengths, None
         if self.old is not None:
             lengths = None if path is None else lambda: read_values("--old-lengths", path, _refuse)
-            earlier = find_earlier(data, open_earlier(load_shards(self.old, session=session)[1]), lengths=lengths)
+            then = open_earlier(load_shards(self.old, session=session)[1])
+            earlier = find_earlier(data, then, values={"lengths": lengths})
         return Resume(data, read_state(self.state), earlier)
 
 
