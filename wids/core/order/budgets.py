@@ -284,6 +284,9 @@ class PaddedRows(LimitedRows):
         most: rows of a batch.
     """
 
+    fewest: int
+    total: float
+
     def __init__(
         self, rows: Indices, bucket: int, sums: Sums, *, lengths: Floats, budget: float | None, most: int
     ) -> None:
@@ -345,6 +348,8 @@ class PaddedRows(LimitedRows):
 
 class SumRows(LimitedRows):
     """Rows of which a batch costs their sum, in all budgets."""
+
+    fewest: int
 
     def __init__(self, rows: Indices, bucket: int, sums: Sums) -> None:
         super().__init__(rows, bucket, sums)
