@@ -3,6 +3,7 @@
     python benchmarks/batches.py --json batches.json      a quarter of an hour
     python benchmarks/batches.py --only ours,hf-group     two minutes
     python benchmarks/batches.py --quick --only ours      seconds; the figures are meaningless
+    python benchmarks/batches.py --only ours --shard-samples 1000     our batches of shards of 1,000 samples
 
 No data are read: a contender plans batches of 10^6 lognormal lengths (median 300), which may cost 32,768 padded tokens
 each. README.md beside this file explains the rows.
@@ -38,7 +39,6 @@ Indices = NDArray[np.int64]
 
 OURS = "ours"
 WORLDS = (4, 8)
-SHARD_SIZE = 10_000
 REPLY_SECONDS = 1200.0
 _STARTING = threading.Lock()  # a fork server is asked by one thread at a time
 
@@ -88,13 +88,14 @@ class Bench:
 
     Attributes:
         scratch: a directory. job: the file that tells contenders what to plan. lengths: of all samples.
-        budget: of a batch. interpreters: of the contenders. forks: of a quick run.
+        budget: of a batch. shard_samples: samples of a shard. interpreters: of the contenders. forks: of a quick run.
     """
 
     scratch: str
     job: str
     lengths: NDArray[Any]
     budget: int
+    shard_samples: int
     interpreters: dict[str, str]
     forks: ForkServer | None
 
@@ -146,13 +147,14 @@ class Dealt:
         return np.maximum.reduceat(lengths[self.indices], starts) * self.counts
 
 
-def judge(ranks: list[Dealt], lengths: NDArray[Any], budget: int) -> dict[str, float]:
+def judge(ranks: list[Dealt], bench: Bench) -> dict[str, float]:
     """The figures of an epoch."""
+    lengths, budget, size = bench.lengths, bench.budget, bench.shard_samples
     costs = [rank.costs(lengths) for rank in ranks]
     steps = min(map(len, costs))
     together = np.array([each[:steps] for each in costs])
     times = np.bincount(np.concatenate([rank.indices for rank in ranks]), minlength=len(lengths))
-    shards = -(-len(lengths) // SHARD_SIZE)
+    shards = -(-len(lengths) // size)
     return {
         "padding": float(sum(each.sum() for each in costs) / sum(lengths[rank.indices].sum() for rank in ranks)),
         "imbalance": float((together.max(axis=0) / together.mean(axis=0)).mean()),
@@ -161,7 +163,7 @@ def judge(ranks: list[Dealt], lengths: NDArray[Any], budget: int) -> dict[str, f
         "lost": int((times == 0).sum()),
         "repeated": int((times[times > 1] - 1).sum()),
         "uneven": max(map(len, costs)) - steps,
-        "shards": float(np.mean([len(np.unique(rank.indices // SHARD_SIZE)) for rank in ranks]) / shards),
+        "shards": float(np.mean([len(np.unique(rank.indices // size)) for rank in ranks]) / shards),
         "steps": steps,
     }
 
@@ -199,7 +201,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict]:
         figures = {}
         for world in WORLDS:
             dealt, _ = bench.deal(name, world)
-            figures[world] = judge(dealt, bench.lengths, bench.budget)
+            figures[world] = judge(dealt, bench)
         return {"versions": about["versions"], "settings": about["settings"], "ranks": figures, "rounds": []}, dealt
 
     names, world = list(bench.interpreters), WORLDS[-1]
@@ -258,6 +260,7 @@ def main(
     *,
     only: Annotated[str, typer.Option(help="Contenders to run, separated by commas; all without it.")] = "",
     samples: Annotated[int, typer.Option(min=1, help="Lengths.")] = 1_000_000,
+    shard_samples: Annotated[int, typer.Option(min=1, help="Samples of a shard, which ours looks at.")] = 10_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of what is timed.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Few lengths, one round: tests the benchmark only.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
@@ -278,7 +281,7 @@ def main(
     begin = time.perf_counter()
     scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
     try:
-        job = {"lengths": f"{scratch}/lengths.npy", "budget": budget, "shard_size": SHARD_SIZE, "formats": scratch}
+        job = {"lengths": f"{scratch}/lengths.npy", "budget": budget, "shard_size": shard_samples, "formats": scratch}
         job["batch_size"] = int(budget // lengths.mean())
         np.save(job["lengths"], lengths)
         Path(scratch, "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -288,6 +291,7 @@ def main(
                 job=f"{scratch}/job.json",
                 lengths=lengths,
                 budget=budget,
+                shard_samples=shard_samples,
                 interpreters=interpreters,
                 forks=forks,
             )
@@ -295,7 +299,12 @@ def main(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     targets = verdicts(found[OURS]) if OURS in found else {}
-    about |= {"samples": n, "load_after": report.machine()["load"], "seconds": time.perf_counter() - begin}
+    about |= {
+        "samples": n,
+        "shard_samples": shard_samples,
+        "load_after": report.machine()["load"],
+        "seconds": time.perf_counter() - begin,
+    }
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     report.show_machine(console, {**about, "versions": {name: each["versions"] for name, each in found.items()}})
     for name, each in found.items():

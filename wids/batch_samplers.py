@@ -52,8 +52,11 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
             ``(values, number)``, whose values, of 0 or more, are given as ``lengths``.
         too_long: a sample that alone exceeds a budget is an ``"error"``, or is left out (``"skip"``), of which a
             warning has their number.
-        block: samples of a lane that are cut into batches together; None: some 64 batches, within the chunk size. More
-            give batches of more equal lengths, and keep more shards open.
+        block: samples of a lane that are cut into batches together; None: some 64 batches, and no more than a window of
+            the sampler. More give less padding, and keep more shards open: those of a window, and those that begin in a
+            block; a cache that is to have the next block's in time needs these twice. Without byte ranges, the first
+            batch waits for some two shards more than ``window``. A smaller ``cache_size`` is a warning, which names
+            a block that fits.
 
     Attributes:
         sampler: the argument.

@@ -155,6 +155,21 @@ def test_a_bound_on_the_cache_costs_downloads():
     assert not any("shards go while they are read" in note for note in enough["approximated"])
 
 
+def test_a_limit_is_held_against_the_window_and_the_block(tmp_path):
+    """In the words of a training job's warning, also for people; it names a block that fits."""
+    job = ("--shards", "24", "--samples", "50", "--shard-size", "2MB", "--batch-size", "8", "--window", "3")
+    batches = (*job, "--buckets", tmp_path / "b.npy")
+    np.save(tmp_path / "b.npy", np.zeros(24 * 50, int))
+    words = "cache_size (7 MB) has space for 3 shards of about 2 MB, and 1 rank(s) of this node read 3 at a time"
+    for limit, expected in (("8MB", None), ("7MB", words)):
+        said = values_of(*job, "--cache-size", limit)["cache_shortage"]
+        assert said is None if expected is None else said.startswith(expected)
+    for block, limit, end in ((150, "20MB", None), (150, "16MB", "or block=100"), (100, "16MB", None)):
+        said = values_of(*batches, "--block", block, "--cache-size", limit)["cache_shortage"]
+        assert said is None if end is None else said.endswith(end)
+    assert "or block=100" in " ".join(simulate(*batches, "--cache-size", "16MB").text.split())
+
+
 def test_early_reads():
     """Samples whose shard is not here are read by ranges, and counted; without member tables shards are waited for."""
     job = (*SMALL, "--batch-size", "10", "--bandwidth", "10", "--step-seconds", "0.1", "--cache-size", "0.5MB")

@@ -99,6 +99,73 @@ class Setting:
             assert len(batch) <= self.rule["batch_size"]
 
 
+@pytest.mark.parametrize(
+    ("shard", "options", "rows"),
+    [
+        (50, {}, 200),  # a window of 4
+        (50, {"window": 3}, 150),
+        (50, {"window": 3, "shuffle": False}, 150),
+        (50, {"chunksize": 20}, 80),
+        (1000, {}, 64 * 5),
+    ],
+)
+def test_a_block_has_some_64_batches_within_a_window(shard, options, rows):
+    """Of shards, or chunks, with few samples; a larger window gives less padding, and a state of other rows says so."""
+    dataset = Samples([shard] * 40)
+    rule = {"lengths": np.exp(np.random.default_rng(1).normal(3, 1, len(dataset))), "max_tokens": None, "batch_size": 5}
+    batches = make(dataset, world=2, options=options, **rule)
+    epochs = batches.__wids__().epochs()
+    assert epochs.rows == rows
+    iterator = iter(batches)
+    drawn = [next(iterator) for _ in range(20)]
+    state, rest = batches.state_dict(), list(iterator)
+    other = make(dataset, world=2, options=options, block=rows // 2, **rule)
+    with pytest.raises(
+        StateError, match=rf"\(rows: {rows} there, {rows // 2} here\).*BucketBatchSampler\(block={rows}\)"
+    ):
+        other.load_state_dict(state)
+    again = make(dataset, world=2, options=options, block=rows, **rule)
+    again.load_state_dict(state)
+    assert list(again) == rest
+    assert drawn[0] == next(iter(make(dataset, world=2, options=options, **rule)))
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_a_rank_has_no_more_shards_open_than_it_says(seed):
+    """Of shards that are alike: those of a window, and those that begin in a block."""
+    draws = random.Random(seed)
+    shard, world, window = draws.randint(5, 60), draws.randint(1, 4), draws.randint(1, 5)
+    dataset, block = Samples([shard] * 12 * world), draws.randint(1, 5 * shard)
+    options = {"window": window, "seed": seed, "shuffle": draws.random() < 0.8}
+    for rank in range(world):
+        batches = make(
+            dataset, world=world, rank=rank, options=options, lengths=np.ones(len(dataset)), batch_size=4, block=block
+        )
+        epochs = batches.__wids__().epochs()
+        [mixed] = epochs.mixed_ranges(epochs.first_place(0))
+        read = [{index // shard for index in batch} for batch in batches]
+        first, last = {}, {}
+        for step, shards in enumerate(read):
+            for number in shards:
+                first.setdefault(number, step)
+                last[number] = step
+        opened = [sum(first[number] <= step <= last[number] for number in first) for step in range(len(read))]
+        assert max(opened) <= mixed.open == (window if options["shuffle"] else 1) - (-block // shard)
+        assert mixed.needed == mixed.open - (-block // shard)
+
+
+def test_a_source_has_its_share_of_a_block():
+    """In a mixture: of 120 rows of 3:1, 90 of one with shards of 50, and 30 of the other with shards of 10."""
+    mixture = wids.mix({"a": (Samples([50] * 20), 3), "b": (Samples([10] * 20), 1), "c": (Samples([10]), 0)})
+    options = {"window": 2, "epochs": None}
+    lengths = np.ones(len(mixture))
+    epochs = make(mixture, options=options, lengths=lengths, batch_size=5, block=120).__wids__().epochs()
+    first, second = epochs.mixed_ranges(epochs.first_place(0))
+    assert (first.first, first.last, first.window, first.block, first.rows) == (0, 1000, 2, 2, 66)
+    assert (second.first, second.last, second.window, second.block, second.rows) == (1000, 1200, 2, 3, 40)
+    assert make(mixture, options=options, lengths=lengths, batch_size=5).__wids__().epochs().rows == 20
+
+
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_any_setting(seed):
     """Within the rule, none lost or repeated beyond the tail, equal counts; a rank reads what it would read anyway."""

@@ -666,6 +666,20 @@ def test_a_limit_below_the_window_is_told_once(web, make, held, caplog, places, 
     assert (f"window={window}" in told[0]) == (window > 0)
 
 
+def test_a_limit_below_the_blocks_of_batches_names_a_block(web, make, held, caplog):
+    """A window of one shard, and two shards in a block, of which the next two are to come."""
+    held.go.set()
+    size = len(web.files["/a.tar"])
+    for block, expected in ((2 * ROWS, f"cache_size={5 * size:_} would do, or block={ROWS}."), (ROWS, None)):
+        caplog.clear()
+        sampler = wids.DistributedChunkedSampler(make(cache_size=4 * size), num_replicas=1, rank=0, window=1)
+        batches = wids.BucketBatchSampler(sampler, batch_size=3, block=block)
+        next(iter(batches))
+        told = [record.getMessage() for record in caplog.records if "at a time" in record.getMessage()]
+        assert len(told) == (expected is not None)
+        assert not told or ("read 3 at a time" in told[0] and expected in told[0])
+
+
 def test_a_limit_that_holds_the_window_is_not(web, make, held, caplog):
     """As the next smaller one is."""
     held.go.set()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.core.order.batching import BatchRule
+    from wids.core.order.epoch import MixedRange
     from wids.core.order.permutation import Indices
     from wids.core.order.rank_epochs import RankEpochs
 
@@ -83,12 +84,12 @@ class BatchEpochs:
             epochs: of the samples.
             rule: the bounds of a batch.
             seed: of the order of steps.
-            block: rows of a block; None: enough to choose from, within a chunk.
+            block: rows of a block; None: enough to choose from, within a window.
         """
         return cls(
             lane_epochs=msgspec.structs.replace(epochs, world=epochs.lanes, rank=0),
             rule=rule,
-            rows=block or min(rule.rows, max(epochs.plan.chunk_rows(), 1)),
+            rows=block or min(rule.rows, epochs.plan.window_rows()),
             seed=seed,
             world=epochs.world,
             rank=epochs.rank,
@@ -274,10 +275,9 @@ class BatchEpochs:
         plan = self.lane_epochs.plan
         return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)
 
-    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
-        """Ranges of indices with their shards; see `RankEpochs.mixed_ranges`."""
-        epochs = msgspec.structs.replace(self.lane_epochs, world=self.world)
-        return epochs.mixed_ranges(place)
+    def mixed_ranges(self, place: EpochPosition) -> list[MixedRange]:
+        """The ranges of which a rank mixes chunks from a place on."""
+        return msgspec.structs.replace(self.lane_epochs, world=self.world).mixed_ranges(place, block=self.rows)
 
 
 class BatchRun(Run[BatchEpochs]):

@@ -158,7 +158,9 @@ class BatchProgress(Progress[BatchEpochs]):
             theirs, ours = dict(order["rule"]), dict(here["rule"])
             if is_reweighted:
                 theirs |= {name: ours[name] for name in ("lengths", "values") if name in ours}
-            check_order(theirs, ours)
+            rows = theirs.get("rows")
+            advice = f". BucketBatchSampler(block={rows!r:.40}) has blocks of the state's rows"
+            check_order(theirs, ours, advice="" if rows == ours["rows"] else advice)
             if offset and is_reweighted:  # the block that has begun stays what it is
                 end = {**order["sampler"], "position": epochs.decided(place)}
                 self._samples.adopt(end, is_reweighted=True)

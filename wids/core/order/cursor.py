@@ -47,6 +47,7 @@ from wids.core.order.validation import parse_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from wids.core.order.epoch import MixedRange
     from wids.core.order.state import EpochPosition
 
 
@@ -82,8 +83,8 @@ class Epochs(Protocol):
     def count(self, place: EpochPosition) -> int:
         """Length of the epoch for each rank, including what it had drawn before ``place``."""
 
-    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
-        """(first index, last index + 1, chunks that a rank mixes at a time) of each range, from a place on."""
+    def mixed_ranges(self, place: EpochPosition) -> list[MixedRange]:
+        """The ranges of which a rank mixes chunks from a place on."""
 
     def begin(self, place: EpochPosition) -> Run[Any]:
         """An iteration from a place to the end of its epoch."""

@@ -79,6 +79,36 @@ class Rest(NamedTuple):
         return self.first + len(self.samples)
 
 
+class MixedRange(NamedTuple):
+    """A range of indices, of which a rank mixes some chunks, of one shard each, at a time.
+
+    Attributes:
+        first: index.
+        last: one past the last index.
+        window: chunks of a lane that are mixed.
+        block: chunks of a lane that begin in a block of batches, which may be read in any order; 0: there are none.
+        rows: of a block, that begin one chunk.
+        lanes: that the rank reads.
+    """
+
+    first: int
+    last: int
+    window: int
+    block: int
+    rows: int
+    lanes: int = 1
+
+    @property
+    def open(self) -> int:
+        """Number of shards that the rank reads at a time."""
+        return (self.window + self.block) * self.lanes
+
+    @property
+    def needed(self) -> int:
+        """Number of shards in a cache with which those that come next are there when they are needed."""
+        return self.window * self.lanes + max(2 * self.block * self.lanes, 1)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that the order of every epoch depends on.
 
@@ -123,18 +153,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def chunk_rows(self) -> int:
         """Number of samples of a chunk, about; at least 1."""
-        n, shards = len(self), 1
-        if self.boundaries is not None:
-            first, last = np.searchsorted(self.boundaries, (self.lo, self.hi), side="left")
-            shards += int(np.count_nonzero(np.diff(self.boundaries[first:last])))
+        n, shards, boundaries = len(self), 1, self.boundaries if self.copies is None else self.copies.boundaries
+        if boundaries is not None:
+            first, last = np.searchsorted(boundaries, self._span, side="left")
+            shards += int(np.count_nonzero(np.diff(boundaries[first:last])))
         return max(min(self.chunksize, n // shards), 1)
 
-    def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
-        """The range, half-open, and the number of chunks of a lane of it that are mixed at a time."""
-        lo, hi = (self.lo, self.hi) if self.copies is None else self.copies.span
+    def window_rows(self) -> int:
+        """Number of samples in a window of a lane, about; with weights, which may choose few of a shard, at most."""
+        return self.window * (self.chunk_rows() if self.copies is None else self.chunksize)
+
+    def mixed_ranges(self, _position: int = 0, *, block: int = 0) -> list[MixedRange]:
+        """The range; with the chunks that begin in ``block`` rows of a lane that are read in any order."""
+        lo, hi = self._span
         if self.chunks is not None:
             lo, hi = (int(self.chunks.min()), int(self.chunks.max())) if len(self.chunks) else (0, 0)
-        return [(lo, hi, self.window if self.is_shuffled else 1)]
+        rows = self.chunk_rows()
+        return [MixedRange(lo, hi, self.window if self.is_shuffled else 1, -(-block // rows), rows)]
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        """The samples, half-open."""
+        return (self.lo, self.hi) if self.copies is None else self.copies.span
 
     def order(self, number: int, *, shift: int = 0) -> EpochOrder:
         """The order of an epoch, or of a pass; see `EpochOrder`."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.core.order.epoch import Plan, Stream, pass_numbers
+from wids.core.order.epoch import MixedRange, Plan, Stream, pass_numbers
 from wids.core.order.layout import SourceSpan
 from wids.core.order.mask import SampleBlock, seeds_of
 from wids.core.order.search import find_in_stream
@@ -145,20 +145,22 @@ class MixturePlan:
         """Number of positions in turn that are of the same source."""
         return self.batch or self.lanes
 
-    def chunk_rows(self) -> int:
-        """Number of samples of a chunk, about, of the source where that is the fewest."""
-        return min(source.plan.chunk_rows() for source in self.sources)
+    def window_rows(self) -> int:
+        """Number of samples in a window of a lane, about, of the source where that is the fewest."""
+        return min(source.plan.window_rows() for source in self.sources)
 
-    def mixed_ranges(self, position: int = 0) -> list[tuple[int, int, int]]:
-        """(first index, last index + 1, chunks of a lane that are mixed) of each source with a weight from there on."""
+    def mixed_ranges(self, position: int = 0, *, block: int = 0) -> list[MixedRange]:
+        """The range of each source with a weight from a position on; of a block, a source has its share of rows."""
         following = [segment.position for segment in self.segments[1:]]
         segments = self.segments[bisect_right(following, position) :]
-        return [
-            (lo + source.offset, hi + source.offset, chunks)
-            for source in self.sources
-            if any(segment.weights.get(source.name) for segment in segments)
-            for lo, hi, chunks in source.plan.mixed_ranges()
-        ]
+        found = []
+        for source in self.sources:
+            shares = [each.weights.get(source.name, 0) / sum(each.weights.values()) for each in segments]
+            if share := max(shares):
+                [mixed] = source.plan.mixed_ranges(block=math.ceil(block * share))
+                first, last = mixed.first + source.offset, mixed.last + source.offset
+                found.append(mixed._replace(first=first, last=last, rows=int(mixed.rows / share)))
+        return found
 
     def order(self) -> MixedOrder:
         """The order of all positions."""

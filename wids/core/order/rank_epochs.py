@@ -26,7 +26,7 @@ from wids.core.order.state import START, EpochPosition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wids.core.order.epoch import EpochOrder, Tail
+    from wids.core.order.epoch import EpochOrder, MixedRange, Tail
     from wids.core.order.layout import Regrouping
     from wids.core.order.mixture import MixturePlan
     from wids.core.order.permutation import Indices
@@ -76,13 +76,10 @@ class RankEpochs(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
         """Samples of all ranks in a nominal epoch, before its end is rounded up; without one, in a pass."""
         return self.epoch_size or len(self.plan) * (self.passes or 1)
 
-    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
-        """(first index, last index + 1, chunks) of each range of which a rank mixes chunks from a place on.
-
-        Of so many chunks, of one shard each, it mixes samples at a time.
-        """
-        factor = -(-self.lanes // self.world)
-        return [(lo, hi, chunks * factor) for lo, hi, chunks in self.plan.mixed_ranges(place.position)]
+    def mixed_ranges(self, place: EpochPosition, *, block: int = 0) -> list[MixedRange]:
+        """The ranges of which a rank mixes chunks from a place on; in blocks of so many rows, if there are any."""
+        lanes = -(-self.lanes // self.world)
+        return [each._replace(lanes=lanes) for each in self.plan.mixed_ranges(place.position, block=block)]
 
     def first_place(self, epoch: int) -> EpochPosition:
         """The beginning of an epoch.

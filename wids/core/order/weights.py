@@ -48,9 +48,11 @@ class Copies:
         seed: of the offsets.
 
     Attributes:
+        boundaries: the argument.
         digest: of the weights and N.
     """
 
+    boundaries: Indices | None
     digest: str
 
     def __init__(
@@ -60,7 +62,7 @@ class Copies:
         ends *= count / ends[-1]
         np.minimum(ends, count, out=ends)
         ends[np.searchsorted(ends, ends[-1], side="left") :] = count  # also of those without a weight behind the last
-        self._ends, self._first, self._boundaries, self._seed = ends, first, boundaries, seed
+        self._ends, self._first, self.boundaries, self._seed = ends, first, boundaries, seed
         self.digest = digest(np.asarray(weights, "<f8").tobytes(), str(count).encode())
 
     @property
@@ -73,8 +75,8 @@ class Copies:
         start = int(random_words(1, seed=self._seed, epoch=0, stream=OFFSETS)[0])
         offset = (((start + number * _STEP) % _WORD >> (64 - _OFFSET_BITS)) + 0.5) / (1 << _OFFSET_BITS)
         boundaries = None
-        if self._boundaries is not None:
-            starts = np.append(0.0, self._ends)[self._boundaries - self._first]
+        if self.boundaries is not None:
+            starts = np.append(0.0, self._ends)[self.boundaries - self._first]
             boundaries = _first_places(starts, offset)
         return Draw(self._ends, self._first, offset, boundaries)
 

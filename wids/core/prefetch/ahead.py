@@ -26,7 +26,7 @@ from wids.core.prefetch import distance
 from wids.core.prefetch.prefetcher import Prefetcher
 from wids.core.prefetch.upcoming import FarFile, UpcomingShard
 from wids.core.prefetch.window import AheadLimits
-from wids.events import PrefetchBegun, emit, format_size, logger
+from wids.events import PrefetchBegun, emit, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from wids.core.cache.store import ShardCache
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.order.cursor import Run
+    from wids.core.order.epoch import MixedRange
     from wids.core.order.permutation import Indices
     from wids.core.shard import Shard
 
@@ -250,7 +251,7 @@ def prefetch(
     upcoming: Iterable[tuple[int, Indices]],
     *,
     position: Callable[[], int],
-    mixed: Sequence[tuple[int, int, int]] = (),
+    mixed: Sequence[MixedRange] = (),
 ) -> Prefetcher | None:
     """Download the shards of the shard lists underneath a dataset ahead; None if none exist to download.
 
@@ -261,7 +262,7 @@ def prefetch(
             (`wids.core.order.layout.SamplerInterface`).
         upcoming: the indices that will be read, in blocks of n: (position of the first one, (n,)). Taken in a thread.
         position: number of indices drawn.
-        mixed: (first index, last index + 1, number of shards read at a time), as far as known.
+        mixed: the ranges of which shards are mixed, as far as known.
     """
     try:
         shards = Shards(dataset, _source_of)
@@ -270,12 +271,12 @@ def prefetch(
     if not shards.results:
         _warn_of_hidden(dataset)
         return None
-    mixed = [(first, last, count * shards.stacked) for first, last, count in mixed]
+    mixed = [each._replace(lanes=each.lanes * shards.stacked) for each in mixed]
     _warn_of_limits(shards, mixed)
     for source in shards.results:
         source.announce()  # before the first index is handed out: workers look at that when they read it
     visits = (shards.visits_of(indices, first=first) for first, indices in upcoming)
-    return Prefetcher(shards.results, visits, position=position, mixed=sum(count for _, _, count in mixed))
+    return Prefetcher(shards.results, visits, position=position, mixed=sum(each.needed - 1 for each in mixed))
 
 
 def _warn_of_hidden(dataset: Any) -> None:
@@ -380,7 +381,7 @@ class Ahead:
             prefetcher.end(is_finished=is_finished)
 
 
-def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
+def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[MixedRange]) -> None:
     """Warn of caches that are too small for the shards read through them, those of one directory together."""
     sources, by_directory = shards.results, dict[object, list[int]]()
     for number, source in enumerate(sources):
@@ -391,37 +392,20 @@ def _warn_of_limits(shards: Shards[CollectionSource], mixed: Sequence[tuple[int,
         if limit is None or all(sources[number].store.is_limit_told for number in numbers):
             continue
         needs = []
-        for first, last, count in mixed:
-            counts = {number: total for number, total in shards.count_shards(first, last).items() if number in numbers}
+        for each in mixed:
+            totals = shards.count_shards(each.first, each.last)
+            counts = {number: total for number, total in totals.items() if number in numbers}
             if counts:
-                needs.append((count, sum(counts.values()), max(sources[number].shard_bytes() for number in counts)))
-        if _warn_of_limit(limit, needs):
-            for number in numbers:
-                sources[number].store.is_limit_told = True
-
-
-def _warn_of_limit(limit: int, needs: Sequence[tuple[int, int, int]]) -> bool:
-    """Warn of a cache that is too small; True if it is.
-
-    Args:
-        limit: of the cache, in bytes.
-        needs: of one rank, for each range of indices: shards that it reads at a time, their total, bytes of one, about.
-    """
-    ranks = ranks_of_node()
-    counts = [distance.needed_shards(mixed, ranks, total=total) for mixed, total, _ in needs]
-    needed = sum(count * size for count, (*_, size) in zip(counts, needs, strict=True))
-    if limit >= needed:
-        return False
-    size, window = needed // sum(counts), limit // (sum(size for *_, size in needs) * ranks) - 1
-    if environ_int("LOCAL_RANK") == 0:
-        logger.warning(
-            "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
-            "Samples of shards that do not fit are read by byte ranges, from the first visit on if member tables are "
-            "published (wids index create --members), else from the second one on. cache_size=%s would do%s",
-            *(format_size(limit), limit // size, format_size(size)),
-            *(ranks, sum(min(mixed * ranks, total) for mixed, total, _ in needs)),
-            f", out of {len(needs)} sources" if len(needs) > 1 else "",
-            f"{needed:_}",
-            f", or window={window}" if window >= 1 else "",
-        )
-    return True
+                size = max(sources[number].shard_bytes() for number in counts)
+                needs.append(distance.ShardNeed(each, sum(counts.values()), size))
+        shortage = distance.describe_shortage(limit, needs, ranks=ranks_of_node())
+        if shortage is None:
+            continue
+        if environ_int("LOCAL_RANK") == 0:
+            logger.warning(
+                "%s. Samples of shards that do not fit are read by byte ranges, from the first visit on if member "
+                "tables are published (wids index create --members), else from the second one on",
+                shortage,
+            )
+        for number in numbers:
+            sources[number].store.is_limit_told = True

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from wids.events import format_size
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from wids.core.order.epoch import MixedRange
 
 
 class DistanceLimits(NamedTuple):
@@ -139,15 +143,54 @@ def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, fl
     return part
 
 
-def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
-    """Number of shards in a node's cache with which each is downloaded once, and the next one before it is needed.
+class ShardNeed(NamedTuple):
+    """The shards that one rank reads at a time of a range of indices.
+
+    Attributes:
+        mixed: the range.
+        total: number of its shards.
+        size: bytes of one, about.
+    """
+
+    mixed: MixedRange
+    total: int
+    size: int
+
+    def count(self, ranks: int) -> int:
+        """Number of shards in a node's cache with which each is downloaded once, and those to come are there in time.
+
+        Args:
+            ranks: of the node. One more than all shards is enough: their member tables take its space.
+        """
+        return min(self.mixed.needed * ranks, self.total + 1)
+
+
+def describe_shortage(limit: int, needs: Sequence[ShardNeed], *, ranks: int) -> str | None:
+    """Words for a cache that is too small, with what would do; None: it is large enough.
 
     Args:
-        mixed: shards that one rank reads at a time.
+        limit: of the cache, in bytes.
+        needs: of one rank, for each range of indices.
         ranks: of the node.
-        total: number of shards; with space for one more, which their member tables take.
     """
-    return min((mixed + 1) * ranks, total + 1)
+    counts = [need.count(ranks) for need in needs]
+    needed = sum(count * need.size for count, need in zip(counts, needs, strict=True))
+    if limit >= needed:
+        return None
+    size = needed // sum(counts)
+    opened = sum(min(need.mixed.open * ranks, need.total) for need in needs)
+    words = f"cache_size ({format_size(limit)}) has space for {limit // size} shards of about {format_size(size)}, and "
+    words += f"{ranks} rank(s) of this node read {opened} at a time"
+    words += f", out of {len(needs)} sources" * (len(needs) > 1)
+    words += f". cache_size={needed:_} would do"
+    # Of a lane, and of each source.
+    space = limit // (sum(need.size * need.mixed.lanes for need in needs) * ranks)
+    window, rows = max(need.mixed.window for need in needs), min(need.mixed.rows for need in needs)
+    if not any(need.mixed.block for need in needs):
+        return words + f", or window={space - 1}" * (space > 1)
+    if space - window >= 2:
+        return words + f", or block={(space - window) // 2 * rows}"
+    return words + f", or window={space - 2}, block={rows}" * (space > 2)
 
 
 def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.min_shards) -> int:

@@ -319,7 +319,7 @@ class BatchOptions:
             min=1,
             max=_MAX,
             metavar="N",
-            help="Samples of a lane that are cut into batches together. Default: some 64 batches, within a chunk.",
+            help="Samples of a lane that are cut into batches together. Default: some 64 batches, within a window.",
             show_default=False,
             rich_help_panel=_BATCH_PANEL,
         ),

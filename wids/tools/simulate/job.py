@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from wids.core.order.batching import BatchRule
     from wids.core.order.epoch import Reshuffle, Tail
+    from wids.core.order.rank_epochs import RankEpochs
     from wids.tools.simulate.resume import Resume
 
 # Up to so many samples are looked at one by one; beyond, visits are taken from windows of chunks.
@@ -190,12 +191,25 @@ class TrainingJob:
         """Shared by all nodes, each of which would take 100 MB for a million shards."""
         return ShardLists(self.lengths.tolist(), self.sizes.tolist(), self.footprints.tolist())
 
+    @cached_property
+    def needs(self) -> list[distance.ShardNeed]:
+        """The shards that a rank needs at a time, of each source."""
+        course, rule = self.courses()[0], self.rule
+        epochs: RankEpochs | BatchEpochs = course.epochs
+        if rule is not None:
+            epochs = BatchEpochs.of(course.epochs, rule, seed=self.seed, block=self.block)
+        ends, needs = course.ends, []
+        for mixed in epochs.mixed_ranges(epochs.first_place(course.first)):
+            first, last = np.searchsorted(ends, (mixed.first, mixed.last - 1), side="right")
+            sizes = self.sizes[first : last + 1]
+            needs.append(distance.ShardNeed(mixed, len(sizes), int(sizes.mean()) if len(sizes) else 0))
+        return needs
+
     @property
-    def mixed_shards(self) -> int:
-        """Number of shards, of one chunk each, that a rank mixes at a time."""
-        sources = 1 if self.parts is None else sum(part.weight > 0 for part in self.parts)
-        lanes = 1 if self.is_by_shards else -(-(self.lanes or self.world) // self.world)
-        return sources * lanes * (self.window if self.shuffle else 1)
+    def shortage(self) -> str | None:
+        """Words for a cache that is too small, as a training job warns of it; None: it is large enough."""
+        ranks = min(self.ranks_per_node, self.world)
+        return None if self.cache_size is None else distance.describe_shortage(self.cache_size, self.needs, ranks=ranks)
 
     @property
     def reads_early(self) -> bool:

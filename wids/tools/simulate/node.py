@@ -201,7 +201,7 @@ class Node:
                 ([Visit(offset + first, offset + last, 0, shard)] for first, last, shard in epoch.coming[rank].rows()),
                 [self],
                 connections=job.connections,
-                mixed=job.mixed_shards,
+                mixed=sum(need.mixed.needed - 1 for need in job.needs),
             )
             self.look(rank)
         self.pump()

@@ -102,7 +102,7 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     rows = [
         ReportRow("index", name),
         *_order_rows(job, courses, epochs, batching),
-        _cache_row(job, epochs, needed),
+        *_cache_rows(job, epochs, needed),
         *_time_rows(job, found, epochs, steps),
         ReportRow("approximated", notes),
     ]
@@ -185,7 +185,8 @@ def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iter
         yield ReportRow("", None, "too long", words)
 
 
-def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> ReportRow:
+def _cache_rows(job: TrainingJob, epochs: list[Epoch], needed: int) -> Iterator[ReportRow]:
+    """The cache that is needed, and what is warned of a smaller one."""
     overall, smallest = figures.needed_bytes(job, epochs), figures.smallest_cache(job, epochs)
     words = f"at least {format_size(needed)} on a node"
     if job.epochs > 1:
@@ -199,7 +200,8 @@ def _cache_row(job: TrainingJob, epochs: list[Epoch], needed: int) -> ReportRow:
         "needed_over_all_epochs": overall,
         "smallest_without_downloads_again": smallest,
     }
-    return ReportRow("cache", value, "cache size", words)
+    yield ReportRow("cache", value, "cache size", words)
+    yield ReportRow("cache_shortage", job.shortage, "", job.shortage or "")
 
 
 def _time_rows(job: TrainingJob, found: SimulationResult, epochs: Sequence[Epoch], steps: int) -> Iterator[ReportRow]:
