@@ -167,7 +167,7 @@ def test_a_limit_is_held_against_the_window_and_the_block(tmp_path):
     for block, limit, end in ((150, "20MB", None), (150, "16MB", "or block=100"), (100, "16MB", None)):
         said = values_of(*batches, "--block", block, "--cache-size", limit)["cache_shortage"]
         assert said is None if end is None else said.endswith(end)
-    assert "or block=100" in " ".join(simulate(*batches, "--cache-size", "16MB").text.split())
+    assert "or block=100" in " ".join(simulate(*batches, "--cache-size", "16MB").out.split())
 
 
 def test_early_reads():

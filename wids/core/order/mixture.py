@@ -153,14 +153,14 @@ class MixturePlan:
         """The range of each source with a weight from a position on; of a block, a source has its share of rows."""
         following = [segment.position for segment in self.segments[1:]]
         segments = self.segments[bisect_right(following, position) :]
-        found = []
+        ranges = []
         for source in self.sources:
             shares = [each.weights.get(source.name, 0) / sum(each.weights.values()) for each in segments]
             if share := max(shares):
                 [mixed] = source.plan.mixed_ranges(block=math.ceil(block * share))
                 first, last = mixed.first + source.offset, mixed.last + source.offset
-                found.append(mixed._replace(first=first, last=last, rows=int(mixed.rows / share)))
-        return found
+                ranges.append(mixed._replace(first=first, last=last, rows=int(mixed.rows / share)))
+        return ranges
 
     def order(self) -> MixedOrder:
         """The order of all positions."""

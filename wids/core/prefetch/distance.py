@@ -183,7 +183,7 @@ def describe_shortage(limit: int, needs: Sequence[ShardNeed], *, ranks: int) -> 
     words += f"{ranks} rank(s) of this node read {opened} at a time"
     words += f", out of {len(needs)} sources" * (len(needs) > 1)
     words += f". cache_size={needed:_} would do"
-    # Of a lane, and of each source.
+    # Shards of a lane, and of each source.
     space = limit // (sum(need.size * need.mixed.lanes for need in needs) * ranks)
     window, rows = max(need.mixed.window for need in needs), min(need.mixed.rows for need in needs)
     if not any(need.mixed.block for need in needs):
