@@ -42,14 +42,14 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
     Args:
         sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says
             the order, the ranks, the tail and the epochs; leave its iteration to this sampler.
-        lengths: of the samples, above 0: a number for each sample of the dataset, or the name of a column.
+        lengths: of the samples, above 0: a number for each sample of the dataset, the name of a column, or an SQL
+            expression over columns, such as ``"tokens + (width / 28) * (height / 28)"``.
         max_tokens: the most that a batch may cost, in units of ``lengths``; None: any.
         cost: ``"padded"``: a batch costs its longest sample times its count; ``"sum"``: the sum of its lengths.
-        buckets: words or numbers, one for each sample of the dataset, or the name of a column; a batch is of one
-            bucket.
+        buckets: words or numbers, likewise, such as ``"round(width / height, 1)"``; a batch is of one bucket.
         batch_size: the most samples in a batch; or a dict of them, by bucket.
-        limits: the most in a batch of other sums: a number for the name of a column, such as ``{"images": 16}``, or
-            ``(values, number)``, whose values, of 0 or more, are given as ``lengths``.
+        limits: the most that a batch may have of other sums, by name: of the column of this name, ``{"images": 16}``;
+            or of values of 0 or more that are given as ``lengths``, ``{"crops": (values, 125)}``.
         too_long: a sample that alone exceeds a budget is an ``"error"``, or is left out (``"skip"``), of which a
             warning has their number.
         block: samples of a lane that are cut into batches together; None: some 64 batches, and no more than a window of

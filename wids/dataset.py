@@ -473,6 +473,7 @@ class ShardListDataset(Dataset[T_co]):
             ),
             fingerprint=lambda: self._collection.fingerprint,
             contents=lambda: self._collection.contents,
+            evaluate=lambda text: self._own_columns().evaluate(self._collection, text),
         )
 
     def _prefetch_source(self) -> CollectionSource | None:

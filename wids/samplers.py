@@ -472,9 +472,10 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epoch_size: samples of all ranks in a nominal epoch. Nominal epochs are consecutive parts of the endless
             sequence of passes, so that every sample is seen equally often; their ends are rounded up to equal counts
             on all ranks. With ``weights``, the samples of a pass.
-        weights: frequencies of samples: a number for each sample of the dataset, or the name of a column. A sample's
-            expected copies in a pass are its part of all weights, times ``epoch_size`` (default: the samples there
-            are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
+        weights: frequencies of samples: a number for each sample of the dataset, the name of a column, or an SQL
+            expression over columns. A sample's expected copies in a pass are its part of all weights, times
+            ``epoch_size`` (default: the samples there are); it comes floor or ceiling of that, other ones each pass.
+            See `wids.balance`.
         source_batch: of a mixture, the number of samples in turn that a rank reads of one source. With the loader's
             batch size, each global batch is of one source, and nominal epochs are whole global batches; see
             `wids.MixtureBatchSampler`.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (sql.find_rows, sql.count_nulls, sql.run_query, sql.names_of, sql.names_in)
+    for function in (sql.find_rows, sql.count_nulls, sql.run_query, sql.compute, sql.names_of, sql.names_in)
 }
 _START = "import sys; sys.path[:] = {path!r}; from wids.columns.apart import run_child; run_child({fd}, {parent})"
 _LOOK_SECONDS, _IDLE_SECONDS = 0.05, 1.0

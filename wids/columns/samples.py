@@ -308,13 +308,24 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                 return np.asarray(array)
         quoted = name.replace('"', '""')
         found = self.query(collection, f'select "{quoted}" from samples order by "index"')  # noqa: S608
-        values = found.column(0)
-        column: np.ndarray[Any, np.dtype[Any]] = values.to_numpy()
-        if values.null_count and str(values.type).removeprefix("u").startswith("int"):
-            known = values.drop_null().to_numpy()
-            if len(known) and max(-int(known.min()), int(known.max())) > _EXACT:
-                return np.array(values.to_pylist(), object)
-        return column
+        return _to_array(found.column(0))
+
+    def evaluate(self, collection: ShardCollection, text: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """The values of a column, or of an SQL expression over columns: (n,), a value for each sample, in order.
+
+        A text that is the name of a column is that column, whatever letters it has.
+
+        Raises:
+            InputError: there is no such column. QueryError: it is no such expression; see `wids.columns.sql.compute`.
+        """
+        from wids.columns import sql
+
+        if text.isidentifier() or text in self.names(collection):
+            return self.read(collection, text)
+        values = self._ask(collection, text, lambda table: sql.compute(table, text)).column(0)
+        if len(values) != len(collection):
+            raise QueryError(f"{text} has {len(values):,} values for {len(collection):,} samples", found=text)
+        return _to_array(values.cast("double") if str(values.type).startswith("decimal") else values)
 
     def join(self, request: JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """The same, with the columns of a table.
@@ -371,6 +382,16 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         if repeated := there.intersection(names):
             raise InputError(f"the samples have a column {min(repeated)!r} already")
         return (*self.shown, *((name, table) for name in names))
+
+
+def _to_array(values: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """A column of Arrow as an array; see `wids.ShardListDataset.read_column`."""
+    column: np.ndarray[Any, np.dtype[Any]] = values.to_numpy()
+    if values.null_count and str(values.type).removeprefix("u").startswith("int"):
+        known = values.drop_null().to_numpy()
+        if len(known) and max(-int(known.min()), int(known.max())) > _EXACT:
+            return np.array(values.to_pylist(), object)
+    return column
 
 
 def beside(

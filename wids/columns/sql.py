@@ -228,6 +228,30 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
     return _ask(table, sql, read, memory_bytes, statement=sql)
 
 
+@_where_asked
+def compute(table: SampleTable, expression: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
+    """The value of an expression for each sample, in order: a ``pyarrow.Table`` with one column.
+
+    Args:
+        table: the columns.
+        expression: SQL over them: ``tokens + (width / 28) * (height / 28)``.
+        memory_bytes: that DuckDB may use; the result is not counted.
+
+    Raises:
+        QueryError: it is not such an expression, names an unknown column, or needs too much.
+        ColumnsError: a column that it names is damaged in the file.
+        DependencyError: duckdb or pyarrow is not installed.
+    """
+    _check_text(expression, "an expression: write one as text, like 'width * height'")
+    statement = f'SELECT (\n{expression}\n) AS result FROM samples ORDER BY "index"'  # noqa: S608 - checked
+
+    def read(connection: Any) -> Any:
+        _check_predicate(connection, expression)
+        return _reader_of(connection.sql(_number_classes(connection, statement, table.classes))).read_all()
+
+    return _ask(table, expression, read, memory_bytes, statement=statement)
+
+
 def _check_text(sql: Any, what: str) -> None:
     """Check that SQL is text that DuckDB accepts.
 
@@ -584,13 +608,13 @@ def _check_predicate(connection: Any, predicate: str) -> None:
         _RefusedError: it is not.
     """
     if not predicate.strip():
-        raise _RefusedError("a predicate is an expression, like width >= 512, and this is empty")
+        raise _RefusedError("an expression of columns is needed, like width >= 512, and this is empty")
     given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
     error = given.get("error_message", "")
     if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
         raise _RefusedError(error)
     if error or _without_where(given) != _without_where(plain):
-        raise _RefusedError("a predicate is one expression, as after WHERE, and this is more")
+        raise _RefusedError("one expression is needed, as after WHERE, and this is more")
 
 
 def _parse(connection: Any, sql: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from wids.core.order.state import digest
 from wids.core.order.validation import shard_ends
-from wids.errors import InputError, a_kind, shown
+from wids.errors import ColumnsError, InputError, QueryError, a_kind, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,6 +52,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
             fields and no others; None: it has no shards.
         fingerprint: computes the result of the function of this name; None: see there.
         contents: likewise.
+        evaluate: computes a column, or an SQL expression over columns: (nsamples,); None: it has no columns.
     """
 
     shard_ends: Indices | None = None
@@ -62,6 +63,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
     contents: Callable[[], dict[str, str] | None] = _nothing
+    evaluate: Callable[[str], NDArray[Any]] | None = None
 
 
 class SourceSpan(NamedTuple):
@@ -467,16 +469,22 @@ def takes_marks(dataset: Any) -> bool:
 
 
 def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
-    """A column's value for each sample, also through joins and subsets: (n,).
+    """A column, or an SQL expression over columns, for each sample, also through joins and subsets: (n,).
 
     Args:
-        dataset: one that has a ``read_column``, or is made of such.
-        column: its name.
+        dataset: one that has a ``read_column``, or is made of such. Of a stranger's, only names are read.
+        column: the name, or the expression, which each part of a join evaluates over its own samples.
         of: the parameter that it was given for.
 
     Raises:
-        InputError: a dataset has no columns.
+        InputError: a dataset has no columns, or not this one. QueryError: the expression cannot be evaluated.
     """
+    interface = interface_of(dataset)
+    if interface is not None and interface.evaluate is not None:
+        try:
+            return np.asarray(interface.evaluate(column))
+        except (InputError, QueryError, ColumnsError) as error:
+            raise type(error)(f"{of}: {error}", **{**vars(error), "parameter": of}) from error
     read = getattr(type(dataset), "read_column", None)
     if read is not None:
         return np.asarray(read(dataset, column))
@@ -488,15 +496,15 @@ def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
 
 
 def read_values(dataset: Any, values: Any, *, of: str) -> NDArray[Any]:
-    """Lengths or buckets of samples: one for each, as given: (n,).
+    """Values of samples, such as lengths or buckets: one for each, as given: (n,).
 
     Args:
         dataset: has the samples.
-        values: numbers or words; or the name of a column of the dataset.
+        values: numbers or words; or what `read_column` reads of the dataset.
         of: the parameter that they were given for.
 
     Raises:
-        InputError: no array is made of them, or one is masked; the dataset has no columns.
+        InputError: no array is made of them, or one is masked. InputError, QueryError: see `read_column`.
     """
     if isinstance(values, str):
         return read_column(dataset, values, of=of)
