@@ -25,7 +25,7 @@ FOLDER = "my data"
 # What the help of a command calls a parameter that is a path, or may be one.
 WORDS = {
     *("DIR", "FILE", "PATTERN", "SOURCE", "INDEX", "OLD", "NEW", "OUT", "PACK", "URL", "DIR_OR_PATTERN"),
-    *("COLUMN|FILE.npy", "A:B|FILE"),
+    *("COLUMN|SQL|FILE.npy", "NAME=[VALUES:]N", "NAME=FILE.npy", "A:B|FILE"),
 }
 # Names of shards in an index.
 NO_PATHS = {("index update", "--drop")}
@@ -66,14 +66,17 @@ def home(tmp_path, monkeypatch):
 
 
 ORDER = "--weights H/ones.npy"
-LENGTHS = "--lengths H/ones.npy --buckets H/ones.npy --max-tokens 4 --columns H/train.columns.parquet"
-SAVED = "--state H/state.json --old H/train.json --old-lengths H/ones.npy"
+LENGTHS = (
+    "--lengths H/ones.npy --buckets H/ones.npy --max-tokens 4 --limit ones=H/ones.npy:4 "
+    "--columns H/train.columns.parquet"
+)
+SAVED = "--state H/state.json --old H/train.json --old-lengths H/ones.npy --old-limit ones=H/ones.npy"
 VIEWED = "--columns H/train.columns.parquet --cache-dir H/cache -o H/view.json"
 LINES = [
     "pack H/rows.csv --base H --classes H/classes.txt --field .txt=file --field .cls=label -o H/a/p-%06d.tar",
     "pack H/train.json --cache-dir H/cache -o H/b/p-%06d.tar",
     "index create H/s0.tar H/s1.tar --counts H/sizes.json --info H/about.txt --base H -o H/new.json",
-    "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy",
+    "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy --old-limit ones=H/ones.npy",
     "view H/train.json --unseen H/state.json --old H/train.json -o H/rest.json",
     "rewrite H/train.json --exclude H/keys.txt --cache-dir H/cache -o H/rewritten",
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
@@ -139,7 +142,7 @@ def test_all_paths_of_commands_have_a_case():
 
 def words_of(line):
     """The words of a command, in which H is the folder."""
-    return [re.sub(r"^H(?=/|$)", f"~/{FOLDER}", word) for word in shlex.split(line)]
+    return [re.sub(r"(?:^|(?<==))H(?=/|$)", f"~/{FOLDER}", word) for word in shlex.split(line)]
 
 
 def check(home, line):

@@ -167,10 +167,10 @@ def to_look_into(scene):
 def with_lengths(scene):
     """Eight shards, and a column of lengths of which two make more than a batch."""
     for shard in range(8):
-        tokens = {f"{shard}_{i}.json": b'{"tokens": %d}' % (20_000 + i) for i in range(600)}
+        tokens = {f"{shard}_{i}.json": b'{"tokens": %d, "images": %d}' % (20_000 + i, i % 9) for i in range(600)}
         write_tar(scene / f"train-{shard}.tar", tokens)
     run("index", "create", "train-{0..7}.tar", "-o", "train.json")
-    run("columns", "create", "train.json", "--json", ".json:tokens")
+    run("columns", "create", "train.json", "--json", ".json:tokens,images")
 
 
 def with_columns(scene):

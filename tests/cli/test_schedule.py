@@ -435,8 +435,8 @@ def test_batches_of_one_bucket(tmp_path):
     ("flags", "code", "words"),
     [
         (("--max-tokens", 5), 2, "--max-tokens counts units of --lengths"),
-        (("--lengths", "L"), 2, "Give --max-tokens or --batch-size"),
-        (("--batch-size", "a=3"), 2, "give --lengths or --buckets too"),
+        (("--lengths", "L"), 2, "Give --max-tokens, --limit or --batch-size"),
+        (("--batch-size", "a=3"), 2, "give --lengths, --buckets or --limit too"),
         (("--batch-size", "a=3", "--lengths", "L"), 2, "goes with --buckets"),
         (("--batch-size", "a=3,a=4", "--buckets", "L"), 2, "twice"),
         (("--batch-size", "a=0", "--buckets", "L"), 2, "nor BUCKET=N"),

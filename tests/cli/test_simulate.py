@@ -116,6 +116,47 @@ def test_batches_of_like_length(tmp_path):
     assert "balance of a step" not in summed  # there is one rank
 
 
+def test_batches_under_limits(tmp_path):
+    """The share of each budget that batches use, and their balance in the fullest, are those of a sampler's batches."""
+    numbers = np.random.default_rng(0)
+    lengths, images = numbers.integers(1, 400, 1200), numbers.integers(0, 9, 1200)
+    images[7] = 40
+    for name, values in (("lengths", lengths), ("images", images)):
+        np.save(tmp_path / f"{name}.npy", values)
+    rule = ("--lengths", tmp_path / "lengths.npy", "--max-tokens", "1500", "--too-long", "skip")
+    rule += ("--limit", f"images={tmp_path / 'images.npy'}:20")
+    told = values_of(*SMALL, "--world-size", "3", *rule)["batching"]
+    ranks = []
+    for rank in range(3):
+        sampler = DistributedChunkedSampler(ShardCounts([50] * 24), num_replicas=3, rank=rank)
+        options = {"lengths": lengths, "max_tokens": 1500, "too_long": "skip", "limits": {"images": (images, 20)}}
+        ranks.append(list(BucketBatchSampler(sampler, **options)))
+    used = np.array([[(lengths[b].max() * len(b) / 1500, images[b].sum() / 20) for b in batches] for batches in ranks])
+    fullest = used.max(axis=2)
+    assert told["used_mean"] == pytest.approx(used[:, :, 0].mean())
+    assert told["limits"] == {"images": pytest.approx(used[:, :, 1].mean())}
+    assert told["fullest_mean"] == pytest.approx(fullest.mean())
+    assert told["imbalance_mean"] == pytest.approx((fullest.max(axis=0) / fullest.mean(axis=0)).mean())
+    done = simulate(*SMALL, "--world-size", "3", *rule)
+    assert "batches of at most 1,500 tokens and at most 20 images" in done.out
+    lines = {line[:22].strip(): line[22:].strip() for line in done.out.splitlines()}
+    assert lines["limit used"] == f"{used[:, :, 1].mean():.0%} of 20 images on average"
+    assert lines["fullest budget"] == f"{fullest.mean():.0%} on average, of the budget that is fullest in a batch"
+    assert lines["too long"] == "1 sample of more than 1,500 tokens or 20 images, left out"
+    alone = values_of(*SMALL, "--limit", f"images={tmp_path / 'images.npy'}:60")["batching"]
+    assert alone["padding"] is None
+    assert alone["limits"]["images"] > 0.8
+    for limit, words in (
+        ("images", "is no limit; write NAME=NUMBER"),
+        ("images=3", "no INDEX that could have a column"),
+        (f"images={tmp_path / 'images.npy'}:many", "it must be a number above 0"),
+        (f"images={tmp_path / 'images.npy'}:20", "sample 7 has 40, more than the 20 of a whole batch"),
+    ):
+        assert words in simulate(*SMALL, "--limit", limit).err
+    twice = [flag for most in (50, 60) for flag in ("--limit", f"images={tmp_path / 'images.npy'}:{most}")]
+    assert "two --limit have the same name" in simulate(*SMALL, *twice).err
+
+
 def test_samples_with_weights(tmp_path):
     """They are a column, or an array: batches, shards and what is left out are those of a sampler that has them."""
     index = columns.write_dataset(tmp_path, [30, 12])

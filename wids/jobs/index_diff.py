@@ -15,6 +15,7 @@ from wids.jobs.arguments import text_of
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from wids.core.order.epoch import Tail
     from wids.core.transport.session import Session
@@ -80,6 +81,7 @@ def diff_indexes(
     seed: int = 0,
     tail: Tail = "pad",
     old_lengths: Any = None,
+    old_limits: Mapping[str, Any] | None = None,
     session: Session = PLAIN,
 ) -> IndexDiff:
     """Compare two indexes, or views, by what they say of their shards.
@@ -94,6 +96,7 @@ def diff_indexes(
         seed: of the sampler, for the state of a mixture.
         tail: of the sampler, for a state of batches.
         old_lengths: of each sample of ``old``, for a state of batches of like length.
+        old_limits: likewise, the values of each limit, by its name.
         session: opens URLs.
 
     Raises:
@@ -123,7 +126,7 @@ def diff_indexes(
     unseen = None
     data = open_earlier(now)
     if state is not None:
-        earlier = find_earlier(data, open_earlier(then), values={"lengths": old_lengths})
+        earlier = find_earlier(data, open_earlier(then), values={"lengths": old_lengths}, limits=old_limits)
         unseen = len(find_unseen(data, state, earlier, seed=seed, tail=tail))
     kinds = {kind: ShardsOfKind(**values) for kind, values in sums.items()}
     return IndexDiff(**kinds, samples=len(data), unseen=unseen)

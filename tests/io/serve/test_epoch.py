@@ -113,6 +113,8 @@ def draw_settings(chance, kind):
                 {"lengths": "bytes", "max_tokens": 120, "cost": "sum", "too_long": "skip"},
                 {"lengths": "bytes", "max_tokens": 600, "batch_size": 4, "block": 11},
                 {"buckets": "label", "batch_size": {0: 2, 1: 3, 2: 4, 3: 5, 4: 1}},
+                {"lengths": "bytes", "max_tokens": 400, "limits": {"label": 5}},
+                {"limits": {"classes": ("label", 7), "bytes": 300}},
             ]
         )
     page = {**order, "world_size": world, "epoch": number, "shuffle": "yes" if is_shuffled else "no"}
@@ -123,6 +125,9 @@ def draw_settings(chance, kind):
         page |= {"batch_size": "", **rule}
         if isinstance(rule.get("batch_size"), dict):
             page["batch_size"] = ",".join(f"{name}={count}" for name, count in rule["batch_size"].items())
+        if "limits" in rule:
+            limits = {name: said if isinstance(said, tuple) else (name, said) for name, said in rule["limits"].items()}
+            page["limits"] = ", ".join(f"{name}={column}:{most}" for name, (column, most) in limits.items())
     return {name: value for name, value in page.items() if value is not None}, options
 
 
@@ -132,6 +137,8 @@ def to_flags(page):
     for name, value in page.items():
         if name == "shuffle":
             flags += [] if value == "yes" else ["--no-shuffle"]
+        elif name == "limits":
+            flags += [flag for limit in value.split(", ") for flag in ("--limit", limit)]
         elif value != "":
             flags += [f"--{name.replace('_', '-')}", value]
     return flags
@@ -177,7 +184,9 @@ def test_what_lies_where(open_pages, plain):
         assert (one["shard"], one["row"]) == tuple(pages.served.dataset.locate(one["index"]))
 
 
-@pytest.mark.parametrize("more", [{"lengths": "bytes", "max_tokens": "500"}, {"batch_size": "5"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"lengths": "bytes", "max_tokens": "500", "limits": "label=6"}, {"batch_size": "5"}], ids=str
+)
 def test_looks(open_pages, plain, more):
     """Costs, padding, lengths and classes of steps are those of their samples."""
     pages = open_pages(plain)
@@ -197,6 +206,8 @@ def test_looks(open_pages, plain, more):
         if "lengths" in more:
             costs = [sizes[batch].max() * len(batch) for batch in batches]
             assert look["costs"] == costs
+            assert look["sums"] == [[labels[batch].sum() for batch in batches]]
+            assert max(look["sums"][0]) <= 6
             assert look["padding"] == pytest.approx(sum(costs) / sum(sizes[batch].sum() for batch in batches))
             lengths = sizes[batches[2]]
             assert look["lengths"] == pytest.approx([lengths.min(), lengths.mean(), lengths.max()])
@@ -347,6 +358,11 @@ def test_an_epoch_that_takes_long_to_cut(open_pages, plain, set_limits):
         ({"epoch": "-1", "epoch_size": "9"}, "epoch", "epoch is -1"),
         ({"source_batch": "4"}, "source_batch", "no sub-datasets"),
         ({"weights": "caption"}, "weights", "must be a number"),
+        ({"limits": "label"}, "limits", "is no limit; write NAME=NUMBER"),
+        ({"limits": "label=0"}, "limits", "must be a number above 0"),
+        ({"limits": "label=3"}, "limits", "more than the 3 of a whole batch"),
+        ({"limits": "lable=3"}, "limits", "there is no column"),
+        ({"limits": "x=caption:3"}, "limits", "they must be numbers"),
         ({"weights": "../../etc/passwd"}, "weights", "no column"),
         ({"lengths": "/etc/hosts.npy", "max_tokens": "9"}, "lengths", "no column"),
         ({"lengths": "label", "max_tokens": "9"}, "lengths", "lengths are numbers above 0"),

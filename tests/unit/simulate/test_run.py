@@ -790,7 +790,7 @@ def test_a_job_that_goes_on_over_changed_data(options):
     for _ in range(400):
         next(items)
     state, lengths = sampler.state_dict(), None if rule is None else lambda: rule["lengths"]
-    resume = Resume(new, state, find_earlier(new, old, lengths=lengths))
+    resume = Resume(new, state, find_earlier(new, old, values={"lengths": lengths}))
     more = {} if rule is None else {"rule": make_rule(700 * 40, lengths=rule["lengths"], max_tokens=9)}
     described = describe([700] * 40, world=4, lanes=3, batch_size=8, resume=resume, **options, **more)
     courses = described.courses()

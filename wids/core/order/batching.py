@@ -116,6 +116,19 @@ class BatchRule:
         """Costs of n batches (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
         return longest * counts if self.is_padded else sums
 
+    def shares_of(self, longest: Numbers, sums: Numbers, counts: Indices, limits: Sequence[Numbers]) -> Numbers:
+        """The shares of n batches of each budget, `max_tokens` first: (budgets, n).
+
+        Args:
+            longest: see `cost_of`.
+            sums: see there.
+            counts: see there.
+            limits: the sums of the values of each limit: (n,) each.
+        """
+        shares = [] if self.max_cost is None else [self.cost_of(longest, sums, counts) / self.max_cost]
+        shares += [values / limit.most for values, limit in zip(limits, self.limits, strict=True)]
+        return np.array(shares).reshape(len(shares), len(counts))
+
     def for_samples(self, samples: int, read: Callable[[str], Any]) -> BatchRule:
         """The same bounds for so many other samples.
 

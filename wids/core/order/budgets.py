@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +45,8 @@ _BITS, _FIELD = 60, 64
 _OPEN = 4
 # The share of a cost to which the costs of a lane's batches are made equal.
 _PRECISION = 1e-3
+# A limit in words: its name, the values if they are not the column of this name, the budget.
+_LIMIT = re.compile(r"\s*([^=]*[^=\s])\s*=(?:(.+):)?([^:=]+)", re.DOTALL)
 # A sum of shares is less wrong than this.
 _ROUNDED = 1e-6
 
@@ -110,6 +113,21 @@ def parse_limits(limits: Any) -> dict[str, tuple[Any, Any]]:
             raise InputError(f"{name_limit(name)} is {shown(said)}; give {words}")
         parsed[name] = tuple(said) if isinstance(said, (tuple, list)) else (name, said)
     return parsed
+
+
+def parse_limit(text: str) -> tuple[str, tuple[str, float]]:
+    """Parse ``images=16``, of a column, or ``crops=VALUES:125``, into (name, (values, budget)).
+
+    Raises:
+        InputError: it is neither.
+    """
+    parts = _LIMIT.fullmatch(text.strip())
+    if parts is None:
+        raise InputError(
+            f"{text!r:.200} is no limit; write NAME=NUMBER of a column, or NAME=VALUES:NUMBER, such as images=16"
+        )
+    name, values, most = (part and part.strip() for part in parts.groups())
+    return name, (values or name, parse_budget(name_limit(name), most))
 
 
 def make_limits(

@@ -271,8 +271,7 @@ def diff_indexes(
     from wids.jobs.index_diff import diff_indexes as compare
 
     state = None if saved.state is None else read_state(saved.state)
-    options = {"seed": saved.seed, "tail": saved.tail, "old_lengths": saved.read_lengths()}
-    diff = compare(old, new, state=state, session=session, **options)
+    diff = compare(old, new, state=state, session=session, **saved.options())
     if is_json:
         print_json(diff)
         return

@@ -176,7 +176,7 @@ class RunFlags:
 
 def values_option(words: str, *, panel: str) -> Any:
     """An option that has a value for each sample; `read_values` reads them."""
-    return typer.Option(metavar="COLUMN|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
+    return typer.Option(metavar="COLUMN|SQL|FILE.npy", help=words, show_default=False, rich_help_panel=panel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,9 @@ class BatchOptions:
 
     lengths: Annotated[
         str | None,
-        values_option("A number for each sample: a column of the index, or an array (n,).", panel=_BATCH_PANEL),
+        values_option(
+            "A number for each sample: a column of the index, SQL over columns, or (n,).", panel=_BATCH_PANEL
+        ),
     ] = None
     max_tokens: Annotated[
         float | None,
@@ -309,9 +311,20 @@ class BatchOptions:
     buckets: Annotated[
         str | None, values_option("A word or number for each sample; a batch is of one.", panel=_BATCH_PANEL)
     ] = None
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=[VALUES:]N",
+            help="One more budget: what a batch has at most of a column, --limit images=16, or of VALUES, as --lengths "
+            "takes them: --limit 'crops=ceil(width / 448):125'. May be repeated.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
     too_long: Annotated[
         Literal["error", "skip"],
-        typer.Option(help="A sample longer than --max-tokens: an error, or left out.", rich_help_panel=_BATCH_PANEL),
+        typer.Option(help="A sample that exceeds a budget alone: an error, or left out.", rich_help_panel=_BATCH_PANEL),
     ] = "error"
     block: Annotated[
         int | None,
@@ -349,8 +362,9 @@ class BatchOptions:
             typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
         """
         from wids.core.order.batching import make_rule, name_sizes
+        from wids.core.order.budgets import parse_limit
 
-        if self.lengths is None and self.max_tokens is None and self.buckets is None:
+        if self.lengths is None and self.max_tokens is None and self.buckets is None and not self.limit:
             given = [
                 name
                 for name, is_given in (
@@ -363,16 +377,21 @@ class BatchOptions:
                 if is_given
             ]
             if given:
-                raise typer.BadParameter(f"{given[0]} is for batches of like length: give --lengths or --buckets too")
+                raise typer.BadParameter(
+                    f"{given[0]} is for batches of like length: give --lengths, --buckets or --limit too"
+                )
             return None
         if self.lengths is None and self.max_tokens is not None:
             raise typer.BadParameter("--max-tokens counts units of --lengths, which is missing: a column or FILE.npy")
-        if self.max_tokens is None and batch_size is None:
-            raise typer.BadParameter("how large may a batch be? Give --max-tokens or --batch-size, or both")
+        if self.max_tokens is None and batch_size is None and not self.limit:
+            raise typer.BadParameter("how large may a batch be? Give --max-tokens, --limit or --batch-size")
         if self.buckets is None and isinstance(batch_size, dict):
             raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
         lengths = None if self.lengths is None else read_values("--lengths", self.lengths, read)
         buckets = None if self.buckets is None else read_values("--buckets", self.buckets, read)
+        limits = dict(map(parse_limit, self.limit or ()))
+        if len(limits) < len(self.limit or ()):
+            raise typer.BadParameter("two --limit have the same name")
         return make_rule(
             samples,
             lengths=lengths,
@@ -381,30 +400,36 @@ class BatchOptions:
             buckets=buckets,
             batch_size=name_sizes(batch_size, buckets),
             too_long=self.too_long,
+            limits={name: (read_values("--limit", values, read), most) for name, (values, most) in limits.items()},
         )
 
     def reader_of(self, index: str, collection: ShardCollection, cache_dir: str) -> ReadColumn:
-        """A function that reads a column of an index."""
+        """A function that reads a column of an index, or an SQL expression over columns."""
 
         def read(name: str) -> Any:
             from wids.columns.samples import beside
 
-            return beside(index, collection, cache_dir=cache_dir).at(self.columns, collection).read(collection, name)
+            return (
+                beside(index, collection, cache_dir=cache_dir).at(self.columns, collection).evaluate(collection, name)
+            )
 
         return read
 
 
 def read_values(option: str, given: str, read: ReadColumn) -> Any:
-    """A value for each sample: of an array in a file, or of a column.
+    """A value for each sample: of an array in a file, of a column, or of an SQL expression over columns.
 
     Raises:
-        InputError: the file holds no such array. WidsError: the column cannot be read.
+        InputError: the file holds no such array. WidsError: the column cannot be read, or the expression.
     """
-    if not given.endswith(".npy"):
-        return read(given)
-    import numpy as np
+    from wids.errors import ColumnsError, InputError, QueryError
 
-    from wids.errors import InputError
+    if not given.endswith(".npy"):
+        try:
+            return read(given)
+        except (ColumnsError, InputError, QueryError) as error:
+            raise type(error)(f"{option}: {error}", **vars(error)) from error
+    import numpy as np
 
     try:
         return np.load(os.path.expanduser(given), mmap_mode="r", allow_pickle=False)

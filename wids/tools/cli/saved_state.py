@@ -54,16 +54,26 @@ class SavedFlags:
             show_default=False,
         ),
     ] = None
+    old_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--old-limit",
+            metavar="NAME=FILE.npy",
+            help="Likewise, the values of a limit of batches; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
 
-    def read_lengths(self) -> Any:
-        """The lengths: (nsamples,); None: not given.
+    def options(self) -> dict[str, Any]:
+        """The options of `wids.jobs.diff_indexes`.
 
         Raises:
-            InputError: they cannot be read.
+            InputError: a file cannot be read.
         """
         if self.tail not in ("pad", "drop", "mask"):
             raise typer.BadParameter(f"--tail {self.tail!r:.80} is none of pad, drop, mask")
-        return None if self.old_lengths is None else read_values("--old-lengths", self.old_lengths, _refuse)
+        lengths = None if self.old_lengths is None else read_values("--old-lengths", self.old_lengths, _refuse)
+        return {"seed": self.seed, "tail": self.tail, "old_lengths": lengths, "old_limits": _limits(self.old_limit)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +107,15 @@ class ResumeOptions:
             show_default=False,
         ),
     ] = None
+    old_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--old-limit",
+            metavar="NAME=FILE.npy",
+            help="Likewise, the values of a limit of batches; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
 
     def find(self, shards: ShardList | None, session: Session) -> Resume | None:
         """The job that goes on, over these shards; None: it begins.
@@ -105,7 +124,7 @@ class ResumeOptions:
             typer.BadParameter: there is no index, or no state. InputError: the state cannot be read.
         """
         if self.state is None:
-            if self.old is not None or self.old_lengths is not None:
+            if self.old is not None or self.old_lengths is not None or self.old_limit:
                 raise typer.BadParameter("--old and --old-lengths are of a --state, which is missing")
             return None
         if shards is None:
@@ -118,12 +137,22 @@ class ResumeOptions:
         if self.old is not None:
             lengths = None if path is None else lambda: read_values("--old-lengths", path, _refuse)
             then = open_earlier(load_shards(self.old, session=session)[1])
-            earlier = find_earlier(data, then, values={"lengths": lengths})
+            earlier = find_earlier(data, then, values={"lengths": lengths}, limits=_limits(self.old_limit))
         return Resume(data, read_state(self.state), earlier)
 
 
+def _limits(texts: list[str] | None) -> dict[str, Any]:
+    """The values of limits: name -> (nsamples,).
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    parts = (text.partition("=") for text in texts or ())
+    return {name: read_values("--old-limit", path, _refuse) for name, _, path in parts}
+
+
 def _refuse(name: str) -> Any:
-    raise typer.BadParameter(f"--old-lengths {name!r:.80} is no FILE.npy")
+    raise typer.BadParameter(f"{name!r:.80} is no FILE.npy")
 
 
 def read_state(path: str) -> Any:

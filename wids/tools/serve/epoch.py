@@ -23,7 +23,7 @@ from wids.tools.serve.answers import answer
 from wids.tools.serve.epoch_settings import NAMES, Schedules, Settings, SettingsError, parse_integer, parse_settings
 from wids.tools.serve.facets import class_names, words_for
 from wids.tools.serve.rows import parse_indices
-from wids.tools.simulate.figures import add_up
+from wids.tools.simulate.figures import add_up, sum_batches
 from wids.tools.simulate.job import RankBatches
 from wids.tools.simulate.schedule import Timetable
 from wids.tools.simulate.trace import open_shards
@@ -298,6 +298,7 @@ def _describe(schedule: Schedule) -> dict[str, Any]:
         **described,
         "too_long": table.too_long,
         "max_tokens": None if rule is None else rule.max_cost,
+        "limits": [] if rule is None else [{"name": limit.name, "most": limit.most} for limit in rule.limits],
         "has_lengths": rule is not None and rule.lengths is not None,
         "is_padded": rule is not None and rule.is_padded,
     }
@@ -343,6 +344,7 @@ def _cost(schedule: Schedule, batches: list[Indices]) -> dict[str, Any]:
     flat = np.concatenate([np.zeros(0, np.int64), *batches])
     longest, sums, counts = add_up(rule, RankBatches(flat, np.zeros(len(flat), bool), edges))
     found: dict[str, Any] = {"costs": rule.cost_of(longest, sums, counts).tolist()}
+    found["sums"] = [sum_batches(limit.of(flat), edges).tolist() for limit in rule.limits]
     if rule.lengths is not None and float(sums.sum()):
         found["padding"] = float((longest * counts).sum() / sums.sum())
     return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.core.order.batching import make_rule, name_sizes, parse_sizes
+from wids.core.order.budgets import parse_limit
 from wids.core.order.layout import ShardCounts, mixed_parts
 from wids.core.order.settings import SamplerSettings
 from wids.core.readers.lru import LRUCache, SizedLRUCache, deep_size
@@ -71,20 +72,21 @@ class Settings:
     max_tokens: str = ""
     cost: str = field(default="padded", metadata={"choices": ("padded", "sum")})
     buckets: str = ""
+    limits: str = ""
     too_long: str = field(default="error", metadata={"choices": ("error", "skip")})
     block: int | None = field(default=None, metadata={"least": 1, "most": _MAX})
 
     @property
     def is_by_length(self) -> bool:
         """True if batches are those of a `wids.BucketBatchSampler`."""
-        return bool(self.lengths or self.max_tokens or self.buckets)
+        return bool(self.lengths or self.max_tokens or self.buckets or self.limits)
 
 
 NAMES = tuple(one.name for one in fields(Settings))
 _COLUMNS = ("weights", "lengths", "buckets")
 _ONLY_BY_LENGTH = ("cost", "too_long", "block")
 # How the library's messages name a parameter.
-_NAMED = re.compile(rf"\b({'|'.join(NAMES)})(?:\[[^]]*\])?(?: (?:is|are|has|have|of)\b|=)")
+_NAMED = re.compile(rf"\b({'|'.join(NAMES)})(?:\[[^]]*\])?(?: (?:is|are|has|have|of)\b|[=:])")
 
 
 def parse_settings(query: Mapping[str, str]) -> Settings:
@@ -254,7 +256,9 @@ class Schedules:
         if not settings.is_by_length:
             for name in _ONLY_BY_LENGTH:
                 if getattr(settings, name) != getattr(Settings, name, None):
-                    raise SettingsError(f"{name} is for batches of like length; choose lengths or buckets, too", name)
+                    raise SettingsError(
+                        f"{name} is for batches of like length; choose lengths, buckets or limits, too", name
+                    )
             return None
         sizes = _parse_sizes(settings.batch_size) if settings.batch_size else None
         buckets = values.get("buckets")
@@ -266,6 +270,10 @@ class Schedules:
             buckets=buckets,
             batch_size=name_sizes(sizes, buckets),
             too_long=settings.too_long,
+            limits={
+                name: (self.read(column, "limits"), most)
+                for name, (column, most) in _parse_limits(settings.limits).items()
+            },
         )
 
 
@@ -274,6 +282,14 @@ def _parse_sizes(text: str) -> Any:
         return parse_sizes(text)
     except InputError as error:
         raise SettingsError(str(error), "batch_size") from None
+
+
+def _parse_limits(text: str) -> dict[str, tuple[str, float]]:
+    """Parse ``images=16, crops=COLUMN:125``; empty: none."""
+    try:
+        return dict(parse_limit(part) for part in text.split(",") if part.strip())
+    except InputError as error:
+        raise SettingsError(str(error), "limits") from None
 
 
 def _blamed(words: str) -> str:

@@ -298,6 +298,8 @@ class Batching:
         imbalance_worst: likewise, the maximum over the steps.
         used_mean: mean of the costs of batches, as a share of the budget.
         used_least: likewise, the minimum.
+        limits: the mean share of each limit that a batch uses, by its name.
+        fullest_mean: mean of the largest share of a budget that a batch uses; by it, steps are balanced under limits.
         max_tokens: the budget.
         too_long: samples of the dataset that are longer than it, and are left out.
         repeated_in_tail: samples that were read again, in an epoch, so that all ranks have as many batches.
@@ -313,6 +315,8 @@ class Batching:
     imbalance_worst: float
     used_mean: float | None
     used_least: float | None
+    limits: dict[str, float]
+    fullest_mean: float | None
     max_tokens: float | None
     too_long: int
     repeated_in_tail: int
@@ -324,18 +328,23 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
     rule = job.rule
     if rule is None:
         return None
-    costs, sizes, padded, real = [], [], 0.0, 0.0
+    costs, sizes, shares, padded, real = [], [], [], 0.0, 0.0
     for rank in range(job.world):
         own = [epoch.batches[rank] for epoch in epochs if epoch.batches is not None]
         longest, sums, counts = (
             np.concatenate(columns) for columns in zip(*(add_up(rule, o) for o in own), strict=True)
         )
+        limits = [np.concatenate([sum_batches(limit.of(o.samples), o.edges) for o in own]) for limit in rule.limits]
+        shares.append(rule.shares_of(longest, sums, counts, limits))
         padded, real = padded + float((longest * counts).sum()), real + float(sums.sum())
         costs.append(rule.cost_of(longest, sums, counts))
         sizes.append(counts)
     table, flat = np.stack(costs), np.concatenate(sizes)
-    means = table.mean(axis=0)
-    ratios = table.max(axis=0, initial=0)[means > 0] / means[means > 0]
+    used_by_rank = np.stack(shares)  # (ranks, budgets, steps)
+    fullest = used_by_rank.max(axis=1) if used_by_rank.shape[1] else table
+    balanced = fullest if rule.limits else table
+    means = balanced.mean(axis=0)
+    ratios = balanced.max(axis=0, initial=0)[means > 0] / means[means > 0]
     used = None if rule.max_cost is None else table.ravel() / rule.max_cost
     has_batches = bool(len(flat))
     return Batching(
@@ -348,6 +357,11 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
         imbalance_worst=float(ratios.max(initial=0)),
         used_mean=None if used is None or not has_batches else float(used.mean()),
         used_least=None if used is None or not has_batches else float(used.min()),
+        limits={
+            limit.name: _mean(used_by_rank[:, k - len(rule.limits)].ravel().tolist())
+            for k, limit in enumerate(rule.limits)
+        },
+        fullest_mean=float(fullest.mean()) if used_by_rank.shape[1] and has_batches else None,
         max_tokens=rule.max_cost,
         too_long=rule.skipped,
         repeated_in_tail=sum(int(own.fills.sum()) for own in epochs[0].batches or ()),
@@ -358,13 +372,24 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
 def add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
     """The longest sample of each batch, the sum of its lengths, and its count: (steps,) each."""
     counts = np.diff(own.edges)
-    longest, sums = np.zeros(len(counts)), np.zeros(len(counts))
-    some = counts > 0
+    longest = np.zeros(len(counts))
+    some, lengths = counts > 0, rule.lengths_of(own.samples)
     if some.any():
-        lengths = rule.lengths_of(own.samples)
-        begins = own.edges[:-1][some]
-        longest[some], sums[some] = np.maximum.reduceat(lengths, begins), np.add.reduceat(lengths, begins)
-    return longest, sums, counts
+        longest[some] = np.maximum.reduceat(lengths, own.edges[:-1][some])
+    return longest, sum_batches(lengths, own.edges), counts
+
+
+def sum_batches(values: Floats, edges: Indices) -> Floats:
+    """The sums of the values of each batch: (steps,).
+
+    Args:
+        values: of the samples of all batches, in turn.
+        edges: the beginning of each batch among them, and the end of the last one: (steps + 1,).
+    """
+    sums, some = np.zeros(len(edges) - 1), np.diff(edges) > 0
+    if some.any():
+        sums[some] = np.add.reduceat(values, edges[:-1][some])
+    return sums
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -122,6 +122,7 @@ def _bound_of(job: TrainingJob) -> str:
     if rule is None:
         return f"{job.batch_size:,}"
     bounds = [] if rule.max_cost is None else [f"at most {rule.max_cost:,.10g} tokens"]
+    bounds += [f"at most {limit.most:,.10g} {printable(limit.name)}" for limit in rule.limits]
     if rule.sizes is not None:
         least, most = min(rule.sizes), max(rule.sizes)
         bounds.append(f"at most {most:,} samples" if least == most else f"at most {least:,} to {most:,} samples")
@@ -180,8 +181,16 @@ def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iter
     if batching.used_mean is not None:
         words = f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"
         yield ReportRow("", None, "budget used", words)
+    for limit in rule.limits:
+        words = f"{batching.limits[limit.name]:.0%} of {limit.most:,.10g} {printable(limit.name)} on average"
+        yield ReportRow("", None, "limit used", words)
+    if rule.limits and batching.fullest_mean is not None:
+        words = f"{batching.fullest_mean:.0%} on average, of the budget that is fullest in a batch"
+        yield ReportRow("", None, "fullest budget", words)
     if batching.too_long:
-        words = f"{count_of(batching.too_long, 'sample')} of more than {batching.max_tokens:,.10g} tokens, left out"
+        budgets = [] if batching.max_tokens is None else [f"{batching.max_tokens:,.10g} tokens"]
+        budgets += [f"{limit.most:,.10g} {printable(limit.name)}" for limit in rule.limits]
+        words = f"{count_of(batching.too_long, 'sample')} of more than {' or '.join(budgets)}, left out"
         yield ReportRow("", None, "too long", words)
 
 

@@ -153,7 +153,7 @@ function say(described) {
   if (!described.is_whole) {
     words[0] = `the first ${words[0]}: ${Math.floor((100 * described.done) / described.total)} % of the epoch's samples are cut into batches`;
   }
-  if (described.too_long) words.push(`${count(described.too_long)} samples are longer than max tokens, and in no batch`);
+  if (described.too_long) words.push(`${count(described.too_long)} samples exceed a budget alone, and are in no batch`);
   $("summary").replaceChildren(words.join("; "));
 }
 
@@ -211,6 +211,7 @@ function sayBatch(batch) {
   const shards = new Set(samples.map((each) => each.shard)).size;
   words.push(`of ${count(shards)} ${shards === 1 ? "shard" : "shards"}`);
   if (batch.costs) words.push(`costs ${brief(batch.costs[0])}${batch.max_tokens ? ` of ${brief(batch.max_tokens)}` : ""}`);
+  (batch.limits ?? []).forEach(({ name, most }, k) => words.push(`${brief(batch.sums[k][0])} of ${brief(most)} ${name}`));
   if (batch.padding) words.push(`padding ${batch.padding.toFixed(3)} x`);
   if (batch.batch_size && samples.length < batch.batch_size) words.push("the last batch, which drop_last=True of a loader leaves out");
   $("says").textContent = words.join(" · ");
@@ -312,7 +313,7 @@ async function showPlots() {
   const { described } = now;
   const signal = renew("plots");
   const progress = $("progress");
-  for (const id of ["sources", "costs", "balance", "lengths", "padding", "samples", "classes", "distinct"]) show(`plot-${id}`, null);
+  for (const id of ["sources", "costs", "limits", "balance", "lengths", "padding", "samples", "classes", "distinct"]) show(`plot-${id}`, null);
   progress.textContent = "";
   if (!described?.steps) return;
   const isByLength = described.total !== undefined;
@@ -409,6 +410,10 @@ function drawLooks(looks, { names, ranks, label }) {
       lines: [...lines, ...bound],
       ranges: ranks > 8 ? [{ name: "least to most of the ranks", low: looks.map((each) => Math.min(...each.costs)), high: tops, colour: colour(0) }] : [],
     });
+    if (described.limits?.length) {
+      const shares = (k, most) => looks.map((each) => (100 * each.sums[k].reduce((sum, value) => sum + value, 0)) / each.sums[k].length / most);
+      show("plot-limits", { ...base, title: "Limits: the share that a batch uses", note: `${how}${some}. The mean of the ranks.`, lines: described.limits.map(({ name, most }, k) => ({ name: `${name}, of ${brief(most)}`, values: shares(k, most) })), low: 0, high: 100, unit: " %" });
+    }
     if (described.world_size > 1) {
       show("plot-balance", { ...base, title: "Balance: the costliest batch of a step, by the mean of its ranks", note: `${how}${some}. All ranks wait for it.`, lines: [{ name: "most / mean", values: looks.map((_, k) => (means[k] ? tops[k] / means[k] : 1)) }], unit: " x" });
     }
