@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wids.errors import WidsError
     from wids.loaders import resumable
     from wids.mixtures import Mixture, mix
+    from wids.packs import PackSampler, pack_collate
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
 
@@ -30,6 +31,7 @@ __all__ = [
     "DistributedChunkedSampler",
     "Mixture",
     "MixtureBatchSampler",
+    "PackSampler",
     "SampleDecoder",
     "ShardListDataset",
     "ShardListSampler",
@@ -42,6 +44,7 @@ __all__ = [
     "events",
     "keep_most_recent_files",
     "mix",
+    "pack_collate",
     "register_decoder",
     "resumable",
     "rng",
@@ -55,6 +58,7 @@ _MODULES = {
     "DistributedChunkedSampler": "wids.samplers",
     "Mixture": "wids.mixtures",
     "MixtureBatchSampler": "wids.batch_samplers",
+    "PackSampler": "wids.packs",
     "SampleDecoder": "wids.core.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
@@ -65,6 +69,7 @@ _MODULES = {
     "create_cleanup_background_process": "wids.core.cache.cleanup",
     "keep_most_recent_files": "wids.core.cache.cleanup",
     "mix": "wids.mixtures",
+    "pack_collate": "wids.packs",
     "register_decoder": "wids.core.codecs.decode",
     "resumable": "wids.loaders",
     "rng": "wids.core.collection.seeds",

@@ -26,102 +26,41 @@ from wids.samplers import ChunkedSampler, DistributedChunkedSampler, StatefulSam
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
+    from wids.core.order.batch import Rule
     from wids.core.order.progress import SampleProgress
 
     Batches = Literal["mixed", "by-source"]
 
 
 @holding
-class BucketBatchSampler(StatefulSampler[list[int]]):
-    """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
-
-    The order of a sampler is cut into blocks, and each block into batches of about the same cost, as many in each lane:
-    `wids.core.order.batching` has a picture. So a rank reads the shards that it would read without batches, a block's
-    steps cost about the same on all ranks, and a resume is exact.
-
-    Args:
-        sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says
-            the order, the ranks, the tail and the epochs; leave its iteration to this sampler.
-        lengths: of the samples, above 0: a number for each sample of the dataset, the name of a column, or an SQL
-            expression over columns, such as ``"tokens + (width / 28) * (height / 28)"``.
-        max_tokens: the most that a batch may cost, in units of ``lengths``; None: any.
-        cost: ``"padded"``: a batch costs its longest sample times its count; ``"sum"``: the sum of its lengths.
-        buckets: words or numbers, likewise, such as ``"round(width / height, 1)"``; a batch is of one bucket.
-        batch_size: the most samples in a batch; or a dict of them, by bucket.
-        limits: the most that a batch may have of other sums, by name: of the column of this name, ``{"images": 16}``;
-            or of values of 0 or more that are given as ``lengths``, ``{"crops": (values, 125)}``.
-        too_long: a sample that alone exceeds a budget is an ``"error"``, or is left out (``"skip"``), of which a
-            warning has their number.
-        block: samples of a lane that are cut into batches together; None: some 64 batches, and no more than a window of
-            the sampler. More give less padding, and keep more shards open: those of a window, and those that begin in a
-            block; a cache that is to have the next block's in time needs these twice. Without byte ranges, the first
-            batch waits for some two shards more than ``window``. A smaller ``cache_size`` is a warning, which names
-            a block that fits.
+class BlockBatchSampler(StatefulSampler[list[int]]):
+    """A sampler of batches into which the blocks of another sampler's order are cut; what such samplers share.
 
     Attributes:
-        sampler: the argument.
-        batch_size: the argument.
+        sampler: says the order, the ranks, the tail and the epochs.
         skipped: samples of the dataset that are left out.
-
-    Raises:
-        InputError: none of ``max_tokens``, ``limits`` and ``batch_size``; lengths that are no numbers above 0, are not
-            as many as there are samples, or exceed ``max_tokens``; limits likewise; a bucket without a batch size; the
-            sampler's own chunks were assigned. TypeError: it is no such sampler.
-
-    Example:
-        >>> dataset = wids.ShardListDataset("train.json")
-        >>> lengths = [9, 1, 8, 2, 7, 3, 9, 1, 8, 2, 7, 3]
-        >>> batches = wids.BucketBatchSampler(wids.ChunkedSampler(dataset), lengths=lengths, max_tokens=18)
-        >>> max(max(lengths[i] for i in batch) * len(batch) for batch in batches) <= 18
-        True
     """
 
     sampler: ChunkedSampler
-    batch_size: int | Mapping[Any, int] | None
     skipped: int
     _progress: BatchProgress
     _yields_batches = True
 
-    @suggest_names
-    def __init__(
-        self,
-        sampler: ChunkedSampler,
-        *,
-        lengths: Any = None,
-        max_tokens: float | None = None,
-        cost: Literal["padded", "sum"] = "padded",
-        buckets: Any = None,
-        batch_size: int | Mapping[Any, int] | None = None,
-        limits: Mapping[str, Any] | None = None,
-        too_long: Literal["error", "skip"] = "error",
-        block: int | None = None,
-    ) -> None:
+    def _take(self, sampler: Any) -> None:
+        """Set the sampler underneath.
+
+        Raises:
+            TypeError: it is none that can be cut.
+        """
         release(self)
-        inner: Any = sampler
-        if not isinstance(inner, ChunkedSampler) or type(inner).__iter__ is not ChunkedSampler.__iter__:
-            raise TypeError(f"the sampler is {a_kind(inner)}; give a ChunkedSampler or a DistributedChunkedSampler")
-        self.sampler, self.batch_size, self._columns = sampler, batch_size, dict[str, str]()
+        if not isinstance(sampler, ChunkedSampler) or type(sampler).__iter__ is not ChunkedSampler.__iter__:
+            raise TypeError(f"the sampler is {a_kind(sampler)}; give a ChunkedSampler or a DistributedChunkedSampler")
+        self.sampler, self._columns = sampler, dict[str, str]()
+
+    def _cut_by(self, rule: Rule, block: Any) -> None:
+        """Set the bounds of batches, and the rows of a block."""
         block = None if block is None else parse_int("block", block, minimum=1)
-        rule = make_rule(
-            len(sampler.dataset),
-            lengths=None if lengths is None else self._values("lengths", lengths),
-            max_tokens=max_tokens,
-            cost=cost,
-            buckets=None if buckets is None else self._values("buckets", buckets),
-            batch_size=batch_size,
-            too_long=too_long,
-            limits={
-                name: (self._values(name_limit(name), values), most)
-                for name, (values, most) in parse_limits(limits).items()
-            },
-        )
-        self.skipped = rule.skipped
-        if self.skipped:
-            logger.warning(
-                "%d of %d samples are longer than %s, and are left out of all batches",
-                *(self.skipped, len(sampler.dataset), " or ".join(rule.name_budgets())),
-            )
-        self._progress, self._prefetcher = BatchProgress(sampler.__wids__(), rule, block), None
+        self._progress, self._prefetcher = BatchProgress(self.sampler.__wids__(), rule, block), None
         _ = self.epoch, self._progress.epochs()
 
     def __wids__(self) -> BatchProgress:
@@ -200,6 +139,90 @@ class BucketBatchSampler(StatefulSampler[list[int]]):
         if isinstance(values, str):
             self._columns[name] = values
         return read_values(self.sampler.dataset, values, of=name)
+
+
+class BucketBatchSampler(BlockBatchSampler):
+    """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
+
+    The order of a sampler is cut into blocks, and each block into batches of about the same cost, as many in each lane:
+    `wids.core.order.batching` has a picture. So a rank reads the shards that it would read without batches, a block's
+    steps cost about the same on all ranks, and a resume is exact.
+
+    Args:
+        sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says
+            the order, the ranks, the tail and the epochs; leave its iteration to this sampler.
+        lengths: of the samples, above 0: a number for each sample of the dataset, the name of a column, or an SQL
+            expression over columns, such as ``"tokens + (width / 28) * (height / 28)"``.
+        max_tokens: the most that a batch may cost, in units of ``lengths``; None: any.
+        cost: ``"padded"``: a batch costs its longest sample times its count; ``"sum"``: the sum of its lengths.
+        buckets: words or numbers, likewise, such as ``"round(width / height, 1)"``; a batch is of one bucket.
+        batch_size: the most samples in a batch; or a dict of them, by bucket.
+        limits: the most that a batch may have of other sums, by name: of the column of this name, ``{"images": 16}``;
+            or of values of 0 or more that are given as ``lengths``, ``{"crops": (values, 125)}``.
+        too_long: a sample that alone exceeds a budget is an ``"error"``, or is left out (``"skip"``), of which a
+            warning has their number.
+        block: samples of a lane that are cut into batches together; None: some 64 batches, and no more than a window of
+            the sampler. More give less padding, and keep more shards open: those of a window, and those that begin in a
+            block; a cache that is to have the next block's in time needs these twice. Without byte ranges, the first
+            batch waits for some two shards more than ``window``. A smaller ``cache_size`` is a warning, which names
+            a block that fits.
+
+    Attributes:
+        sampler: the argument.
+        batch_size: the argument.
+        skipped: samples of the dataset that are left out.
+
+    Raises:
+        InputError: none of ``max_tokens``, ``limits`` and ``batch_size``; lengths that are no numbers above 0, are not
+            as many as there are samples, or exceed ``max_tokens``; limits likewise; a bucket without a batch size; the
+            sampler's own chunks were assigned. TypeError: it is no such sampler.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json")
+        >>> lengths = [9, 1, 8, 2, 7, 3, 9, 1, 8, 2, 7, 3]
+        >>> batches = wids.BucketBatchSampler(wids.ChunkedSampler(dataset), lengths=lengths, max_tokens=18)
+        >>> max(max(lengths[i] for i in batch) * len(batch) for batch in batches) <= 18
+        True
+    """
+
+    batch_size: int | Mapping[Any, int] | None
+
+    @suggest_names
+    def __init__(
+        self,
+        sampler: ChunkedSampler,
+        *,
+        lengths: Any = None,
+        max_tokens: float | None = None,
+        cost: Literal["padded", "sum"] = "padded",
+        buckets: Any = None,
+        batch_size: int | Mapping[Any, int] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        too_long: Literal["error", "skip"] = "error",
+        block: int | None = None,
+    ) -> None:
+        self._take(sampler)
+        self.batch_size = batch_size
+        rule = make_rule(
+            len(sampler.dataset),
+            lengths=None if lengths is None else self._values("lengths", lengths),
+            max_tokens=max_tokens,
+            cost=cost,
+            buckets=None if buckets is None else self._values("buckets", buckets),
+            batch_size=batch_size,
+            too_long=too_long,
+            limits={
+                name: (self._values(name_limit(name), values), most)
+                for name, (values, most) in parse_limits(limits).items()
+            },
+        )
+        self.skipped = rule.skipped
+        if self.skipped:
+            logger.warning(
+                "%d of %d samples are longer than %s, and are left out of all batches",
+                *(self.skipped, len(sampler.dataset), " or ".join(rule.name_budgets())),
+            )
+        self._cut_by(rule, block)
 
 
 class MixtureBatchSampler(Sampler[list[int]]):

@@ -26,6 +26,7 @@ from tests.support.readmes import blocks
 from tests.support.shards import write_index, write_json
 from tests.support.suites import run_suites
 from wids import testing
+from wids.columns.spec import parse_spec
 
 GUIDES = ".docs/guides"
 E2E = {
@@ -45,6 +46,7 @@ HERE = {
     f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part",
     f"{GUIDES}/mix.md#each-batch-from-one-source",
     f"{GUIDES}/mix.md#mix-datasets-in-stated-shares",
+    f"{GUIDES}/packs.md#pack-documents-into-sequences",
     f"{GUIDES}/quickstart.md#2-train",
     f"{GUIDES}/resume.md#fsdp-and-torchtitan",
     f"{GUIDES}/resume.md#resume-a-run-in-mid-epoch",
@@ -291,6 +293,21 @@ def test_batches_of_like_length(tmp_path, place):
     found = [[sample["__index__"] for sample in batch] for batch in names["loader"]]
     assert sorted(index for batch in found for index in batch) == [*range(30)]
     assert all(lengths[batch].max() * len(batch) <= 32_768 for batch in found)
+
+
+def test_packs(tmp_path):
+    """Lengths of a column, tokens of a member: each comes once, with its separator."""
+    with wids.ShardWriter(tmp_path / "train-%06d.tar") as writer:
+        for k in range(30):
+            writer.write({"__key__": f"{k:04d}", ".npy": 1 + np.arange(k), ".json": {"tokens": k}})
+    made.make_columns(tmp_path / "train.json", spec=parse_spec(jsons=[".json:tokens"]))
+    dataset = wids.ShardListDataset(tmp_path / "train.json")
+    names = {"wids": wids, "torch": torch, "dataset": dataset, "EOS": 0, "train_step": lambda batch: None}
+    found = execute(
+        only(f"{GUIDES}/packs.md#pack-documents-into-sequences"), {"num_workers=4": "num_workers=0"}, **names
+    )
+    tokens = [batch["input_ids"][batch["doc_ids"] >= 0] for batch in found["loader"]]
+    assert sorted(torch.cat(tokens).tolist()) == sorted(token for k in range(30) for token in range(k + 1))
 
 
 def test_workers_that_are_threads(tmp_path):

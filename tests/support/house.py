@@ -13,7 +13,18 @@ WIDS = ROOT / "wids"
 RINGS = ("core", "tools")
 # What PyTorch sees; all other modules beside the folders are doors of wings.
 FACE = frozenset(
-    ("__init__", "dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads", "errors", "events")
+    (
+        "__init__",
+        "dataset",
+        "samplers",
+        "batch_samplers",
+        "packs",
+        "mixtures",
+        "loaders",
+        "loader_threads",
+        "errors",
+        "events",
+    )
 )
 
 

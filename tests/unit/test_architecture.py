@@ -56,7 +56,7 @@ CORE = (
     ("collection",),
     ("prefetch",),
 )
-FACE = (("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "loader_threads"),)
+FACE = (("dataset", "samplers", "batch_samplers", "packs", "mixtures", "loaders", "loader_threads"),)
 WINGS = (
     ("hub",),
     ("jobs",),
@@ -74,6 +74,7 @@ TOOLS = (
 LAYERS = (("errors",), ("events",), *CORE, *FACE, *WINGS, *TOOLS)
 BESIDE = {
     "batch_samplers": {"samplers"},
+    "packs": {"samplers", "batch_samplers"},
     "loaders": {"samplers", "loader_threads"},
     "dataset": {"columns"},
 }
@@ -334,7 +335,7 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    faces = {"batch_samplers", "dataset", "lightning", "loader_threads", "loaders", "mixtures", "samplers"}
+    faces = {"batch_samplers", "dataset", "lightning", "loader_threads", "loaders", "mixtures", "packs", "samplers"}
     assert at_top == {f"{name}.py" for name in faces}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
@@ -396,6 +397,7 @@ def test_public_names():
         "DistributedChunkedSampler",
         "Mixture",
         "MixtureBatchSampler",
+        "PackSampler",
         "SampleDecoder",
         "ShardListDataset",
         "ShardListSampler",
@@ -408,6 +410,7 @@ def test_public_names():
         "events",
         "keep_most_recent_files",
         "mix",
+        "pack_collate",
         "register_decoder",
         "resumable",
         "rng",

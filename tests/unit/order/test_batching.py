@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import wids
 from tests.support.examples import examples
-from wids.core.order.batching import Block, fit_together, make_rule, most_of
+from wids.core.order.batch import BlockRows
+from wids.core.order.batching import fit_together, make_rule, most_of
 from wids.errors import InputError
 
 
@@ -21,7 +22,7 @@ def cut(lengths, *, lanes=1, **options):
     rows = len(lengths) // lanes
     samples = np.arange(rows * lanes).reshape(rows, lanes)
     where = {"seed": 1, "epoch": 0, "position": 0, "is_shuffled": True, "is_dropping": False}
-    block = Block(samples, rule, real=samples.size, **where)
+    block = rule.cut(BlockRows(samples, None, samples.size, **where))
     return [block.batch(number).samples.tolist() for number in range(len(block))], block
 
 

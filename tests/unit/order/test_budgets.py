@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import wids
 from tests.support.examples import examples
-from wids.core.order.batching import Block, make_rule
+from wids.core.order.batch import BlockRows
+from wids.core.order.batching import make_rule
 from wids.core.order.budgets import in_units, parse_limits
 from wids.core.order.layout import SamplerInterface
 from wids.errors import InputError, StateError
@@ -281,7 +282,7 @@ def test_rows_that_cost_nothing_are_shared_out():
     counts = np.array([0, 0, 0, 4] * 100)
     rule = make_rule(400, limits={"images": (counts, 40)})
     where = {"seed": 1, "epoch": 0, "position": 0, "is_shuffled": True, "is_dropping": False}
-    block = Block(np.arange(400).reshape(400, 1), rule, real=400, **where)
+    block = rule.cut(BlockRows(np.arange(400).reshape(400, 1), None, 400, **where))
     sizes = [len(block.batch(number).samples) for number in range(len(block))]
     assert sizes == [40] * 10
 

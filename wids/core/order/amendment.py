@@ -34,8 +34,8 @@ from wids.errors import InputError, StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.core.order.batch import CutBlock
     from wids.core.order.batch_epochs import BatchEpochs
-    from wids.core.order.batching import Block
     from wids.core.order.permutation import Indices
     from wids.core.order.rank_epochs import RankEpochs
 
@@ -187,12 +187,33 @@ def read_in_batches(epochs: BatchEpochs, place: EpochPosition) -> tuple[Indices,
     return more, np.concatenate(omitted), filling
 
 
-def _read_of(block: Block, count: int) -> tuple[Indices, Indices]:
-    """The positions of all samples in the first batches of a block, ascending, and their indices: (n,) each."""
+def _read_of(block: CutBlock, count: int) -> tuple[Indices, Indices]:
+    """The positions of all samples in the first batches of a block, ascending, and their indices: (n,) each.
+
+    Of documents that are cut, those whose pieces all lie there.
+    """
     batches = [block.batch(number) for number in range(count)]
     positions = np.concatenate([_NONE, *(batch.positions for batch in batches)])
+    samples = np.concatenate([_NONE, *(batch.samples for batch in batches)])
+    if batches and batches[0].pieces is not None:
+        positions, firsts = np.unique(positions, return_index=True)
+        later = [block.batch(number).positions for number in range(count, len(block))]
+        is_whole = ~np.isin(positions, np.concatenate([_NONE, *later]))
+        return positions[is_whole], samples[firsts][is_whole]
     order = np.argsort(positions, kind="stable")
-    return positions[order], np.concatenate([_NONE, *(batch.samples for batch in batches)])[order]
+    return positions[order], samples[order]
+
+
+def count_begun(epochs: BatchEpochs, place: EpochPosition) -> int:
+    """Number of the documents of which some pieces lie before a place, and some behind it."""
+    block = next(epochs.cut(place), None) if place.offset else None
+    if block is None:
+        return 0
+    count = min(place.offset, len(block))
+    batches = [block.batch(number) for number in range(count)]
+    if not batches or batches[0].pieces is None:
+        return 0
+    return len(set(np.concatenate([batch.positions for batch in batches]).tolist())) - len(_read_of(block, count)[0])
 
 
 # --- what is left

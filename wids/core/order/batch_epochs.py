@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from wids.core.files.lazy import Lazy
-from wids.core.order.batching import Batch, Block
+from wids.core.order.batch import Batch, BlockRows, CutBlock
 from wids.core.order.cursor import Run
 from wids.core.order.epoch import Plan
 from wids.core.order.lane import MAX_TOGETHER
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.core.order.epoch import MixedRange
     from wids.core.order.permutation import Indices
     from wids.core.order.rank_epochs import RankEpochs
@@ -70,14 +70,14 @@ class BatchEpochs:
     """
 
     lane_epochs: RankEpochs
-    rule: BatchRule
+    rule: Rule
     rows: int
     seed: int
     world: int = 1
     rank: int = 0
 
     @classmethod
-    def of(cls, epochs: RankEpochs, rule: BatchRule, *, seed: int, block: int | None = None) -> Self:
+    def of(cls, epochs: RankEpochs, rule: Rule, *, seed: int, block: int | None = None) -> Self:
         """The batches of a rank whose samples, without batches, are those of ``epochs``.
 
         Args:
@@ -89,7 +89,7 @@ class BatchEpochs:
         return cls(
             lane_epochs=msgspec.structs.replace(epochs, world=epochs.lanes, rank=0),
             rule=rule,
-            rows=block or min(rule.rows, epochs.plan.window_rows()),
+            rows=block or rule.block_rows(epochs.lanes, epochs.plan.window_rows()),
             seed=seed,
             world=epochs.world,
             rank=epochs.rank,
@@ -177,7 +177,7 @@ class BatchEpochs:
 
     def deal(self, place: EpochPosition, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
         """The batches of some ranks from a place to its epoch's end, a block at a time."""
-        end, last = place.position, None
+        end, total, recent = place.position, -place.offset, list[tuple[int, CutBlock]]()
         ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
         for block in self.cut(place, has_seeds=self.lane_epochs.has_seeds):
             end, chunks = block.position + block.size, []
@@ -185,20 +185,37 @@ class BatchEpochs:
                 numbers = range(ats[k], len(block), self.world)
                 dealt = [*held[k], *map(block.batch, numbers)]
                 ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
-                # The batch of a round that other ranks may not complete is held back: it may be left out.
-                is_whole = self.tail != "drop" or ats[k] <= rank
-                held[k], dealt = ([], dealt) if is_whole else (dealt[-1:], dealt[:-1])
+                # The batch of a round that other ranks may not complete is held back: see `_last_round`.
+                held[k], dealt = ([], dealt) if ats[k] <= rank else (dealt[-1:], dealt[:-1])
                 chunks.append(self._chunk(dealt, size=len(block), end=end))
-            last = block if len(block) else last
+            if len(block):
+                recent = [(first, one) for first, one in recent if first + len(one) > total + len(block) - self.world]
+                recent.append((total, block))
+            total += len(block)
             yield chunks
-        if last is None or self.tail == "drop":
-            return
-        # The last ranks have had one batch less, and are nearer to the end, where the ranks do not divide the batches.
-        late = [at < rank for at, rank in zip(ats, ranks, strict=True)]
-        if any(late):
-            rounds = [[last.batch(at % len(last))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]
-            filled = [[one._replace(fills=np.ones_like(one.fills)) for one in batches] for batches in rounds]
-            yield [self._chunk(batches, size=0, end=end) for batches in filled]
+        if self.tail != "drop" and total > 0 and total % self.world:
+            batches = self._last_round(recent, total)
+            yield [self._chunk([batches[rank]], size=0, end=end) for rank in ranks]
+
+    def _last_round(self, recent: list[tuple[int, CutBlock]], total: int) -> list[Batch]:
+        """A batch for each rank of the last batches of an epoch, which are fewer than the ranks.
+
+        Args:
+            recent: the last blocks, with the number of batches before each, counted from where the ranks began.
+            total: number of all batches.
+        """
+
+        def at(number: int) -> Batch:
+            first, block = next(one for one in reversed(recent) if one[0] <= number)
+            return block.batch((number - first) % len(block))
+
+        batches = [at(number) for number in range(total - total % self.world, total)]
+        split = self.rule.split(batches, self.world)
+        if split is not None:
+            return split
+        # The last ranks have had one batch less, and take batches of the last block once more.
+        again = [at(number) for number in range(total, total + self.world - len(batches))]
+        return [*batches, *(batch._replace(fills=np.ones_like(batch.fills)) for batch in again)]
 
     def _chunk(self, batches: list[Batch], *, size: int, end: int) -> BatchChunk:
         flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in batches)])
@@ -206,12 +223,12 @@ class BatchEpochs:
 
     def mark(self, batch: Batch) -> list[int]:
         """The indices of a batch as a loader takes them."""
-        samples, fills, seeds, _ = batch
+        samples, fills, seeds, _, pieces = batch
         words = None if seeds is None else seeds.tolist()
         is_valid = (~fills).tolist() if self.tail == "mask" else None
-        return list(mark(samples.tolist(), seeds=words, is_valid=is_valid))
+        return list(mark(samples.tolist(), seeds=words, is_valid=is_valid, pieces=pieces))
 
-    def cut(self, place: EpochPosition, *, has_seeds: bool = False) -> Iterator[Block]:
+    def cut(self, place: EpochPosition, *, has_seeds: bool = False) -> Iterator[CutBlock]:
         """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
         epochs = self.lane_epochs
         piece = min(self.rows * self.lanes, MAX_TOGETHER)  # each lane is read once for each of them
@@ -230,9 +247,8 @@ class BatchEpochs:
             taken = np.concatenate(parts, axis=1)
             taken, left = taken[:, : last - first], taken[:, last - first :]
             samples = taken[0]
-            yield Block(
+            rows = BlockRows(
                 samples.reshape(-1, self.lanes),
-                self.rule,
                 seeds=taken[1].reshape(-1, self.lanes) if has_seeds else None,
                 real=len(samples) if epochs.is_stream else len(epochs.plan) - first,
                 seed=self.seed,
@@ -241,6 +257,7 @@ class BatchEpochs:
                 is_shuffled=self._is_shuffled,
                 is_dropping=self.tail == "drop",
             )
+            yield self.rule.cut(rows)
 
     def _edges(self, place: EpochPosition) -> Iterator[tuple[int, int]]:
         """(first, last) position of each block from a place's on.
@@ -277,7 +294,8 @@ class BatchEpochs:
 
     def mixed_ranges(self, place: EpochPosition) -> list[MixedRange]:
         """The ranges of which a rank mixes chunks from a place on."""
-        return msgspec.structs.replace(self.lane_epochs, world=self.world).mixed_ranges(place, block=self.rows)
+        block = 0 if self.rule.keeps_order else self.rows
+        return msgspec.structs.replace(self.lane_epochs, world=self.world).mixed_ranges(place, block=block)
 
 
 class BatchRun(Run[BatchEpochs]):
@@ -316,7 +334,7 @@ class BatchRun(Run[BatchEpochs]):
                 break
             offset, position = offset - size, end
         else:  # ranks that are further may know the next blocks, which have no batch where all was left out
-            if offset >= (1 if self.epochs.rule.skips else self.epochs.lanes):
+            if offset >= (1 if self.epochs.rule.is_sparse else self.epochs.lanes):
                 for block in self.epochs.cut(EpochPosition(epoch, position)):
                     if not offset or offset < len(block):
                         break

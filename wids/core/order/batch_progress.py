@@ -16,24 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from wids import __version__
 from wids.core.order import cursor
-from wids.core.order.amendment import read_in_batches, read_samples
+from wids.core.order.amendment import count_begun, read_in_batches, read_samples
+from wids.core.order.batch import SAMPLERS
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.cursor import Chosen, Loaded
 from wids.core.order.identity import weights_of
 from wids.core.order.progress import EarlierReading, Progress, adopt_earlier, read_earlier
 from wids.core.order.state import MAX_POSITION, check_known, check_order, open_state, read_int
 from wids.errors import InputError, StateError
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.core.order.amendment import Earlier
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.core.order.cursor import Cursor
     from wids.core.order.progress import SampleProgress
     from wids.core.order.state import EpochPosition
 
-KIND, VERSION = "wids.batches", 1
+VERSION = 1
 
 
 class BatchProgress(Progress[BatchEpochs]):
@@ -45,7 +47,7 @@ class BatchProgress(Progress[BatchEpochs]):
         block: rows of a block; None: see `BatchEpochs.of`.
     """
 
-    def __init__(self, samples: SampleProgress, rule: BatchRule, block: int | None) -> None:
+    def __init__(self, samples: SampleProgress, rule: Rule, block: int | None) -> None:
         self._seen: Cursor | None = None
         self._samples, self._rule, self._block = samples, rule, block
         self._counts: dict[str, int] = {}
@@ -61,9 +63,10 @@ class BatchProgress(Progress[BatchEpochs]):
         now = self._samples.cursor
         if now is not self._seen:
             if isinstance(now, Loaded):
+                name = SAMPLERS[self._rule.kind].partition(".")[2]
                 raise StateError(
-                    "a state was loaded into the sampler under a BucketBatchSampler, and its place says nothing of "
-                    "batches; load the state of a BucketBatchSampler into that, or make a sampler without a state"
+                    f"a state was loaded into the sampler under a {name}, and its place says nothing of batches; load "
+                    f"the state of a {name} into that, or make a sampler without a state"
                 )
             self._seen = now
             if isinstance(now, Chosen):
@@ -118,7 +121,7 @@ class BatchProgress(Progress[BatchEpochs]):
     def state_at(self, epochs: BatchEpochs, place: EpochPosition) -> dict[str, Any]:
         """The state of a place."""
         return {
-            "kind": KIND,
+            "kind": self._rule.kind,
             "version": VERSION,
             "wids": __version__,
             "offset": place.offset,
@@ -138,7 +141,7 @@ class BatchProgress(Progress[BatchEpochs]):
 
     def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
-        state = parse_batches(state)
+        state = parse_batches(state, self._rule.kind)
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
         order = state["order"]
         if earlier is not None and not earlier.is_same:
@@ -188,13 +191,16 @@ class BatchProgress(Progress[BatchEpochs]):
             state,
             lambda count: self._rule.for_samples(count, earlier.read),
         )
+        if reading.begun:
+            logger.warning(
+                "the data have changed after pieces of %d document(s) were read; all of their tokens come again",
+                reading.begun,
+            )
         reading = reading._replace(place=reading.place._replace(yielded=yielded))
         return self._samples.amend(reading, earlier).place
 
 
-def read_earlier_batches(
-    then: SampleProgress, state: Mapping[str, Any], make: Callable[[int], BatchRule]
-) -> EarlierReading:
+def read_earlier_batches(then: SampleProgress, state: Mapping[str, Any], make: Callable[[int], Rule]) -> EarlierReading:
     """The reading of a state of batches.
 
     Args:
@@ -213,16 +219,20 @@ def read_earlier_batches(
     epochs = progress.epochs()
     more, omitted, filling = read_in_batches(epochs, place)
     read = read_samples(epochs.lane_epochs, place, more, omitted, filling)
-    return EarlierReading(then, place, read, epochs.is_over(place), len(more))
+    return EarlierReading(then, place, read, epochs.is_over(place), len(more), count_begun(epochs, place))
 
 
-def parse_batches(state: Any) -> Mapping[str, Any]:
+def parse_batches(state: Any, kind: str) -> Mapping[str, Any]:
     """A state of batches, whose parts are mappings.
+
+    Args:
+        state: any value.
+        kind: of the state; see `wids.core.order.batch.SAMPLERS`.
 
     Raises:
         StateError: it is another one, or damaged.
     """
-    opened = open_state(state, KIND, VERSION, "wids.BucketBatchSampler")
+    opened = open_state(state, kind, VERSION, SAMPLERS[kind])
     order = opened.get("order")
     if not isinstance(order, Mapping) or not all(isinstance(order.get(name), Mapping) for name in ("rule", "sampler")):
         raise StateError(f"the state's order is {order!r:.200}; it is damaged")

@@ -23,11 +23,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
 import numpy as np
 
+from wids.core.order.batch import BATCHES, Batch
 from wids.core.order.budgets import (
     MOST_INTEGER,
     MOST_TOKENS,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from wids.core.order.batch import BlockRows
     from wids.core.order.permutation import Indices
 
     Numbers = NDArray[Any]
@@ -91,6 +93,9 @@ class BatchRule:
         batch_size: as given.
         identity: all of this, as plain values for a state.
     """
+
+    kind: ClassVar[str] = BATCHES
+    keeps_order: ClassVar[bool] = False
 
     lengths: Numbers | None
     max_cost: float | None
@@ -172,10 +177,27 @@ class BatchRule:
         return Sums.of(limits, samples, most=most)
 
     @property
+    def is_sparse(self) -> bool:
+        """True if a block may have fewer batches than lanes."""
+        return self.skips
+
+    @property
     def rows(self) -> int:
         """Rows of a block that has enough to choose from."""
         steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
         return max(int(min(steps * self.per_batch, _MOST_ROWS)), _LEAST_LIMITED if self.limits else 1)
+
+    def block_rows(self, lanes: int, window_rows: int) -> int:
+        """Rows of a block; see `wids.core.order.batch.Rule`."""
+        del lanes
+        return min(self.rows, window_rows)
+
+    def cut(self, rows: BlockRows) -> Block:
+        """The batches of a block."""
+        return Block(rows, self)
+
+    def split(self, batches: Sequence[Batch], count: int) -> None:
+        """None: the batches of like length of a block's last round stay as they are."""
 
 
 def make_rule(
@@ -373,35 +395,12 @@ def _budget_for(length: float, count: int) -> float:
     return product if most_of(length, product) >= count else math.nextafter(product, math.inf)
 
 
-class Batch(NamedTuple):
-    """A batch: (m,) each.
-
-    Attributes:
-        samples: their indices.
-        fills: those of them that fill up the tail.
-        seeds: of the samples; None: they have none.
-        positions: of the samples in the epoch, all lanes together.
-    """
-
-    samples: Indices
-    fills: NDArray[np.bool_]
-    seeds: Indices | None
-    positions: Indices
-
-
 class Block:
     """A block of rows, cut.
 
     Args:
-        samples: (rows, lanes).
-        seeds: theirs, the same; None: they have none.
+        rows: the samples, and all else that batches depend on.
         rule: the bounds of a batch.
-        real: number of the samples, row by row, that are read for the first time; the others fill up the tail.
-        seed: the order of the steps is a function of it, the epoch and the position.
-        epoch: likewise.
-        position: of the block; likewise.
-        is_shuffled: False: the costliest step comes first.
-        is_dropping: batches that the lanes do not divide are left out; False: some come again.
 
     Attributes:
         position: of the block.
@@ -415,34 +414,23 @@ class Block:
     lanes: int
     steps: int
 
-    def __init__(
-        self,
-        samples: Indices,
-        rule: BatchRule,
-        *,
-        real: int,
-        seed: int,
-        epoch: int,
-        position: int,
-        is_shuffled: bool,
-        is_dropping: bool,
-        seeds: Indices | None = None,
-    ) -> None:
-        self._seeds, self._rule = seeds, rule
-        self._samples, self.position, self.size = samples, position, samples.size
+    def __init__(self, rows: BlockRows, rule: BatchRule) -> None:
+        samples = rows.samples
+        self._seeds, self._rule = rows.seeds, rule
+        self._samples, self.position, self.size = samples, rows.position, samples.size
         self.lanes = int(samples.shape[1])
-        self._real = real
+        self._real = rows.real
         self._lanes: dict[int, _LaneRows] = {}
         is_plain = rule.is_padded and rule.buckets is None and not rule.limits
-        self.steps, rows = _look_at_padded(rule, samples) if is_plain else self._look()
+        self.steps, count = _look_at_padded(rule, samples) if is_plain else self._look()
         while not rule.is_padded and not self._fits():
             self.steps += 1 + (self.steps // _STEPS if rule.limits else 0)
         self._dealt: list[tuple[int, Indices, bool]] | None = None
-        if rows < self.steps:
-            self._dealt = self._deal(is_dropping=is_dropping)
+        if count < self.steps:
+            self._dealt = self._deal(is_dropping=rows.is_dropping)
             self.steps = len(self._dealt) // self.lanes
-        where = {"seed": seed, "epoch": epoch, "stream": STEPS, "position": position}
-        self._order = permutation(self.steps, **where) if is_shuffled else np.arange(self.steps)
+        where = {"seed": rows.seed, "epoch": rows.epoch, "stream": STEPS, "position": rows.position}
+        self._order = permutation(self.steps, **where) if rows.is_shuffled else np.arange(self.steps)
         self._batches: dict[int, list[Indices]] = {}
 
     def __len__(self) -> int:

@@ -43,7 +43,8 @@ def weights_of(population: Population) -> Identity:
     if not isinstance(population, MixturePopulation):
         return {}
     changes = [[segment.position, dict(segment.weights), dict(segment.before)] for segment in population.segments]
-    return {"weights": {"own": population.weights, "from": changes}}
+    share = {} if population.means is None else {"share": "tokens"}
+    return {"weights": {"own": population.weights, "from": changes, **share}}
 
 
 def adopt_order(
@@ -91,6 +92,9 @@ def adopt_order(
     size = here["epoch_size"] or mixture.end
     if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
         raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
+    share = "samples" if mixture.means is None else "tokens"
+    if not is_reweighted and (there_share := _share_of(weights)) != share:
+        raise StateError(f"the state's weights are shares of {there_share}, and here they are shares of {share}")
     weights_now, segments = _parse_weights(weights, mixture.batch or lanes, None if is_reweighted else mixture.sizes)
     names = [name for name in {**weights_now, **mixture.weights} if weights_now.get(name) != mixture.weights.get(name)]
     if names and not is_reweighted:
@@ -131,12 +135,17 @@ def _common_sources(there: Identity, here: Identity) -> tuple[Identity, Identity
     return one, other
 
 
+def _share_of(weights: Any) -> str:
+    """The unit of which weights of a state are shares."""
+    return str(weights.get("share", "samples")) if isinstance(weights, Mapping) else "samples"
+
+
 def _parse_weights(
     weights: Any, each: int, sizes: Mapping[str, int] | None
 ) -> tuple[dict[str, float], tuple[WeightSegment, ...]]:
     if not isinstance(weights, Mapping):
         raise StateError(f"the state's weights are {weights!r:.200}, not a mapping; they are damaged")
-    check_known(weights, {"own", "from"}, "weights")
+    check_known(weights, {"own", "from", "share"}, "weights")
     try:
         weights_now = check_weights(weights["own"])
         segments = tuple(_parse_segment(segment, each, sizes) for segment in weights["from"])

@@ -1,9 +1,9 @@
 """Indices with marks: values that are known when a sample is chosen, and needed when it is read.
 
 ``tail="mask"`` says by them which samples an epoch has once, and which it repeats to make the ranks equal;
-``sample_seeds=True`` what a sample's randomness begins with. Such an index is an int in all respects, so any dataset
-takes it; it stays what it is through pickle, and through the subtraction by which `torch.utils.data.ConcatDataset`
-hands it on. A dataset puts `MarkedIndex.marks` into the sample.
+``sample_seeds=True`` what a sample's randomness begins with, a sampler of packs which piece of a document is meant.
+Such an index is an int in all respects, so any dataset takes it; it stays what it is through pickle, and through the
+subtraction by which `torch.utils.data.ConcatDataset` hands it on. A dataset puts `MarkedIndex.marks` into the sample.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.core.order.batch import Pieces
     from wids.core.order.permutation import Indices
 
 
@@ -90,8 +91,48 @@ class SeededIndex(MarkedIndex):
         return SeededIndex(index, self.seed, self.is_valid)  # type: ignore[arg-type]  # which it has
 
 
+class PieceIndex(MarkedIndex):
+    """A piece of a document that `wids.PackSampler` has put into a pack; with a seed and ``is_valid``, or not.
+
+    Attributes:
+        piece: the pack, counted from 0 in the batch; the first token, and one past the last; tokens of the document.
+    """
+
+    piece: tuple[int, int, int, int]
+
+    def __new__(
+        cls,
+        index: int,
+        piece: tuple[int, int, int, int],
+        seed: int | None = None,
+        is_valid: bool | None = None,  # noqa: FBT001 - `map` calls it
+    ) -> Self:
+        """Make an index with its marks; see `MarkedIndex`."""
+        self = super().__new__(cls, index)
+        self.piece, self.seed, self.is_valid = piece, seed, is_valid
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PieceIndex, (int(self), self.piece, self.seed, self.is_valid)
+
+    def marks(self) -> dict[str, Any]:
+        """The marks; see `MarkedIndex.marks`."""
+        pack, first, last, length = self.piece
+        marks: dict[str, Any] = {"__piece__": (first, last), "__pack__": pack, "__length__": length}
+        if self.is_valid is not None:
+            marks["__valid__"] = self.is_valid
+        return marks if self.seed is None else {**marks, "__seed__": self.seed}
+
+    def _at(self, index: int) -> PieceIndex:
+        return PieceIndex(index, self.piece, self.seed, self.is_valid)
+
+
 def mark(
-    indices: Iterable[int], *, seeds: Iterable[int] | None = None, is_valid: bool | Iterable[bool] | None = None
+    indices: Iterable[int],
+    *,
+    seeds: Iterable[int] | None = None,
+    is_valid: bool | Iterable[bool] | None = None,
+    pieces: Pieces | None = None,
 ) -> Iterator[int]:
     """Indices with these marks, each made when it is drawn; plain ones if none exist.
 
@@ -99,7 +140,13 @@ def mark(
         indices: plain ones.
         seeds: one for each index; those of an iterator that are not used stay in it. None: no ``__seed__``.
         is_valid: of all of them, or one for each; None: no ``__valid__``.
+        pieces: of the indices; None: each is of a whole sample.
     """
+    if pieces is not None:
+        words = repeat(None) if seeds is None else seeds
+        valid = repeat(is_valid) if is_valid is None or isinstance(is_valid, bool) else is_valid
+        numbers = zip(*(values.tolist() for values in pieces), strict=True)
+        return map(PieceIndex, indices, numbers, words, valid)
     if seeds is not None:
         each = repeat(is_valid) if is_valid is None or isinstance(is_valid, bool) else is_valid
         return map(SeededIndex, indices, seeds, each)

@@ -214,7 +214,9 @@ class MixturePopulation(Population):
         batch: likewise.
         sizes: name of a source -> number of its samples.
         weights: of the sources, as the mixture has them.
-        segments: the weights from each position on.
+        segments: the weights from each position on; they are shares of samples.
+        means: name of a source -> tokens of its samples, on average, where weights are shares of tokens; None: they are
+            shares of samples.
     """
 
     parts: Sequence[SourceSpan]
@@ -222,13 +224,32 @@ class MixturePopulation(Population):
     sizes: dict[str, int]
     weights: dict[str, float]
     segments: tuple[WeightSegment, ...]
+    means: Mapping[str, float] | None
 
     def __init__(self, parts: Sequence[SourceSpan], layout: Layout | None, *, batch: int | None = None) -> None:
         super().__init__(max((part.last for part in parts), default=0))
         self.parts, self._layout, self.batch = parts, layout, batch
         self.sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self.sizes)
-        self.segments = (WeightSegment(0, self.weights),)
+        self.means, self.segments = None, (WeightSegment(0, self.weights),)
+
+    def count_tokens(self, means: Mapping[str, float]) -> None:
+        """Let weights be shares of tokens, of so many in a sample of each source on average.
+
+        Raises:
+            InputError: weights have been changed already.
+        """
+        if len(self.segments) > 1 and means != self.means:
+            raise InputError("the weights were changed as shares of samples before; say share='tokens' first")
+        if means != self.means:
+            self.means = means
+            self.segments = (WeightSegment(0, self._in_samples(self.weights)),)
+
+    def _in_samples(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Weights as shares of samples."""
+        if self.means is None:
+            return dict(weights)
+        return {name: weight / self.means.get(name, 1.0) for name, weight in weights.items()}
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
@@ -279,7 +300,7 @@ class MixturePopulation(Population):
         now = [segment for segment in self.segments if segment.position <= position][-1]
         later = tuple(segment for segment in self.segments if segment.position > position)
         turns = now.count((position - now.position) // (self.batch or lanes))
-        first = () if position == 0 else (WeightSegment(0, self.weights),)
+        first = () if position == 0 else (WeightSegment(0, self._in_samples(self.weights)),)
         self.segments = (*first, WeightSegment(position, now.weights, turns), *later)
 
     def change(self, weights: Mapping[str, float], *, position: int, lanes: int) -> int:
@@ -295,7 +316,7 @@ class MixturePopulation(Population):
         first = -(-position // each) * each
         kept = [segment for segment in self.segments if segment.position <= first]
         before = {name: weight for name, weight in kept[-1].weights.items() if name in self.sizes}
-        changed = check_weights({**before, **weights}, self.sizes)
+        changed = check_weights({**before, **self._in_samples(weights)}, self.sizes)
         if changed != kept[-1].weights:
             turns = kept[-1].count((first - kept[-1].position) // each)
             kept = [segment for segment in kept if segment.position < first]

@@ -209,6 +209,7 @@ class EarlierReading(NamedTuple):
         read: by source; see `wids.core.order.amendment.read_samples`.
         is_over: nothing is left of the state's epoch.
         in_block: samples of the place's block that all ranks together have read.
+        begun: documents of which pieces were read, and which count as not read.
     """
 
     then: SampleProgress
@@ -216,6 +217,7 @@ class EarlierReading(NamedTuple):
     read: Mapping[str, Read]
     is_over: bool
     in_block: int = 0
+    begun: int = 0
 
 
 def read_earlier(then: SampleProgress, state: Any) -> EarlierReading:
@@ -383,6 +385,8 @@ class SampleProgress(Progress[RankEpochs]):
                 population = RangePopulation(*span)
         except ValueError as error:
             raise StateError(f"the state is not of the data that old= names: {error}") from error
+        if isinstance(population, MixturePopulation) and isinstance(now, MixturePopulation):
+            population.means = now.means  # the state has weights as shares of samples
         return SampleProgress(earlier.dataset, population, settings)
 
     def amend(self, reading: EarlierReading, earlier: Earlier) -> Loaded:
@@ -391,7 +395,7 @@ class SampleProgress(Progress[RankEpochs]):
         Raises:
             StateError: one of them is a mixture, and the other is none.
         """
-        then, place, read, is_over, in_block = reading
+        then, place, read, is_over, in_block, _ = reading
         now, settings = copy.copy(self.population), replace(self.settings, lanes=then.settings.lanes)
         settings = replace(settings, epoch_size=then.settings.epoch_size)
         if isinstance(now, MixturePopulation) and isinstance(then.population, MixturePopulation):

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wids.core.order.amendment import ONLY
-from wids.core.order.batch_progress import KIND, parse_batches, read_earlier_batches
+from wids.core.order.batch import PACKS, SAMPLERS
+from wids.core.order.batch_progress import parse_batches, read_earlier_batches
 from wids.core.order.batching import make_rule, name_sizes
 from wids.core.order.budgets import name_limit
 from wids.core.order.layout import mixed_parts
+from wids.core.order.packing import make_pack_rule
 from wids.core.order.population import MixturePopulation, RangePopulation, choose_population
 from wids.core.order.progress import SampleProgress, carry_sources, read_earlier
 from wids.core.order.settings import SamplerSettings
@@ -18,7 +20,7 @@ from wids.errors import StateError
 
 if TYPE_CHECKING:
     from wids.core.order.amendment import Earlier
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.core.order.epoch import Tail
     from wids.core.order.index_set import IndexSet
 
@@ -40,8 +42,9 @@ def find_unseen(now: Any, state: Any, earlier: Earlier, *, seed: int = 0, tail: 
             needed, and not known.
     """
     state = nested_state(state)
-    is_of_batches = isinstance(state, Mapping) and state.get("kind") == KIND
-    inner = parse_batches(state)["order"]["sampler"] if is_of_batches else state
+    kind = state.get("kind") if isinstance(state, Mapping) else None
+    is_of_batches = kind in SAMPLERS
+    inner = parse_batches(state, str(kind))["order"]["sampler"] if is_of_batches else state
     settings = _settings_of(inner, seed, tail)
     parts = mixed_parts(now)
     try:
@@ -50,7 +53,7 @@ def find_unseen(now: Any, state: Any, earlier: Earlier, *, seed: int = 0, tail: 
         raise StateError(f"the state does not fit the data of now: {error}") from error
     then = progress.earlier(inner, earlier)
     if is_of_batches:
-        reading = read_earlier_batches(then, state, lambda count: _rule_of(state["order"]["rule"], count, earlier))
+        reading = read_earlier_batches(then, state, lambda count: _rule_of(state, count, earlier))
     else:
         reading = read_earlier(then, inner)
     ours, theirs = progress.population, then.population
@@ -97,13 +100,17 @@ def _settings_of(state: Any, seed: int, tail: Tail) -> SamplerSettings:
         raise StateError(f"the state's settings are damaged ({error!r})") from error
 
 
-def _rule_of(rule: Mapping[str, Any], count: int, earlier: Earlier) -> BatchRule:
+def _rule_of(state: Mapping[str, Any], count: int, earlier: Earlier) -> Rule:
     """The rule of batches that a state was saved with.
 
     Raises:
         InputError: the lengths, buckets or limits' values of the earlier samples are not known, or do not fit.
             StateError: the state is damaged.
     """
+    rule = state["order"]["rule"]
+    if state["kind"] == PACKS:
+        bounds: Any = {name: rule.get(name) for name in ("pack_tokens", "cut", "separators", "batch_size", "too_long")}
+        return make_pack_rule(count, lengths=earlier.read("lengths"), **bounds)
     lengths, buckets = (earlier.read(name) if rule.get(name) else None for name in ("lengths", "buckets"))
     mosts = rule.get("limits") or {}
     if not isinstance(mosts, Mapping):

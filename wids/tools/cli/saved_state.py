@@ -191,10 +191,10 @@ def _load(path: str) -> Any:
 
 
 def _states_in(value: Any, depth: int) -> Iterator[Any]:
-    from wids.core.order import batch_progress
+    from wids.core.order.batch import SAMPLERS
 
     if isinstance(value, Mapping):
-        if value.get("kind") in (KIND, batch_progress.KIND):
+        if value.get("kind") in (KIND, *SAMPLERS):
             yield nested_state(value)
             return
         value = list(value.values())

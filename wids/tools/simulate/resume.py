@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.core.order.batch_progress import KIND, BatchProgress
+from wids.core.order.batch import BATCHES
+from wids.core.order.batch_progress import BatchProgress
 from wids.core.order.layout import mixed_parts
 from wids.core.order.population import choose_population
 from wids.core.order.progress import SampleProgress
@@ -57,7 +58,7 @@ class Resume(NamedTuple):
         population = choose_population(self.data, parts, settings, num_samples=span, weights=weights)
         settings = replace(population.set_size(settings), takes_lanes=True)
         samples = SampleProgress(self.data, population, settings)
-        is_of_batches = self.state.get("kind") == KIND
+        is_of_batches = self.state.get("kind") == BATCHES
         if is_of_batches != (rule is not None):
             what = "batches of like length; say their --lengths, --max-tokens" if is_of_batches else "a plain sampler"
             raise StateError(f"the state is of {what}")

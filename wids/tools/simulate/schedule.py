@@ -25,7 +25,8 @@ from wids.core.order.state import EpochPosition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wids.core.order.batching import Batch, BatchRule, Block
+    from wids.core.order.batch import Batch, CutBlock
+    from wids.core.order.batching import BatchRule
     from wids.core.order.epoch import EpochOrder, PassSpan
     from wids.core.order.layout import ShardCounts, SourceSpan
     from wids.core.order.mixture import MixturePlan
@@ -266,7 +267,7 @@ class BatchTimetable:
         self._starts, self._before = list[int](), [0]  # of the blocks: positions, and the batches before each and all
         first = epochs.first_place(epoch)
         self._uncut, self.done, self.is_whole = epochs.cut(first), first.position, False
-        self._last: tuple[int, Block] | None = None  # that was looked at: its number, and itself
+        self._last: tuple[int, CutBlock] | None = None  # that was looked at: its number, and itself
         self.go_on(on_block)
 
     def go_on(self, on_block: Callable[[int], object] = lambda _: None) -> None:
@@ -334,7 +335,7 @@ class BatchTimetable:
         place = EpochPosition(self.epoch, self._starts[at], offset=step * self.world - self._before[at])
         return next(batch for [chunk] in self.epochs.deal(place, [rank]) for batch in chunk.batches)
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> CutBlock:
         if self._last is None or self._last[0] != number:
             self._last = number, next(self.epochs.cut(EpochPosition(self.epoch, self._starts[number])))
         return self._last[1]
