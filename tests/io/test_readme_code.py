@@ -26,7 +26,6 @@ from tests.support.readmes import blocks
 from tests.support.shards import write_index, write_json
 from tests.support.suites import run_suites
 from wids import testing
-from wids.columns.spec import parse_spec
 
 GUIDES = ".docs/guides"
 E2E = {
@@ -300,7 +299,7 @@ def test_packs(tmp_path):
     with wids.ShardWriter(tmp_path / "train-%06d.tar") as writer:
         for k in range(30):
             writer.write({"__key__": f"{k:04d}", ".npy": 1 + np.arange(k), ".json": {"tokens": k}})
-    made.make_columns(tmp_path / "train.json", spec=parse_spec(jsons=[".json:tokens"]))
+    made.make_columns(tmp_path / "train.json", spec=made.parse_spec(jsons=[".json:tokens"]))
     dataset = wids.ShardListDataset(tmp_path / "train.json")
     names = {"wids": wids, "torch": torch, "dataset": dataset, "EOS": 0, "train_step": lambda batch: None}
     found = execute(
