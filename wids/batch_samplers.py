@@ -186,6 +186,7 @@ class BucketBatchSampler(BlockBatchSampler):
     """
 
     batch_size: int | Mapping[Any, int] | None
+    skipped: int
 
     @suggest_names
     def __init__(

@@ -74,6 +74,7 @@ class PackSampler(BlockBatchSampler):
 
     pack_tokens: int
     batch_size: int
+    skipped: int
 
     @suggest_names
     def __init__(
