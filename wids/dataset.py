@@ -13,6 +13,7 @@ import itertools
 import multiprocessing.context
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from multiprocessing import reduction
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import SamplerInterface
+from wids.core.order.layout import SamplerInterface, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
@@ -583,18 +584,28 @@ class ShardListDataset(Dataset[T_co]):
     def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
 
+        ``split(0.9, 0.1, by="patient")`` lets no patient's samples lie in two parts. The part of a value follows from a
+        hash of it, the shares and the seed, whatever other samples there are, so it stays when the dataset grows. The
+        hash is BLAKE2b of the value's text; equal numbers, such as 7 and 7.0, and the text "7" are one value. Shares
+        are those of the values, about; of the samples only where there are many values, none of most samples. A warning
+        names an empty part.
+
         Args:
             shares: of the samples, one for each part; scaled to add up to 1.
             by: ``"key"``: a hash of each sample's key decides its part: samples stay in their part when shards are
                 added, and equal keys are in one part (reads all member tables); ``"shard"``, the same with the shard's
-                name; ``"index"``: nothing is read, and parts change when shards are added.
+                name; ``"index"``: nothing is read, and parts change when shards are added. Otherwise the same with a
+                value of each sample, a text or a number: a column, an SQL expression over columns, or an array.
             seed: another one gives other parts. A part that is split again is split by other numbers.
 
         Raises:
-            InputError: bad shares.
+            InputError: bad shares; a sample has no value, or it is neither a text nor a number. QueryError,
+                ColumnsError, DependencyError: see `query`.
         """
-        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps)
-        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
+        read = partial(read_values, self, of="by")
+        parts = split(self._collection, self._keys(), shares, by=by, seed=seed, made_by=self._steps, read=read)
+        words = repr(by) if isinstance(by, str) else "values"
+        how = f"of split({', '.join(map(str, shares))}, by={words}, seed={seed})"
         whole = f"{len(self._collection):,}"
         return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
 

@@ -293,7 +293,7 @@ def split_index(
     checks.check_finite(header, "", place)
     is_view = shards.selection is not None
     ranges = parts([count for count in shards.lengths if count or not is_view])
-    checked = _name_parts(outputs, len(ranges))
+    checked = name_parts(outputs, len(ranges))
     files = [*map(ReplacedFile, checked)]
     earlier = [
         check_index_replaceable(
@@ -316,8 +316,12 @@ def split_index(
     return found
 
 
-def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
+def name_parts(outputs: Sequence[str], count: int) -> list[str]:
     """The absolute path of each part.
+
+    Args:
+        outputs: a path for each part, or one path with ``{}`` for the number of the part.
+        count: of the parts.
 
     Raises:
         InputError: the numbers of outputs and parts differ, two outputs are one file, or no shard has samples.

@@ -1,6 +1,7 @@
 """Parts of a dataset: chains of them against lists of Python, saved and opened, in samplers and workers."""
 
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
@@ -8,9 +9,11 @@ import pickle
 import random
 import shutil
 from collections import Counter
+from decimal import Decimal
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -23,10 +26,10 @@ from tests.support.servers import Server
 from tests.support.shards import serve, write_index, write_shards, write_tar
 from tests.support.tars import publish
 from wids.core.index import loading
-from wids.core.index.selection import Selection
+from wids.core.index.selection import Selection, hash_values
 from wids.core.index.view_file import pack_rows, unpack_rows
 from wids.core.transport import filesystems
-from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
+from wids.errors import ColumnsError, InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -305,8 +308,8 @@ def test_bad_splits(dataset):
             dataset.split(*shares)
     with pytest.raises(InputError, match="seed is 'x'; it is an integer"):
         dataset.split(1, 1, seed="x")
-    with pytest.raises(InputError, match="'key', 'shard' or 'index'"):
-        dataset.split(1, 1, by="row")
+    with pytest.raises(ColumnsError, match="columns create"):
+        dataset.split(1, 1, by="patient")
 
 
 def test_a_view_s_shards_are_not_changed(dataset):
@@ -749,3 +752,84 @@ def test_an_epoch_over_a_twentieth(web, shards, tmp_path, monkeypatch, choose, a
     assert sorted(seen) == [f"{i // ROWS:02d}{i % ROWS:02d}" for i in choose(len(dataset))]
     whole = sum(map(len, shards.values()))
     assert web.sent_bytes.total() < share * whole
+
+
+# --- parts by values
+
+
+def patients_of(rng, count):
+    """A text or a number for each sample, of some groups of very different sizes; a few of them by hand."""
+    kind = rng.choice(["text", "integer", "float", "object"])
+    groups = [rng.randrange(10**6) for _ in range(rng.choice([3, 20, 200]))]
+    values = [groups[int(len(groups) * rng.random() ** 2)] for _ in range(count)]
+    if kind == "text":
+        return [f"p{value}" for value in values]
+    if kind == "float":
+        return np.array(values) / 8
+    return np.array(values, rng.choice([np.int64, np.int32, object]) if kind == "integer" else object)
+
+
+@pytest.mark.parametrize("number", some(range(40)))
+def test_split_by_values(tmp_path, number):
+    """None lies in two parts, and no sample is lost; a dataset that grows keeps each sample in its part."""
+    rng = random.Random(number)
+    values = patients_of(rng, 120)
+    shares, seed = [rng.choice([1, 2, 8]) for _ in range(rng.randint(2, 4))], rng.randrange(5)
+    url = write_shards(tmp_path, (40, 40, 40))
+    whole = wids.ShardListDataset(url, transformations=[])
+    parts = whole.split(*shares, by=values, seed=seed)
+    assert sorted(chain.from_iterable(map(names, parts))) == sorted(names(whole))
+    by_name = dict(zip(names(whole), values, strict=True))
+    found = [{by_name[name] for name in names(part)} for part in parts]
+    assert all(a.isdisjoint(b) for k, a in enumerate(found) for b in found[:k])
+    old = whole.select(range(50)).split(*shares, by=values[:50], seed=seed)
+    for before, after in zip(old, parts, strict=True):
+        assert {*names(before)} <= {*names(after)}
+
+
+def test_shares_of_values_are_near():
+    """Of 20,000 values; the hash is the stated one, whatever the type of the column."""
+    values = np.arange(20_000)
+    draws = hash_values(values, 3)
+    edges = np.array([0.8, 0.9])
+    counts = np.bincount(np.searchsorted(edges, draws / 2.0**64, side="right"))
+    assert np.abs(counts / len(values) - [0.8, 0.1, 0.1]).max() < 0.01
+    digest = hashlib.blake2b(b"17", digest_size=8, key=(3).to_bytes(8, "little")).digest()
+    assert draws[17] == int.from_bytes(digest, "little")
+    for same in ([17], [17.0], ["17"], np.array([17], np.uint8), np.array([17, None], object)[:1], [Decimal("17.0")]):
+        assert hash_values(np.asarray(same), 3)[0] == draws[17]
+    assert hash_values(np.array([True, 1, 1.0], object), 0).tolist() == hash_values(np.array(["1"] * 3), 0).tolist()
+    assert hash_values(np.array([-0.0, 0.0]), 0).tolist() == hash_values(np.array(["0", "0"]), 0).tolist()
+    assert hash_values(np.array([0.1]), 0) == hash_values(np.array(["0.1"]), 0)
+    assert hash_values(np.array([2**64 - 1], np.uint64), 0) == hash_values(np.array([str(2**64 - 1)]), 0)
+    assert hash_values(np.array([17]), -1) == hash_values(np.array([17]), 2**64 - 1) != draws[17]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["a", None, "b", None], "by: 2 of 4 samples have no value, such as sample 1; leave them out first"),
+        (np.array([1.0, 2.0, np.nan, 4.0]), r"1 of 4 samples have no value, such as sample 2.*coalesce\(column, key\)"),
+        ([pd.NA, 1, 2, 3], "a NAType.*without missing ones"),
+        (np.ma.masked_array([1, 2, 3, 4], [0, 0, 0, 1]), "sample 3 is masked"),
+        (np.zeros(4, "M8[s]"), r"datetime64\[s\].*cast\(column as varchar\)"),
+        ([b"a", b"b", b"c", b"d"], "type"),
+        (np.array([[1], [2], None, 3], object), "unhashable|is a list"),
+        (np.zeros((4, 2)), r"shape \(4, 2\)"),
+        (np.zeros(4, complex), "complex128"),
+        ([1, 2, 3], "3 values for 4 samples"),
+    ],
+)
+def test_values_that_split_nothing(tmp_path, values, words):
+    """Missing ones, dates, lists, too few: each says what to do."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (4,)), transformations=[])
+    with pytest.raises(InputError, match=words):
+        dataset.split(0.9, 0.1, by=values)
+
+
+def test_an_empty_part_is_named(tmp_path, caplog):
+    """As each view without samples is."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (40,)), transformations=[])
+    assert [len(part) for part in dataset.split(0.5, 0.5, by=["one"] * 40)] == [0, 40]
+    words = "a view without samples: part 0 of split(0.5, 0.5, by=values, seed=0): 0 of 40"
+    assert [record.getMessage() for record in caplog.records] == [words]

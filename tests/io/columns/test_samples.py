@@ -82,6 +82,38 @@ def test_chains(index, tmp_path, seed):
     assert keys(opened.where("label = 1")) == [row["key"] for row in left if row["label"] == 1]
 
 
+def test_split_by_a_column(index, tmp_path):
+    """Of a view as of the dataset; by SQL over columns, by which missing values get one; and by a command."""
+    dataset = wids.ShardListDataset(index, transformations=[])
+    labels = {row["key"]: row["label"] for row in ROWS}
+    parts = dataset.split(0.5, 0.5, by="label", seed=1)
+    assert sorted(keys(parts[0]) + keys(parts[1])) == sorted(labels)
+    found = [{labels[key] for key in keys(part)} for part in parts]
+    assert found[0]
+    assert found[1]
+    assert found[0].isdisjoint(found[1])
+    of_a_view = dataset.where("label < 3").split(0.5, 0.5, by="label", seed=1)
+    assert [keys(part) for part in of_a_view] == [[key for key in keys(part) if labels[key] < 3] for part in parts]
+    by_text = dataset.split(0.5, 0.5, by="cast(label as varchar)", seed=1)
+    assert [keys(part) for part in by_text] == [keys(part) for part in parts]
+    with pytest.raises(InputError, match=r"by='tag': \d+ of 30 samples have no value.*coalesce\(column, key\)"):
+        dataset.split(0.5, 0.5, by="tag")
+    assert sum(map(len, dataset.split(0.5, 0.5, by="coalesce(tag, key)"))) == len(ROWS)
+    with pytest.raises(InputError, match="labl"):
+        dataset.split(0.5, 0.5, by="labl")
+    paths = [str(tmp_path / name) for name in ("train.json", "val.json")]
+    outputs = [word for path in paths for word in ("-o", path)]
+    text = run_ok("index", "split", index, "--fractions", "0.5,0.5", "--by", "label", "--seed", "1", *outputs)
+    assert [line.partition(": ")[2].partition(", ")[2] for line in text.splitlines()] == [
+        f"{len(part)} samples" for part in parts
+    ]
+    assert [keys(wids.ShardListDataset(path, transformations=[])) for path in paths] == [keys(part) for part in parts]
+    assert "part 0 of split(0.5, 0.5, by='label', seed=1)" in str(json.loads(Path(paths[0]).read_text())["made_by"])
+    for bad in (["--by", "label"], ["--by", "3", "--fractions", "0.5,0.5"], ["--by", "0"]):
+        assert "say how" in complaint("index", "split", index, *bad)
+    assert "--columns and --seed" in complaint("index", "split", index, "--by", "2", "--seed", "3")
+
+
 def test_nulls_are_counted(index, caplog):
     """Samples that a predicate leaves out because a column has no value; those for which it is false are no news."""
     dataset = wids.ShardListDataset(index, transformations=[])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from wids.core.collection import error_log
 from wids.core.files.nearest import name_nearest
 from wids.core.index.fingerprint import portable_names
-from wids.core.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
+from wids.core.index.selection import deal, hash_texts, hash_values, list_items, parse_indices, parse_shares, pick
 from wids.core.index.view_rows import SharedSelection
 from wids.core.order.permutation import SPLIT, random_words
 from wids.core.place import Place
@@ -20,7 +21,7 @@ from wids.errors import InputError, shown
 from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 # Indices as text.
 _SLICE = re.compile(r"-?\d+|(-?\d*(?::-?\d*){1,2})")
-SplitBy: TypeAlias = Literal["key", "shard", "index"]
+# "key", "shard", "index", a column, or SQL over columns; or a value for each sample.
+SplitBy: TypeAlias = str | Sequence[Any] | np.ndarray[Any, np.dtype[Any]]
 
 # The beginning of a step that made a part of a split.
 PART = "part "
@@ -144,7 +146,14 @@ def _meant(text: str, error: Exception) -> str:
 
 
 def split(
-    collection: ShardCollection, keys: Keys, shares: Sequence[float], *, by: SplitBy, seed: int, made_by: Sequence[str]
+    collection: ShardCollection,
+    keys: Keys,
+    shares: Sequence[float],
+    *,
+    by: SplitBy,
+    seed: int,
+    made_by: Sequence[str],
+    read: Callable[[SplitBy], npt.NDArray[Any]],
 ) -> list[Integers]:
     """The indices of each part of a split.
 
@@ -152,24 +161,43 @@ def split(
         collection: the samples to split.
         keys: of its samples; read only if they decide.
         shares: of the parts; they are scaled to add up to 1.
-        by: decides the part of a sample: its key, its shard's name, or its index alone.
+        by: decides the part of a sample: its key, its shard's name, its index alone, or its value.
         seed: an integer; another one gives another split.
         made_by: the steps that made the collection. A part of a split is split by other numbers than the whole was.
+        read: the values of all samples, if they decide: (nsamples,).
+
+    Raises:
+        InputError: bad shares; a sample has no value.
     """
     total, parts = len(collection), parse_shares(shares)
     if not isinstance(seed, Integral):
         raise InputError(f"seed is {seed!r:.60}; it is an integer")
     depth = sum(step.startswith(PART) for step in made_by)
-    if by == "index":
+    if not isinstance(by, str) or by not in ("index", "shard", "key"):
+        draws = _hash_values(by, read(by), total, seed, depth)
+    elif by == "index":
         draws = random_words(total, seed=seed, epoch=0, stream=SPLIT)
     elif by == "shard":
         names = hash_texts(portable_names(collection.shards.urls), seed, depth)
         draws = np.repeat(names, np.asarray(collection.lengths, np.int64))
-    elif by == "key":
-        draws = hash_texts(keys, seed, depth)
     else:
-        raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
+        draws = hash_texts(keys, seed, depth)
     return deal(parts, draws)
+
+
+def _hash_values(by: SplitBy, values: npt.NDArray[Any], total: int, seed: int, depth: int) -> npt.NDArray[np.uint64]:
+    """`hash_values` of as many values as there are samples.
+
+    Raises:
+        InputError: they are not, or have none.
+    """
+    name = f"by={by!r:.60}" if isinstance(by, str) else "by"
+    if len(values) != total:
+        raise InputError(f"{name}: {len(values):,} values for {total:,} samples", parameter="by")
+    try:
+        return hash_values(values, seed, depth)
+    except InputError as error:
+        raise InputError(f"{name}: {error}", parameter="by") from error
 
 
 def of_file(samples: Any) -> str:

@@ -7,7 +7,9 @@ rows has length 0.
 from __future__ import annotations
 
 import hashlib
+import math
 import numbers
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -227,8 +229,77 @@ def deal(parts: Sequence[float], draws: npt.NDArray[np.uint64]) -> list[Integers
     return [np.flatnonzero(at == k).astype(np.int64) for k in range(len(parts))]
 
 
+def hash_values(values: npt.NDArray[Any], seed: int, depth: int = 0) -> npt.NDArray[np.uint64]:
+    """A random number for each of n values, the same for equal ones: uint64, (n,).
+
+    It is that of the value's text (`hash_texts`): a text itself, the digits of a whole number, and the shortest text of
+    another float; so 7, 7.0 and "7" have the same, in whatever column.
+
+    Raises:
+        InputError: a value is missing, or is neither a text nor a number.
+    """
+    if values.ndim != 1:
+        raise InputError(f"each sample needs one text or number, and these have shape {values.shape}")
+    try:
+        distinct, numbers_of = _find_distinct(values)
+        texts = [_text_of(value) for value in distinct]
+    except TypeError as error:  # a list, a dict, a date, pandas' NA
+        raise InputError(
+            f"they are of type {values.dtype} ({error}), and a text or a number for each sample is needed, without "
+            'missing ones: in SQL, "cast(column as varchar)", "coalesce(column, key)"'
+        ) from error
+    if None in texts:
+        is_missing = np.array([text is None for text in texts])[numbers_of]
+        raise InputError(
+            f"{np.count_nonzero(is_missing):,} of {len(values):,} samples have no value, such as sample "
+            f'{int(np.argmax(is_missing))}; leave them out first (where("column is not null")), or give each a value: '
+            'in SQL, "coalesce(column, key)"'
+        )
+    return hash_texts(map(str, texts), seed, depth)[numbers_of]
+
+
+def _find_distinct(values: npt.NDArray[Any]) -> tuple[list[Any], Integers]:
+    """The distinct ones of n values, and the place there of each of the n: int64, (n,).
+
+    Raises:
+        TypeError: they are neither texts nor numbers, as far as their type says it.
+    """
+    if values.dtype.kind in "biuf":
+        distinct, numbers_of = np.unique(values, return_inverse=True)
+        return distinct.tolist(), numbers_of
+    if values.dtype.kind not in "UO":
+        raise TypeError("neither texts nor numbers")
+    places: dict[Any, int] = {}
+    numbers_of = np.array([places.setdefault(value, len(places)) for value in values.tolist()], np.int64)
+    return list(places), numbers_of
+
+
+def _text_of(value: Any) -> str | None:
+    """The text of a value that is hashed; None: it is missing.
+
+    Raises:
+        TypeError: it is neither a text nor a number.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return None
+    if isinstance(value, (numbers.Integral, np.bool_)):
+        return str(int(value))
+    if not isinstance(value, (numbers.Real, Decimal)):
+        raise TypeError(f"{value!r:.60} is a {type(value).__name__}")
+    number = float(value)
+    if math.isnan(number):
+        return None
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
 def hash_texts(texts: Iterable[str], seed: int, depth: int = 0) -> npt.NDArray[np.uint64]:
-    """A random number for each text, which depends only on the text, the seed and the depth: uint64."""
+    """A random number for each text, which depends only on the text, the seed and the depth: uint64.
+
+    It is the BLAKE2b digest of 8 bytes, little-endian, of the text in UTF-8. The key is the seed modulo 2**64, and the
+    depth unless it is 0, in 8 bytes each, little-endian.
+    """
     key = (seed % (1 << 64)).to_bytes(8, "little") + (depth.to_bytes(8, "little") if depth else b"")
     words = b"".join(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for text in texts

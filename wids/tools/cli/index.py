@@ -1,6 +1,6 @@
 """``wids index``: make the index of a dataset, keep it up to date, merge, split, move and compile it, pack its tables.
 
-This module is light; heavy ones are imported when a command runs, and torch never. The work is done by
+This module is light; heavy ones are imported when a command runs, torch by a split of values alone. The work is done by
 `wids.jobs.index_create`, `wids.jobs.index_edit` and `wids.jobs.index_tables`.
 """
 
@@ -30,7 +30,7 @@ from wids.tools.cli.format import (
     shown_path,
     shown_url,
 )
-from wids.tools.cli.options import GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
+from wids.tools.cli.options import CacheDir, Columns, GroupFlag, Json, Overwrite, RuleFlag, RunFlags, SessionFlag
 from wids.tools.cli.plain_help import App, examples
 from wids.tools.cli.progress import job_signals
 from wids.tools.cli.saved_state import SavedFlags, read_state
@@ -315,12 +315,20 @@ def merge_indexes(
     epilog=examples(
         "wids index split all.json --fractions 0.9,0.1 \\\n  -o train.json -o val.json",
         "wids index split all.json --by 100 -o 'part-{}.json'",
+        "wids index split all.json --fractions 0.9,0.1 \\\n  --by patient -o train.json -o val.json",
     ),
 )
 def split_index(
     index: _Index,
-    every: Annotated[
-        int | None, typer.Option("--by", min=1, metavar="N", help="N shards in each part.", show_default=False)
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="N|COLUMN",
+            help="N shards in each part. With --fractions: a column, or SQL over columns, whose equal values lie in "
+            "one part; parts are views then.",
+            show_default=False,
+        ),
     ] = None,
     fractions: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Fractions of the samples.", show_default=False)
@@ -331,15 +339,26 @@ def split_index(
             "-o", "--output", metavar="INDEX", help="One like part-{}.json, or one for each part; repeatable."
         ),
     ] = None,
+    seed: Annotated[int, typer.Option(help="Of a split by a column: another one gives other parts.")] = 0,
+    *,
+    columns: Columns = None,
+    cache_dir: CacheDir = "",
     overwrite: Overwrite = False,
     is_json: Json = False,
 ) -> None:
     """Split an index into several, by whole shards in their order; a view into views.
 
-    Of a view, the shards of which it has samples are counted.
+    Of a view, the shards of which it has samples are counted. By a column (or key, or shard), a hash of each value
+    decides its part, so that a patient's samples lie in one, also when samples are added; see `dataset.split`.
     """
-    if (every is None) == (fractions is None):
-        raise typer.BadParameter("say how: --by 100 (shards in each part), or --fractions 0.9,0.1 (of the samples)")
+    every = int(by) if by is not None and by.isdecimal() else None
+    if (every is None) == (fractions is None) or every == 0:
+        raise typer.BadParameter(
+            "say how: --by 100 (shards in each part), --fractions 0.9,0.1 (of the samples), or --fractions 0.9,0.1 "
+            "--by patient (a column: equal values stay together)"
+        )
+    if (by is None or every is not None) and (columns is not None or seed):
+        raise typer.BadParameter("--columns and --seed are for a split --by a column")
     from wids.core.index.writing import split_by_fractions, split_every, stem_of
     from wids.jobs import index_edit
 
@@ -349,7 +368,39 @@ def split_index(
         return split_every(len(nsamples), every or 1) if numbers is None else split_by_fractions(nsamples, numbers)
 
     names = outputs or [f"{stem_of(index)}-{{}}.json"]
+    if by is not None and numbers is not None:
+        written = _split_by(index, by, numbers, names, seed, columns, cache_dir, overwrite=overwrite)
+        _report_written(written, is_json=is_json)
+        return
     _report_written(index_edit.split_index(index, names, parts=parts, overwrite=overwrite), is_json=is_json)
+
+
+def _split_by(
+    index: str,
+    by: str,
+    fractions: list[float],
+    outputs: list[str],
+    seed: int,
+    columns: str | None,
+    cache_dir: str,
+    *,
+    overwrite: bool,
+) -> list[Merged]:
+    """Write a view for each part of a split by values."""
+    from wids.dataset import ShardListDataset
+    from wids.jobs.index_edit import Merged, name_parts
+
+    dataset = ShardListDataset(index, cache_dir=cache_dir or None, transformations=[], access="auto")
+    if columns is not None:
+        dataset = dataset.with_columns(fields=False, place=columns)
+    places = name_parts(outputs, len(fractions))
+    parts = dataset.split(*fractions, by=by, seed=seed)
+    for part, place in zip(parts, places, strict=True):
+        part.save(place, overwrite=overwrite)
+    shards = [sum(map(bool, part.lengths)) for part in parts]
+    return [
+        Merged(output=place, shards=k, samples=len(part)) for place, k, part in zip(places, shards, parts, strict=True)
+    ]
 
 
 @app.command("rebase", epilog=examples("wids index rebase train.json --base https://host/data"))
