@@ -220,6 +220,13 @@ def labelled(scene):
     run("index", "create", "train-0.tar", "-o", "train.json")
 
 
+def grouped(scene):
+    """Texts of ten patients, and columns."""
+    write_tar(scene / "all.tar", {f"{i}.json": b'{"patient": "p%d"}' % (i % 10) for i in range(30)})
+    run("index", "create", "all.tar", "-o", "all.json")
+    run("columns", "create", "all.json", "--json", ".json:patient")
+
+
 def to_opt_out(scene):
     """Shards with samples of people who opted out."""
     write_shards(scene, (100, 100, 100, 1))
@@ -255,6 +262,11 @@ SCENES = {
         labelled,
         0,
         ["20 rows", "label", "good.json: 15 of 20 samples"],
+    ),
+    ".docs/guides/filter.md#parts-without-common-groups": (
+        grouped,
+        0,
+        ["train.json: 1 shard, 27 samples", "val.json: 1 shard, 3 samples"],
     ),
     ".docs/guides/quickstart.md#1-install-and-pack-the-pictures": (photos, 0, ["100 samples in 1 shard", "(cat, dog)"]),
     ".docs/guides/shared-caches.md#fill-it-look-at-it-clean-it": (

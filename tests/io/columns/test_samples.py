@@ -101,7 +101,7 @@ def test_split_by_a_column(index, tmp_path):
     assert sum(map(len, dataset.split(0.5, 0.5, by="coalesce(tag, key)"))) == len(ROWS)
     with pytest.raises(InputError, match="labl"):
         dataset.split(0.5, 0.5, by="labl")
-    paths = [str(tmp_path / name) for name in ("train.json", "val.json")]
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
     outputs = [word for path in paths for word in ("-o", path)]
     text = run_ok("index", "split", index, "--fractions", "0.5,0.5", "--by", "label", "--seed", "1", *outputs)
     assert [line.partition(": ")[2].partition(", ")[2] for line in text.splitlines()] == [
@@ -110,8 +110,8 @@ def test_split_by_a_column(index, tmp_path):
     assert [keys(wids.ShardListDataset(path, transformations=[])) for path in paths] == [keys(part) for part in parts]
     assert "part 0 of split(0.5, 0.5, by='label', seed=1)" in str(json.loads(Path(paths[0]).read_text())["made_by"])
     for bad in (["--by", "label"], ["--by", "3", "--fractions", "0.5,0.5"], ["--by", "0"]):
-        assert "say how" in complaint("index", "split", index, *bad)
-    assert "--columns and --seed" in complaint("index", "split", index, "--by", "2", "--seed", "3")
+        assert "say how" in complaint(2, "index", "split", index, *bad)
+    assert "--columns and --seed" in complaint(2, "index", "split", index, "--by", "2", "--seed", "3")
 
 
 def test_nulls_are_counted(index, caplog):

@@ -339,7 +339,7 @@ def split_index(
             "-o", "--output", metavar="INDEX", help="One like part-{}.json, or one for each part; repeatable."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of a split by a column: another one gives other parts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of a split by a column: another one gives other parts.")] = 0,
     *,
     columns: Columns = None,
     cache_dir: CacheDir = "",
