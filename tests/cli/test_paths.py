@@ -82,8 +82,10 @@ LINES = [
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
     "index merge H/train.json H/other.json -o H/merged.json",
     "index split H/train.json --by 2 -o H/part-{}.json",
-    "index split H/train.json --fractions 1,1 --by cls --columns H/train.columns.parquet "
-    "-o H/g{}.json --cache-dir H/cache",
+    (
+        "index split H/train.json --fractions 1,1 --by cls --columns H/train.columns.parquet "
+        "-o H/g{}.json --cache-dir H/cache"
+    ),
     "index rebase H/train.json --base H -o H/rebased.json",
     "index convert H/train.json -o H/train.widsx",
     "index tables H/train.json -o H/train.tables",
