@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wids.errors import InputError
+from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -287,7 +287,7 @@ def _text_of(value: Any) -> str | None:
     if isinstance(value, (numbers.Integral, np.bool_)):
         return str(int(value))
     if not isinstance(value, (numbers.Real, Decimal)):
-        raise TypeError(f"{value!r:.60} is a {type(value).__name__}")
+        raise TypeError(f"{value!r:.60} is {a_kind(value)}")
     number = float(value)
     if math.isnan(number):
         return None
