@@ -4,6 +4,7 @@
     python benchmarks/batches.py --only ours,hf-group     two minutes
     python benchmarks/batches.py --quick --only ours      seconds; the figures are meaningless
     python benchmarks/batches.py --only ours --shard-samples 1000     our batches of shards of 1,000 samples
+    python benchmarks/batches.py --only ours --images 264 --cost sum  our batches under two budgets
 
 No data are read: a contender plans batches of 10^6 lognormal lengths (median 300), which may cost 32,768 padded tokens
 each. README.md beside this file explains the rows.
@@ -73,6 +74,12 @@ ROWS = {
     "uneven": ("ranks differ by batches", "{:,.0f}", 0),
     "shards": ("shards that a rank reads, of all", "{:.2f}", None),
 }
+# Likewise with --images, in place of the padding and the use of the budget.
+LIMITED = {
+    "fullest": ("largest share of a budget that a batch uses, mean", "{:.3f}", -0.9),
+    "images": ("mean images of a batch / their budget", "{:.3f}", None),
+    "most_images": ("most images of a batch / their budget", "{:.2f}", 1.0),
+}
 TIMES = {
     "first": ("first batch, s", "{:.2f}", 1),
     "rate": ("samples of a rank planned in a second", "{:,.0f}", 1),
@@ -88,16 +95,29 @@ class Bench:
 
     Attributes:
         scratch: a directory. job: the file that tells contenders what to plan. lengths: of all samples.
-        budget: of a batch. shard_samples: samples of a shard. interpreters: of the contenders. forks: of a quick run.
+        budget: of a batch. cost: padded or sum. images: of all samples. image_budget: of a batch; 0: none.
+        shard_samples: samples of a shard. interpreters: of the contenders. forks: of a quick run.
     """
 
     scratch: str
     job: str
     lengths: NDArray[Any]
     budget: int
+    cost: str
+    images: NDArray[Any]
+    image_budget: int
     shard_samples: int
     interpreters: dict[str, str]
     forks: ForkServer | None
+
+    @property
+    def rows(self) -> dict[str, tuple[str, str, float | None]]:
+        """The rows of the table; see `ROWS`."""
+        if not self.image_budget:
+            return ROWS
+        return {
+            key: (*row[:2], None if key in ("padding", "filled") else row[2]) for key, row in ROWS.items()
+        } | LIMITED
 
     def child(self, name: str) -> Child:
         """A new process of a contender."""
@@ -141,18 +161,29 @@ class Dealt:
         """Whether these are the same batches."""
         return np.array_equal(self.indices, other.indices) and np.array_equal(self.counts, other.counts)
 
-    def costs(self, lengths: NDArray[Any]) -> NDArray[Any]:
-        """What each batch costs, padded."""
+    def costs(self, lengths: NDArray[Any], cost: str = "padded") -> NDArray[Any]:
+        """What each batch costs."""
         starts = np.cumsum(self.counts) - self.counts
+        if cost == "sum":
+            return np.add.reduceat(lengths[self.indices], starts)
         return np.maximum.reduceat(lengths[self.indices], starts) * self.counts
 
 
 def judge(ranks: list[Dealt], bench: Bench) -> dict[str, float]:
     """The figures of an epoch."""
     lengths, budget, size = bench.lengths, bench.budget, bench.shard_samples
-    costs = [rank.costs(lengths) for rank in ranks]
+    costs = [rank.costs(lengths, bench.cost) for rank in ranks]
     steps = min(map(len, costs))
-    together = np.array([each[:steps] for each in costs])
+    shares, limited = [each / budget for each in costs], {}
+    if bench.image_budget:
+        images = [rank.costs(bench.images, "sum") / bench.image_budget for rank in ranks]
+        shares = [np.maximum(*both) for both in zip(shares, images, strict=True)]
+        limited = {
+            "fullest": float(np.concatenate(shares).mean()),
+            "images": float(np.concatenate(images).mean()),
+            "most_images": float(max(each.max() for each in images)),
+        }
+    together = np.array([each[:steps] for each in shares])
     times = np.bincount(np.concatenate([rank.indices for rank in ranks]), minlength=len(lengths))
     shards = -(-len(lengths) // size)
     return {
@@ -165,6 +196,7 @@ def judge(ranks: list[Dealt], bench: Bench) -> dict[str, float]:
         "uneven": max(map(len, costs)) - steps,
         "shards": float(np.mean([len(np.unique(rank.indices // size)) for rank in ranks]) / shards),
         "steps": steps,
+        **limited,
     }
 
 
@@ -224,11 +256,11 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict]:
     return found
 
 
-def verdicts(ours: dict) -> dict[str, bool]:
+def verdicts(ours: dict, rows: dict) -> dict[str, bool]:
     """What ours has to reach, and whether it does."""
     found = {}
     for world, figures in ours["ranks"].items():
-        for key, (title, _, target) in ROWS.items():
+        for key, (title, _, target) in rows.items():
             if target is not None:
                 sign = -1 if target < 0 else 1
                 words = f"{title}, {world} ranks, {'>=' if sign < 0 else '<='} {abs(target)}"
@@ -236,14 +268,14 @@ def verdicts(ours: dict) -> dict[str, bool]:
     return found | {f"resume, {key} ranks: exact": text == "exact" for key, text in ours["resume"].items()}
 
 
-def show(console: Console, found: dict[str, dict]) -> None:
+def show(console: Console, found: dict[str, dict], rows: dict) -> None:
     """Print the table."""
     table = Table(caption="medians of the rounds; batches are judged once")
     table.add_column("row")
     for name in found:
         table.add_column(name, justify="right")
     for world in WORLDS:
-        for key, (title, form, _) in ROWS.items():
+        for key, (title, form, _) in rows.items():
             table.add_row(
                 f"{title}, {world} ranks", *(form.format(each["ranks"][world][key]) for each in found.values())
             )
@@ -261,6 +293,8 @@ def main(
     only: Annotated[str, typer.Option(help="Contenders to run, separated by commas; all without it.")] = "",
     samples: Annotated[int, typer.Option(min=1, help="Lengths.")] = 1_000_000,
     shard_samples: Annotated[int, typer.Option(min=1, help="Samples of a shard, which ours looks at.")] = 10_000,
+    images: Annotated[int, typer.Option(min=0, help="The most images in a batch of ours; samples have 0 to 8.")] = 0,
+    cost: Annotated[str, typer.Option(help="What a batch of ours costs: padded, or sum.")] = "padded",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of what is timed.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Few lengths, one round: tests the benchmark only.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
@@ -283,7 +317,10 @@ def main(
     try:
         job = {"lengths": f"{scratch}/lengths.npy", "budget": budget, "shard_size": shard_samples, "formats": scratch}
         job["batch_size"] = int(budget // lengths.mean())
+        job |= {"images": f"{scratch}/images.npy", "image_budget": images, "cost": cost}
+        counts = np.random.default_rng(1).integers(0, 9, n)
         np.save(job["lengths"], lengths)
+        np.save(job["images"], counts)
         Path(scratch, "job.json").write_text(json.dumps(job), encoding="utf-8")
         with ForkServer() if quick else nullcontext() as forks:
             bench = Bench(
@@ -291,6 +328,9 @@ def main(
                 job=f"{scratch}/job.json",
                 lengths=lengths,
                 budget=budget,
+                cost=cost,
+                images=counts,
+                image_budget=images,
                 shard_samples=shard_samples,
                 interpreters=interpreters,
                 forks=forks,
@@ -298,7 +338,7 @@ def main(
             found = measure(bench, 1 if quick else rounds)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    targets = verdicts(found[OURS]) if OURS in found else {}
+    targets = verdicts(found[OURS], bench.rows) if OURS in found else {}
     about |= {
         "samples": n,
         "shard_samples": shard_samples,
@@ -309,7 +349,7 @@ def main(
     report.show_machine(console, {**about, "versions": {name: each["versions"] for name, each in found.items()}})
     for name, each in found.items():
         console.print(f"{name}: {each['settings']}", markup=False)
-    show(console, found)
+    show(console, found, bench.rows)
     for words, is_met in targets.items():
         console.print(f"{'met   ' if is_met else 'missed'} {words}")
     if quick:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from batch_worker import Planner, serve
 
 from wids import BucketBatchSampler, DistributedChunkedSampler  # which imports torch
@@ -26,13 +27,18 @@ class WidsPlanner(Planner):
     """Over a DistributedChunkedSampler."""
 
     packages = ("wids", "numpy")
-    settings = "BucketBatchSampler(DistributedChunkedSampler(dataset), lengths=array, max_tokens=budget)"
+    settings = "BucketBatchSampler(DistributedChunkedSampler(dataset), lengths=array, max_tokens=budget, limits=...)"
 
     def begin(self, rank: int, world: int, state: Any = None) -> Iterator[list[int]]:
         """See `Planner.begin`."""
         dataset = Shards(len(self.lengths), self.job["shard_size"])
         sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
-        self.batches = BucketBatchSampler(sampler, lengths=self.lengths, max_tokens=self.job["budget"])
+        limits = None
+        if self.job["image_budget"]:
+            limits = {"images": (np.load(self.job["images"]), self.job["image_budget"])}
+        self.batches = BucketBatchSampler(
+            sampler, lengths=self.lengths, max_tokens=self.job["budget"], cost=self.job["cost"], limits=limits
+        )
         if state is not None:
             self.batches.load_state_dict(state)
         return iter(self.batches)

@@ -28,7 +28,8 @@ class Planner:
     Attributes:
         packages: distributions whose versions are reported.
         settings: what it is used with, in words.
-        job: ``lengths`` (a file), ``budget``, ``shard_size``, ``batch_size``, ``formats`` (a directory for its files).
+        job: ``lengths`` (a file), ``budget``, ``shard_size``, ``batch_size``, ``formats`` (a directory for its files);
+            ``cost``, ``images`` (a file) and ``image_budget`` (0: none) are for those that know several budgets.
         lengths: of all samples: (n,).
     """
 

@@ -182,6 +182,15 @@ def test_batches_are_planned_and_judged(tmp_path):
     assert [target for target, is_met in told["targets"].items() if not is_met] == []
 
 
+def test_batches_under_two_budgets(tmp_path):
+    """`batches.py --images` judges both: neither is exceeded, and the fuller one is used to nine tenths."""
+    figures = tmp_path / "figures.json"
+    run_quick("batches.py", "--only", "ours", "--images", "264", "--cost", "sum", "--json", str(figures))
+    told = json.loads(figures.read_text())
+    assert {found["most_images"] <= 1 for found in told["contenders"]["ours"]["ranks"].values()} == {True}
+    assert [target for target, is_met in told["targets"].items() if not is_met] == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")
 def test_far_files_are_told():
     """`far.py --quick` mounts a file system, and reads all samples from it in both ways."""
