@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import wids
 from tests.support.examples import examples
 from wids.core.order.batch import BlockRows
-from wids.core.order.batching import fit_together, make_rule, most_of
+from wids.core.order.batching import make_rule
+from wids.core.order.budgets import most_of
 from wids.errors import InputError
 
 
@@ -73,10 +74,9 @@ def test_costs_are_compared_exactly(values, picks, cost, count, ulps, size):
 
 @given(st.lists(NUMBERS, min_size=1, max_size=40), st.floats(1, 1e6))
 def test_what_fits_together(lengths, share):
-    """The two comparisons that all others are made by, beside fractions."""
+    """The comparison of padded batches, beside fractions; that of sums is in test_budgets."""
     lengths = [float(length) for length in lengths]
     for budget in (math.fsum(lengths), sum(lengths), max(lengths) * share):
-        assert fit_together(lengths, budget) == (sum(map(Fraction, lengths)) <= Fraction(budget))
         count = most_of(lengths[0], budget)
         assert count >= 1 << 50 or Fraction(lengths[0]) * int(count) <= Fraction(budget)
         assert count >= 1 << 50 or Fraction(lengths[0]) * (int(count) + 1) > Fraction(budget)

@@ -9,9 +9,9 @@ which is the same in all lanes. Nothing is carried from one block to the next, s
 before it, and all samples of its rows are in it. Where so many samples are left out that a lane has fewer than K, the
 block's batches are dealt to the lanes anew, and fewer than there are lanes come again.
 
-A cost is compared with the budget exactly, as if lengths were fractions: `fit_together` for sums, `most_of` for padded
-batches. All else that is computed of lengths (equal costs, reports) is rounded. With limits, `wids.core.order.budgets`
-makes the batches of a lane.
+A cost is compared with the budget exactly, as if lengths were fractions: by `in_units` for sums, by `most_of` for
+padded batches. All else that is computed of lengths (equal costs, reports) is rounded. With limits,
+`wids.core.order.budgets` makes the batches of a lane.
 
 Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
 """
@@ -22,7 +22,7 @@ import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise, repeat, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -40,6 +40,7 @@ from wids.core.order.budgets import (
     Sums,
     check_count,
     deal,
+    in_units,
     make_limits,
     most_of,
     name_limit,
@@ -375,20 +376,6 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
     return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}
 
 
-def fit_together(lengths: Sequence[float], budget: float, *, batches: int = 1) -> bool:
-    """True if the sum of lengths is at most so many times a budget: exactly, in any order."""
-    return math.fsum(chain(lengths, repeat(-budget, batches))) <= 0  # rounded once, at the end, which keeps its sign
-
-
-def _fewest(lengths: Sequence[float], total: float, budget: float) -> int:
-    """The fewest batches that the sum of lengths takes; ``total`` is the sum, rounded."""
-    share = total / budget
-    nearest = max(round(share), 1)
-    if abs(share - nearest) > nearest * _ROUNDED:
-        return math.ceil(share)
-    return nearest + (not fit_together(lengths, budget, batches=nearest))
-
-
 def _budget_for(length: float, count: int) -> float:
     """The least budget, but for rounding, that so many samples of a length fit into."""
     product = length * count
@@ -628,11 +615,17 @@ class _BucketRows:
         self._most = len(rows) if rule.sizes is None else rule.sizes[bucket]
         # One batch of all of them costs no more than this.
         self._budget = _budget_for(self._lengths[0], len(rows)) if rule.max_cost is None else rule.max_cost
+        self._units: list[int] = []
+        self._limit: int | None = None  # the budget in units
         self._dealt: tuple[int, list[list[int]], float] | None = None
         if self._is_padded:
             self.fewest = len(self._runs(self._budget))
         else:
-            self.fewest = max(_fewest(self._lengths, self.total, self._budget), -(-len(rows) // self._most))
+            self.fewest = -(-len(rows) // self._most)
+            if rule.max_cost is not None:
+                units, self._limit = in_units(lengths[rows], rule.max_cost)
+                self._units = units.tolist()
+                self.fewest = max(self.fewest, -(-sum(self._units) // self._limit))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -640,9 +633,10 @@ class _BucketRows:
     def fits(self, count: int) -> bool:
         """True if the rows can be dealt to so many batches; to as many as there are rows, they can."""
         _, batches, most = self._deal(count)
-        if abs(most - self._budget) > self._budget * _ROUNDED:
-            return most < self._budget
-        return all(fit_together([self._lengths[i] for i in batch], self._budget) for batch in batches)
+        limit = self._limit
+        if limit is None or abs(most - self._budget) > self._budget * _ROUNDED:
+            return limit is None or most < self._budget
+        return all(sum(self._units[i] for i in batch) <= limit for batch in batches)
 
     def cut(self, count: int) -> list[tuple[float, int, Indices]]:
         """(cost, bucket, rows) of each of ``count`` batches, fewest <= count <= len."""
