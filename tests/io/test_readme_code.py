@@ -34,6 +34,7 @@ E2E = {
         "lightning.md#train-with-lightning",
         "hugging-face.md#the-trainer",
         "hugging-face.md#accelerate",
+        "mix.md#weights-from-losses",
         "resume.md#fabric",
     )
 }
