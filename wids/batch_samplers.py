@@ -101,16 +101,7 @@ class BlockBatchSampler(StatefulSampler[list[int]]):
         return self.__wids__().state(consumed if batches is None else batches)
 
     @suggest_names
-    def load_state_dict(
-        self,
-        state: Any,
-        *,
-        reweight: bool = False,
-        old: Any = None,
-        old_lengths: Any = None,
-        old_buckets: Any = None,
-        old_limits: Mapping[str, Any] | None = None,
-    ) -> None:
+    def load_state_dict(self, state: Any, *, reweight: bool = False, old: Any = None, old_lengths: Any = None) -> None:
         """Let the next iteration resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
 
         Args:
@@ -119,20 +110,29 @@ class BlockBatchSampler(StatefulSampler[list[int]]):
             old: as there: the dataset that the state was saved over.
             old_lengths: of each sample of ``old``, where ``lengths`` were no column; or the name of a column of it.
                 They are read if some batches of a block were, and with ``too_long="skip"`` or ``tail="drop"``.
-            old_buckets: likewise.
-            old_limits: likewise, the values of each limit, by its name.
 
         Raises:
             StateError: as there. InputError: values of ``old`` are needed, and not given.
         """
+        self._load_over(state, old, {"lengths": old_lengths}, is_reweighted=reweight)
+
+    def _load_over(
+        self,
+        state: Any,
+        old: Any,
+        said: Mapping[str, Any],
+        *,
+        is_reweighted: bool,
+        limits: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load a state; ``said`` are values of the samples of ``old`` that were given, by name."""
         earlier = None
         if old is not None:
             from wids.core.collection.changes import find_earlier, open_earlier
 
-            said = {"lengths": old_lengths, "buckets": old_buckets}
             values = {**self._columns, **{name: each for name, each in said.items() if each is not None}}
-            earlier = find_earlier(self.sampler.dataset, open_earlier(old), values=values, limits=old_limits)
-        self._load(state, is_reweighted=reweight, earlier=earlier)
+            earlier = find_earlier(self.sampler.dataset, open_earlier(old), values=values, limits=limits)
+        self._load(state, is_reweighted=is_reweighted, earlier=earlier)
 
     def _values(self, name: str, values: Any) -> Any:
         """One value for each sample: (nsamples,)."""
@@ -224,6 +224,33 @@ class BucketBatchSampler(BlockBatchSampler):
                 *(self.skipped, len(sampler.dataset), " or ".join(rule.name_budgets())),
             )
         self._cut_by(rule, block)
+
+    @suggest_names
+    def load_state_dict(
+        self,
+        state: Any,
+        *,
+        reweight: bool = False,
+        old: Any = None,
+        old_lengths: Any = None,
+        old_buckets: Any = None,
+        old_limits: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Let the next iteration resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
+
+        Args:
+            state: of `state_dict`.
+            reweight: as there.
+            old: as there: the dataset that the state was saved over.
+            old_lengths: as of `wids.PackSampler.load_state_dict`.
+            old_buckets: likewise.
+            old_limits: likewise, the values of each limit, by its name.
+
+        Raises:
+            StateError: as there. InputError: values of ``old`` are needed, and not given.
+        """
+        said = {"lengths": old_lengths, "buckets": old_buckets}
+        self._load_over(state, old, said, is_reweighted=reweight, limits=old_limits)
 
 
 class MixtureBatchSampler(Sampler[list[int]]):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import wids
 from tests.support.examples import some
+from wids.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Shard(NamedTuple):
@@ -482,3 +486,78 @@ def test_a_batch_size_of_a_bucket_that_the_earlier_data_have_not() -> None:
     read = {index for _ in range(3) for index in next(batches)}
     unseen = now.unseen(sampler.state_dict(), old=before, old_buckets=buckets)
     assert len(unseen) == 30 - len(read)
+
+
+# --- packs
+
+
+def tokens_of(batches: list[Any], now: Snapshot) -> Counter[Any]:
+    """How often each token, (sample, number), comes in the pieces that do not fill up the tail."""
+    counted = Counter[Any]()
+    for index in (index for batch in batches for index in batch if index.is_valid is not False):
+        _, first, last, _ = index.piece
+        counted.update((now.keys[int(index)], token) for token in range(first, last))
+    return counted
+
+
+def due_of(now: Snapshot, keys: Iterable[Any]) -> Counter[Any]:
+    """All tokens of these samples."""
+    lengths = dict(zip(now.keys, now.lengths(), strict=True))
+    return Counter({(key, token): 1 for key in keys for token in range(lengths[key])})
+
+
+@pytest.mark.parametrize("seed", some(range(300), every=10))
+def test_packs_go_on_over_changed_data(seed: int) -> None:
+    """Documents of which all tokens were read do not come again, all others come as a whole."""
+    rng = random.Random(f"{seed} packs")
+    data, job = Data(rng), Job(rng, kind="one", has_batches=False, tail=rng.choice(["pad", "mask"]))
+    rule = {"pack_tokens": rng.choice([9, 20]), "cut": rng.random() < 0.7, "block": rng.choice([None, 2, 5])}
+
+    def make(now: Snapshot, world: int) -> list[Any]:
+        return [wids.PackSampler(each, lengths=now.lengths(), **rule) for each in job.samplers(now, world)]
+
+    now, world = Snapshot.of(data), rng.randint(1, 4)
+    samplers, due = make(now, world), due_of(now, now.keys)
+    for _ in range(rng.randint(1, 3)):
+        left = len(samplers[0]) - samplers[0].state_dict()["yielded"]
+        steps, iterators = rng.randint(0, max(left - 1, 0)), [iter(each) for each in samplers]
+        due -= tokens_of([next(each) for _ in range(steps) for each in iterators], now)
+        state, then = state_of(samplers), now
+        data.change()
+        now, world = Snapshot.of(data), rng.randint(1, 4)
+        begun = {key for key, _ in due}
+        rest = [key for key in now.keys if key in begun or key not in then.keys]
+        if not rest:
+            return
+        unseen = now.dataset.unseen(state, old=then.dataset, old_lengths=then.lengths())
+        assert keys_of(unseen, data) == rest
+        samplers, again = make(now, world), make(now, world)
+        for each in (*samplers, *again):
+            each.load_state_dict(state, old=then.dataset, old_lengths=then.lengths())
+        came = tokens_of([batch for each in again for batch in each], now)
+        # Over the same samples, a state may be of the same data, and a document goes on where it was.
+        right = [due_of(now, rest), *([due] if now.keys == then.keys else [])]
+        again_at_most = 0 if job.tail == "mask" else world - 1 if rule["cut"] else 20 * world
+        due = next(each for each in right if came >= each and came.total() <= each.total() + again_at_most)
+
+
+def test_pieces_that_come_again_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A change in the middle of a document says how many documents are read anew."""
+    data = Data(random.Random(1))
+    now = Snapshot.of(data)
+    sampler = wids.PackSampler(wids.ChunkedSampler(now.dataset), lengths=now.lengths(), pack_tokens=1000)
+    assert len(list(sampler)) == 1
+    sampler = wids.PackSampler(wids.ChunkedSampler(now.dataset), lengths=now.lengths() + 9, pack_tokens=7)
+    iterator = iter(sampler)
+    next(iterator)
+    state = sampler.state_dict()
+    data.shards.append(data.make())
+    after = Snapshot.of(data)
+    again = wids.PackSampler(wids.ChunkedSampler(after.dataset), lengths=after.lengths() + 9, pack_tokens=7)
+    with pytest.raises(InputError, match="old_lengths"):
+        again.load_state_dict(state, old=now.dataset)
+    again.load_state_dict(state, old=now.dataset, old_lengths=now.lengths() + 9)
+    assert "after pieces of 1 document(s) were read" in caplog.text
+    other = wids.PackSampler(wids.ChunkedSampler(after.dataset), lengths=after.lengths() + 9, pack_tokens=8)
+    with pytest.raises(StateError, match="pack_tokens"):
+        other.load_state_dict(state, old=now.dataset, old_lengths=now.lengths() + 9)
