@@ -144,6 +144,17 @@ def test_batches_of_like_length(browser, server, index):
         assert values(page, "plot-lengths", "shortest to longest", "data-high") == longest
         assert values(page, "plot-samples", "samples") == [len(batch) for batch in ranks[0]]
         assert "lengths=bytes&max_tokens=300" in page.evaluate("location.search")
+        labels = ShardListDataset(index).read_column("label")
+        limits = {"label": int(labels.max()) * 2}
+        ranks = [batches_of(index, rank, lengths=sizes, max_tokens=300, limits=limits) for rank in range(2)]
+        page.fill('[name="limits"]', f"label={limits['label']}")
+        page.press('[name="limits"]', "Enter")
+        wait_for(page, 0, 0, ranks[0][0])
+        assert f"{labels[ranks[0][0]].sum()} of {limits['label']} label" in page.inner_text("#says")
+        shares = [
+            sum(100 * labels[batch].sum() / limits["label"] for batch in step) / 2 for step in zip(*ranks, strict=True)
+        ]
+        assert values(page, "plot-limits", f"label, of {limits['label']}") == pytest.approx(shares)
 
 
 def test_answers_that_take_long(browser, index, set_limits):

@@ -125,8 +125,8 @@ def show_batch(
     """Show which samples made up a batch: of which rank, at which step of which epoch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where the epoch
-    goes on over the changed data.
+    With --max-tokens, --limit or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where
+    the epoch goes on over the changed data.
     """
     world_size = schedule.world_size
     if rank is None and world_size > 1:
@@ -189,8 +189,8 @@ def show_readings(
     """Show when samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where the epoch
-    goes on over the changed data.
+    With --max-tokens, --limit or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where
+    the epoch goes on over the changed data.
     """
     from wids.tools.cli.look.listed import Listed
     from wids.tools.simulate.schedule import Timetable

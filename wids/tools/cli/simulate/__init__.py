@@ -47,9 +47,9 @@ def run_simulate(
     """Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.
 
     The order and the choice of what leaves a cache are those of the library; time is a model of nodes, links and
-    loaders. Of batches of like length (--max-tokens, --buckets) it says the padding and balance too. Exit code 1: the
-    ranks have different numbers of batches, which hangs distributed training. With --state: of the job that goes on
-    from it, with --old over data that have changed.
+    loaders. Of batches of like length (--max-tokens, --limit, --buckets) it says the padding and balance too. Exit code
+    1: the ranks have different numbers of batches, which hangs distributed training. With --state: of the job that
+    goes on from it, with --old over data that have changed.
     """
     from wids.tools.cli.simulate.report import build, show
 
