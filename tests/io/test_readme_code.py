@@ -44,6 +44,7 @@ HERE = {
     f"{GUIDES}/changed-data.md#data-that-change-in-mid-run",
     f"{GUIDES}/coming-from.md#coming-from-another-loader",
     f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part",
+    f"{GUIDES}/filter.md#parts-without-common-groups",
     f"{GUIDES}/mix.md#each-batch-from-one-source",
     f"{GUIDES}/mix.md#mix-datasets-in-stated-shares",
     f"{GUIDES}/packs.md#pack-documents-into-sequences",
@@ -563,6 +564,18 @@ def test_parts(tmp_path):
     found = execute(only(f"{GUIDES}/filter.md#filter-and-curate-train-on-a-part"), replaced, dataset=dataset, wids=wids)
     assert len(found["train"]) + len(found["test"]) == 80 - 2 > len(found["train"]) > len(found["test"])
     assert len(list(found["sampler"])) == len(wids.ShardListDataset("train-view.json")) == len(found["train"])
+
+
+def test_groups(tmp_path):
+    """None of the patients is in both parts; those without one are groups of their own."""
+    write_images(tmp_path)
+    patients = [f"p{k % 30}" for k in range(80)]
+    dataset = wids.ShardListDataset("train.json", transformations=[])
+    dataset = dataset.with_table({"index": list(range(80)), "patient": patients}, on="index")
+    found = execute(only(f"{GUIDES}/filter.md#parts-without-common-groups"), {}, dataset=dataset)
+    parts = dataset.split(0.9, 0.1, by="patient", seed=3)
+    assert [len(found["train"]), len(found["val"])] == [len(part) for part in parts]
+    assert not {*parts[0].read_column("patient")} & {*parts[1].read_column("patient")}
 
 
 def test_alternatives(tmp_path):
