@@ -192,12 +192,12 @@ def _read_of(block: CutBlock, count: int) -> tuple[Indices, Indices]:
 
     Of documents that are cut, those whose pieces all lie there.
     """
-    batches = [block.batch(number) for number in range(count)]
+    batches = block.batches(range(count))
     positions = np.concatenate([_NONE, *(batch.positions for batch in batches)])
     samples = np.concatenate([_NONE, *(batch.samples for batch in batches)])
     if batches and batches[0].pieces is not None:
         positions, firsts = np.unique(positions, return_index=True)
-        later = [block.batch(number).positions for number in range(count, len(block))]
+        later = [batch.positions for batch in block.batches(range(count, len(block)))]
         is_whole = ~np.isin(positions, np.concatenate([_NONE, *later]))
         return positions[is_whole], samples[firsts][is_whole]
     order = np.argsort(positions, kind="stable")
@@ -210,7 +210,7 @@ def count_begun(epochs: BatchEpochs, place: EpochPosition) -> int:
     if block is None:
         return 0
     count = min(place.offset, len(block))
-    batches = [block.batch(number) for number in range(count)]
+    batches = block.batches(range(count))
     if not batches or batches[0].pieces is None:
         return 0
     return len(set(np.concatenate([batch.positions for batch in batches]).tolist())) - len(_read_of(block, count)[0])

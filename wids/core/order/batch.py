@@ -60,7 +60,7 @@ class Pieces(NamedTuple):
     last: Indices
     lengths: Indices
 
-    def take(self, where: Indices) -> Pieces:
+    def take(self, where: Any) -> Pieces:
         """Some of them."""
         return Pieces(*(values[where] for values in self))
 
@@ -99,6 +99,9 @@ class CutBlock(Protocol):
 
     def batch(self, number: int) -> Batch:
         """Batch ``number`` of all lanes' (step by step)."""
+
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """Some of them."""
 
     def checksum(self) -> int:
         """CRC-32 of all values of samples that batches depend on."""

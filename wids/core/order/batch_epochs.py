@@ -183,7 +183,7 @@ class BatchEpochs:
             end, chunks = block.position + block.size, []
             for k, rank in enumerate(ranks):
                 numbers = range(ats[k], len(block), self.world)
-                dealt = [*held[k], *map(block.batch, numbers)]
+                dealt = [*held[k], *block.batches(numbers)]
                 ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
                 # The batch of a round that other ranks may not complete is held back: see `_last_round`.
                 held[k], dealt = ([], dealt) if ats[k] <= rank else (dealt[-1:], dealt[:-1])

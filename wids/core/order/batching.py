@@ -437,6 +437,10 @@ class Block:
         at = rows * self.lanes + lane
         return Batch(self._samples[rows, lane], (at >= self._real) | is_again, seeds, at + self.position)
 
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """Some of them."""
+        return [self.batch(number) for number in numbers]
+
     def checksum(self) -> int:
         """CRC-32 of the lengths, the limits' values and the buckets."""
         checksum, rule = crc32(self._rule.lengths_of(self._samples).astype("<f8").tobytes()), self._rule

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -273,47 +274,47 @@ class PackBlock:
 
     def batch(self, number: int) -> Batch:
         """Batch ``number`` of all lanes' (step by step)."""
+        return self.batches([number])[0]
+
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """Some of them."""
+        if not numbers:
+            return []
         if self._packed is not None:
-            at, packs = self._packed[number]
-            tokens = self._tokens(at)
-            return self._make(at, packs, np.zeros_like(at), tokens)
-        lo, hi = self._span(number)
-        return self._cut(lo, hi)
+            return [self._batch_of(*self._packed[number]) for number in numbers]
+        each, packs, at, first, last = _cut_at(self._ends, *self._spans(np.asarray(numbers)), self._rule.pack_tokens)
+        edges = np.searchsorted(each, np.arange(len(numbers) + 1)).tolist()
+        whole, pieces = self._make(at, packs, first, last)
+        return [_take(whole, slice(lo, hi), pieces.take(slice(lo, hi))) for lo, hi in pairwise(edges)]
 
     def checksum(self) -> int:
         """CRC-32 of the lengths."""
         return crc32(self._rule.lengths[self._samples].astype("<i8").tobytes())
 
-    def _tokens(self, at: Indices) -> Indices:
-        """Tokens of n documents of the block, separators included: (n,) -> (n,)."""
-        return self._ends[at] - np.where(at > 0, self._ends[at - 1], 0)
-
-    def _span(self, number: int) -> tuple[int, int]:
-        """The tokens of a batch that is cut, of the block's."""
+    def _spans(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """The first token of n batches that are cut, of the block's, and one past the last: (n,) -> (n,), (n,)."""
         if self._is_single:
-            return number, number + 1
-        step, lane = divmod(number, self.lanes)
-        first, last = (self._total * k // self.lanes for k in (lane, lane + 1))
+            return numbers, numbers + 1
+        steps, lanes = np.divmod(numbers, self.lanes)
+        edges = np.array([self._total * lane // self.lanes for lane in range(self.lanes + 1)])
+        first, last = edges[lanes], edges[lanes + 1]
         # The last batch is not next to empty: ranks may have to share it, and shares differ by a token.
         least = min(max(self._most // 2, 1), _LEAST)
-        end = max(min(first + self._most * (self._steps - 1), last - least), first)
-        return (
-            (end, last)
-            if step == self._steps - 1
-            else (first + step * self._most, min(first + (step + 1) * self._most, end))
-        )
+        end = np.maximum(np.minimum(first + self._most * (self._steps - 1), last - least), first)
+        is_last = steps == self._steps - 1
+        lo = first + steps * self._most
+        return np.where(is_last, end, lo), np.where(is_last, last, np.minimum(lo + self._most, end))
 
-    def _cut(self, lo: int, hi: int) -> Batch:
-        size = self._rule.pack_tokens
-        at, starts, stops = _cut_at(self._ends, lo, hi, size)
-        begins = self._ends[at] - self._tokens(at)
-        return self._make(at, (starts - lo) // size, starts - begins, stops - begins)
+    def _batch_of(self, at: Indices, packs: Indices) -> Batch:
+        """A batch of whole documents."""
+        tokens = self._ends[at] - np.where(at > 0, self._ends[at - 1], 0)
+        return self._make(at, packs, np.zeros_like(at), tokens)[0]
 
-    def _make(self, at: Indices, packs: Indices, first: Indices, last: Indices) -> Batch:
+    def _make(self, at: Indices, packs: Indices, first: Indices, last: Indices) -> tuple[Batch, Pieces]:
         samples, places = self._samples[at], self._places[at]
         seeds = None if self._rows.seeds is None else self._rows.seeds.reshape(-1)[places]
         pieces = Pieces(packs, first, last, self._rule.lengths[samples].astype(np.int64))
-        return Batch(samples, np.zeros(len(at), np.bool_), seeds, places + self.position, pieces)
+        return Batch(samples, np.zeros(len(at), np.bool_), seeds, places + self.position, pieces), pieces
 
     # --- best fit
 
@@ -348,20 +349,32 @@ class PackBlock:
         return batches
 
 
-def _cut_at(ends: Indices, lo: int, hi: int, size: int) -> tuple[Indices, Indices, Indices]:
-    """(document, first token, one past the last) of each piece of the tokens ``lo .. hi``, and packs of ``size``.
+def _cut_at(ends: Indices, lo: Indices, hi: Indices, size: int) -> tuple[Indices, Indices, Indices, Indices, Indices]:
+    """The pieces of batches: (batch, its pack, document, first token, one past the last) of each.
 
     Args:
         ends: of the documents, in tokens, ascending: (n,).
-        lo: the first token.
-        hi: one past the last; more than ``lo``.
+        lo: the first token of each batch: (nbatches,).
+        hi: one past its last; more than ``lo``.
         size: of a pack.
     """
-    first, last = np.searchsorted(ends, (lo, hi), side="right")
-    edges = np.sort(np.concatenate([np.arange(lo, hi, size), ends[first:last]]))
-    starts = edges[np.append(True, np.diff(edges) > 0)]
-    starts = starts[starts < hi]
-    return np.searchsorted(ends, starts, side="right"), starts, np.append(starts[1:], hi)
+    batches, packs = _count_in(-((lo - hi) // size))
+    starts = lo[batches] + packs * size
+    stops = np.minimum(starts + size, hi[batches])
+    first = np.searchsorted(ends, starts, side="right")
+    pack, at = _count_in(np.searchsorted(ends, stops, side="left") - first + 1)
+    at += first[pack]
+    begins = np.where(at > 0, ends[at - 1], 0)
+    lows, highs = np.maximum(starts[pack], begins), np.minimum(stops[pack], ends[at])
+    if not (is_piece := highs > lows).all():  # documents without a token
+        pack, at, begins, lows, highs = (values[is_piece] for values in (pack, at, begins, lows, highs))
+    return batches[pack], packs[pack], at, lows - begins, highs - begins
+
+
+def _count_in(counts: Indices) -> tuple[Indices, Indices]:
+    """(its group, its number in the group) of each member of n groups of so many members: (n,) -> (nmembers,) each."""
+    groups = np.repeat(np.arange(len(counts)), counts)
+    return groups, np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _best_fit(tokens: Indices, size: int) -> list[list[int]]:
@@ -430,13 +443,14 @@ def _split_tokens(batches: Sequence[Batch], count: int, size: int) -> list[Batch
     whole, pieces = _join(batches)
     ends = np.cumsum(pieces.last - pieces.first)
     total = int(ends[-1])
+    edges = np.array([total * k // min(count, total) for k in range(min(count, total) + 1)])
+    each, packs, at, first, last = _cut_at(ends, edges[:-1], edges[1:], size)
     split: list[Batch] = []
     for k in range(min(count, total)):
-        lo, hi = (total * edge // min(count, total) for edge in (k, k + 1))
-        at, starts, stops = _cut_at(ends, lo, hi, size)
-        offsets = pieces.last[at] - ends[at]
-        made = Pieces((starts - lo) // size, starts + offsets, stops + offsets, pieces.lengths[at])
-        split.append(_take(whole, at, made))
+        some = each == k
+        where, before = at[some], pieces.first[at[some]]
+        made = Pieces(packs[some], first[some] + before, last[some] + before, pieces.lengths[where])
+        split.append(_take(whole, where, made))
     return split + [split[-1]._replace(fills=np.ones_like(split[-1].fills))] * (count - len(split))
 
 
