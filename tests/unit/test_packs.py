@@ -17,7 +17,7 @@ import wids
 from tests.support.examples import some
 from wids.core.order.layout import SamplerInterface
 from wids.core.order.mask import PieceIndex
-from wids.core.order.packing import make_pack_rule
+from wids.core.order.packing import PackBlock, make_pack_rule
 from wids.errors import InputError, StateError
 
 
@@ -314,6 +314,30 @@ def test_states():
     packs.sampler.load_state_dict(packs.sampler.state_dict())
     with pytest.raises(StateError, match="under a PackSampler"):
         packs.state_dict()
+
+
+def test_a_block_is_cut_once(monkeypatch):
+    """A resume cuts the block of its state once, as all states of a run do; a copy, or another order, cuts it anew."""
+    packs = make(block=300)
+    batches = list(packs)
+    state = packs.state_dict(batches=2)
+    again, expected = make(block=300), [[(int(index), index.piece) for index in batch] for batch in batches[2:]]
+    cuts, rule = [], again.__wids__()._rule
+    monkeypatch.setattr(type(rule), "cut", lambda self, rows: cuts.append(rows) or PackBlock(rows, self))
+    again.load_state_dict(state)
+    copied = pickle.loads(pickle.dumps(again))
+    iterator = iter(again)
+    read = [next(iterator)]
+    assert len(cuts) == 1
+    assert [again.state_dict()["offset"] for _ in range(3)] == [3, 3, 3]
+    assert len(cuts) == 2
+    read += iterator
+    assert [[(int(index), index.piece) for index in batch] for batch in read] == expected
+    assert [[(int(index), index.piece) for index in batch] for batch in copied] == expected
+    assert len(cuts) == 4  # two of the copy: one to see if its epoch is over
+    again.load_state_dict(state)
+    again.sampler.sample_seeds = True
+    assert next(iter(again))[0].seed is not None
 
 
 def test_copies_and_pickles():

@@ -12,8 +12,8 @@ ranks together have had; blocks before it need not be known. Pure.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from itertools import count, pairwise
+from dataclasses import dataclass, field
+from itertools import count, islice, pairwise
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,6 +67,8 @@ class BatchEpochs:
         seed: of the order of steps.
         world: number of ranks that read the batches.
         rank: the number of this one.
+        known: the block of a state that was loaded, until it is dealt, by its epoch and position.
+        checksums: number of batches and checksum of the block that was asked for last, likewise.
     """
 
     lane_epochs: RankEpochs
@@ -75,6 +77,8 @@ class BatchEpochs:
     seed: int
     world: int = 1
     rank: int = 0
+    known: dict[tuple[int, int], CutBlock] = field(default_factory=dict)
+    checksums: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, epochs: RankEpochs, rule: Rule, *, seed: int, block: int | None = None) -> Self:
@@ -164,12 +168,22 @@ class BatchEpochs:
         """
         if not place.offset:
             return None
-        block = next(self.cut(place), None)
-        if block is None:
-            return 0
-        if place.offset >= len(block):
-            raise StateError(f"the state is at {place}, in a block of {len(block)} batches; it is damaged")
-        return block.checksum()
+        key = place.epoch, place.position
+        if (last := self.checksums.get(key)) is None:
+            if (block := next(self.cut(place), None)) is None:
+                return 0
+            last = len(block), block.checksum()
+            self.checksums.clear()
+            self.checksums[key] = last
+        size, checksum = last
+        if place.offset >= size:
+            raise StateError(f"the state is at {place}, in a block of {size} batches; it is damaged")
+        return checksum
+
+    def keep(self, place: EpochPosition) -> None:
+        """Keep the block that begins at a place, until it is dealt: to cut it may take long."""
+        for block in islice(self.cut(place, has_seeds=self.lane_epochs.has_seeds), 1):
+            self.known[place.epoch, place.position] = block
 
     def begin(self, place: EpochPosition) -> BatchRun:
         """An iteration from a place to the end of its epoch."""
@@ -180,6 +194,7 @@ class BatchEpochs:
         end, total, recent = place.position, -place.offset, list[tuple[int, CutBlock]]()
         ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
         for block in self.cut(place, has_seeds=self.lane_epochs.has_seeds):
+            self.known.clear()
             end, chunks = block.position + block.size, []
             for k, rank in enumerate(ranks):
                 numbers = range(ats[k], len(block), self.world)
@@ -230,6 +245,11 @@ class BatchEpochs:
 
     def cut(self, place: EpochPosition, *, has_seeds: bool = False) -> Iterator[CutBlock]:
         """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
+        known = self.known.get((place.epoch, place.position))
+        if known is not None:
+            place = place._replace(position=place.position + known.size)
+            yield known
+            del known
         epochs = self.lane_epochs
         piece = min(self.rows * self.lanes, MAX_TOGETHER)  # each lane is read once for each of them
         pieces = epochs.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds, piece=piece)

@@ -12,6 +12,7 @@ The state of batches holds that of the samples at the beginning of a block::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wids import __version__
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.core.order.amendment import Earlier
-    from wids.core.order.batch import Rule
+    from wids.core.order.batch import CutBlock, Rule
     from wids.core.order.cursor import Cursor
     from wids.core.order.progress import SampleProgress
     from wids.core.order.state import EpochPosition
@@ -51,7 +52,12 @@ class BatchProgress(Progress[BatchEpochs]):
         self._seen: Cursor | None = None
         self._samples, self._rule, self._block = samples, rule, block
         self._counts: dict[str, int] = {}
+        # The order of the state that was loaded last, and its block (`BatchEpochs.known`).
+        self._kept: tuple[Any, dict[tuple[int, int], CutBlock]] = None, {}
         super().__init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": (None, {})}
 
     @property
     def cursor(self) -> Cursor:
@@ -100,7 +106,13 @@ class BatchProgress(Progress[BatchEpochs]):
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
                 "for all ranks together: use num_samples, a view, or epoch_size"
             )
-        return BatchEpochs.of(epochs, self._rule, seed=self._samples.settings.seed, block=self._block)
+        made = BatchEpochs.of(epochs, self._rule, seed=self._samples.settings.seed, block=self._block)
+        order, known = self._kept
+        return replace(made, known=known) if known and order == self._order(made) else made
+
+    def _order(self, epochs: BatchEpochs) -> Any:
+        """Everything that a block depends on, but for weights."""
+        return self.identity(epochs), epochs.lanes, epochs.tail, epochs.lane_epochs.has_seeds
 
     def count(self) -> int:
         """Length of the present epoch; the whole epoch is cut, once."""
@@ -141,6 +153,7 @@ class BatchProgress(Progress[BatchEpochs]):
 
     def adopt(self, state: Any, *, is_reweighted: bool = False, earlier: Earlier | None = None) -> Loaded:
         """Read a state; see `Progress.adopt`."""
+        self._kept = None, {}
         state = parse_batches(state, self._rule.kind)
         offset, yielded = (read_int(state, name, minimum=0, maximum=MAX_POSITION) for name in ("offset", "yielded"))
         order = state["order"]
@@ -168,6 +181,9 @@ class BatchProgress(Progress[BatchEpochs]):
                 end = {**order["sampler"], "position": epochs.decided(place)}
                 self._samples.adopt(end, is_reweighted=True)
                 epochs = self.epochs()
+            if offset:
+                epochs.keep(place)
+                self._kept = self._order(epochs), epochs.known
             if offset and epochs.checksum(place) != state.get("block"):
                 raise StateError(
                     "the lengths, limits or buckets of the samples at the state's position have changed since it was "
