@@ -40,6 +40,7 @@ E2E = {
 }
 HERE = {
     f"{GUIDES}/batches.md#batch-by-length-or-shape",
+    f"{GUIDES}/batches.md#tokens-and-images",
     f"{GUIDES}/changed-data.md#appending-while-training",
     f"{GUIDES}/changed-data.md#data-that-change-in-mid-run",
     f"{GUIDES}/coming-from.md#coming-from-another-loader",
@@ -67,6 +68,7 @@ HERE = {
     "wids/core/order/README.md#batches-of-like-length",
     "wids/core/order/README.md#exact-evaluation",
     "wids/core/order/README.md#mixtures",
+    "wids/core/order/README.md#several-budgets",
     "wids/core/order/README.md#the-order-for-any-dataset",
     "wids/core/order/README.md#weights-of-samples",
     "wids/tools/serve/README.md#in-a-notebook",
@@ -270,6 +272,26 @@ def test_weights_of_samples(tmp_path):
     counts = np.bincount(np.unique(names["labels"], return_inverse=True)[1][list(names["sampler"])])
     assert sum(counts) == 100_000
     assert max(counts) - min(counts) <= len(dataset)
+
+
+@pytest.mark.parametrize(
+    "place", ["wids/core/order/README.md#several-budgets", f"{GUIDES}/batches.md#tokens-and-images"]
+)
+def test_several_budgets(tmp_path, place):
+    """All samples come, in batches within each budget."""
+    write_images(tmp_path)
+    numbers, rng = np.arange(80), np.random.default_rng(0)
+    table = {name: rng.integers(1, most, 80) for name, most in (("tokens", 3000), ("images", 9), ("width", 900))}
+    dataset = wids.ShardListDataset("train.json", transformations=[])
+    dataset = dataset.with_table({"index": numbers, **table, "height": table["width"]}, on="index")
+    crops = np.ceil(table["width"] / 448) ** 2
+    sampler = wids.ChunkedSampler(dataset)
+    batches = list(execute(only(place), {}, wids=wids, sampler=sampler, crops=crops)["batches"])
+    assert sorted(index for batch in batches for index in batch) == numbers.tolist()
+    for batch in batches:
+        assert table["tokens"][batch].max() * len(batch) <= 8192
+        assert table["images"][batch].sum() <= 16
+        assert crops[batch].sum() <= 125
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.clocks import threads_named, wait_until
-from wids.core.order import batch_epochs
+from wids.core.order import batching
 from wids.core.prefetch import distance
 from wids.core.prefetch.ahead import SharedBlocks
 
@@ -164,13 +164,13 @@ def test_a_forked_child_goes_on_by_itself():
 
 def test_batches_are_planned_once(server, tmp_path, monkeypatch):
     """By the prefetcher or the loop, for it takes long; and what is prefetched is what is read."""
-    planned, real = [], batch_epochs.Block
+    planned, real = [], batching.Block
 
-    def note(*args, **options):
-        planned.append(options["position"])
-        return real(*args, **options)
+    def note(rows, rule):
+        planned.append(rows.position)
+        return real(rows, rule)
 
-    monkeypatch.setattr(batch_epochs, "Block", note)
+    monkeypatch.setattr(batching, "Block", note)
     rows, tags = 40, "abcdef"
     listed = [
         {"url": server.add(f"/{tag}.tar", shards.shard(tag, rows)), "nsamples": rows, "dataset": "d"} for tag in tags
