@@ -107,6 +107,7 @@ class PackSampler(BlockBatchSampler):
             separators=separators,
             batch_size=batch_size,
             too_long=too_long,
+            share=share,
         )
         self.pack_tokens, self.batch_size, self.skipped = rule.pack_tokens, rule.batch_size, rule.skipped
         if self.skipped:
@@ -114,20 +115,11 @@ class PackSampler(BlockBatchSampler):
                 "%d of %d samples are left out of all packs: those without a token%s",
                 *(self.skipped, len(sampler.dataset), "" if cut else f", and those of more than {rule.pack_tokens}"),
             )
-        if share not in ("samples", "tokens"):
-            raise InputError(f"share is {shown(share)}; it must be 'samples' or 'tokens'")
-        if share == "tokens":
-            population = sampler.__wids__().population
-            if not isinstance(population, MixturePopulation):
-                raise InputError(f"share is 'tokens', and {a_kind(sampler.dataset)} is no mixture; wids.mix makes one")
-            population.count_tokens(
-                {
-                    part.name: int(values[part.first : part.last].sum(dtype=np.int64)) / (part.last - part.first)
-                    + separators
-                    for part in population.parts
-                    if part.last > part.first
-                }
-            )
+        population = sampler.__wids__().population
+        if not isinstance(population, MixturePopulation):
+            rule.means(None)
+        elif means := rule.means(population.parts):
+            population.count_tokens(means)
         self._cut_by(rule, block)
 
 

@@ -70,6 +70,7 @@ LENGTHS = (
     "--lengths H/ones.npy --buckets H/ones.npy --max-tokens 4 --limit ones=H/ones.npy:4 "
     "--columns H/train.columns.parquet"
 )
+PACKS = "--lengths H/ones.npy --pack-tokens 4 --columns H/train.columns.parquet"
 SAVED = "--state H/state.json --old H/train.json --old-lengths H/ones.npy --old-limit ones=H/ones.npy"
 VIEWED = "--columns H/train.columns.parquet --cache-dir H/cache -o H/view.json"
 LINES = [
@@ -101,6 +102,7 @@ LINES = [
     f"simulate H/train.json --world-size 1 {SAVED}",
     f"when H/train.json 0 {ORDER} --cache-dir H/cache",
     f"when H/train.json 0 {LENGTHS}",
+    f"when H/train.json 0 {PACKS}",
     "verify H/train.json --decode --report H/report.jsonl --journal H/journal.json",
     "columns create H/train.json --field .cls -o H/new.columns.parquet",
     "query H/train.json 'select count(*) from samples' --columns H/train.columns.parquet -o H/count.parquet",

@@ -268,6 +268,11 @@ SCENES = {
         0,
         ["train.json: 1 shard, 27 samples", "val.json: 1 shard, 3 samples"],
     ),
+    ".docs/guides/packs.md#before-a-run": (
+        with_lengths,
+        0,
+        ["batches of 2 packs of 2,048 tokens, 1 epoch", "of their room is empty", "rank 0 of 8: 2 packs, "],
+    ),
     ".docs/guides/quickstart.md#1-install-and-pack-the-pictures": (photos, 0, ["100 samples in 1 shard", "(cat, dog)"]),
     ".docs/guides/shared-caches.md#fill-it-look-at-it-clean-it": (
         served,
@@ -357,6 +362,15 @@ SCENES = {
         pictures,
         0,
         ["2 ranks with 1 worker each, batches of 64, 0.1 s a step; 4 steps counted", "headroom", "decoding"],
+    ),
+    "wids/tools/cli/README.md#packs": (
+        with_lengths,
+        0,
+        [
+            "8 ranks on 1 node, batches of 4 packs of 8,192 tokens, 1 epoch",
+            "balance of a step      the fullest batch is 1.0",
+            "rank 3 of 8: 4 packs, ",
+        ],
     ),
     "wids/tools/cli/README.md#batches-of-like-length": (
         with_lengths,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import random
 import re
 
 import numpy as np
@@ -16,17 +17,18 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tests.support import columns
 from tests.support.cli import complaint, in_one_line, run, run_apart, run_ok
-from tests.support.examples import examples
+from tests.support.examples import examples, some
 from tests.support.shards import mixture_index, serve, write_index, write_json
-from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.core.order import batch_epochs
+from wids import BucketBatchSampler, DistributedChunkedSampler, PackSampler, ShardListDataset
+from wids.core.order import batching
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.batching import make_rule
 from wids.core.order.layout import ShardCounts, SourceSpan
+from wids.core.order.packing import make_pack_rule
 from wids.core.order.population import sampler_epochs
 from wids.core.order.settings import SamplerSettings
 from wids.tools.cli.look.schedule import show_batch, show_readings
-from wids.tools.simulate.schedule import BatchTimetable, Reading, Timetable, make_timetable
+from wids.tools.simulate.schedule import BatchTimetable, Piece, Reading, Timetable, make_timetable
 
 
 class Numbers(Dataset):
@@ -129,14 +131,14 @@ def test_a_billion_samples_are_not_iterated():
     assert len(indices) == 32
     many = timetable([10_000] * 100_000, world=4096, batch_size=32, epoch=3)
     found = many.find([123_456_789])[123_456_789]
-    assert [many.batch(rank, step)[0][place] for rank, step, place, _ in found] == [123_456_789]
+    assert [many.batch(rank, step)[0][place] for rank, step, place, *_ in found] == [123_456_789]
 
 
 def test_a_sample_of_a_billion_is_found_without_going_through_a_lane():
     """One rank has one lane of 1e9 samples, which takes half a minute to read; a sample's windows take none."""
     table = timetable([10_000] * 100_000, world=1, batch_size=32, epoch=3)
     found = table.find([123_456_789, 5])
-    for index, [(rank, step, place, _)] in found.items():
+    for index, [(rank, step, place, *_)] in found.items():
         assert table.batch(rank, step)[0][place] == index
 
 
@@ -166,8 +168,8 @@ def test_samples_by_weights(lengths, options, data):
 def test_the_first_block_is_cut_once(monkeypatch):
     """A timetable that has cut the first block of an epoch gives its batches without cutting it again."""
     cut = []
-    block = batch_epochs.Block
-    monkeypatch.setattr(batch_epochs, "Block", lambda *args, **kw: cut.append(kw["position"]) or block(*args, **kw))
+    block = batching.Block
+    monkeypatch.setattr(batching, "Block", lambda rows, rule: cut.append(rows.position) or block(rows, rule))
     rule = make_rule(152, lengths=np.random.default_rng(1).integers(1, 100, 152), max_tokens=160)
     config = batch_timetable([30, 0, 41, 22, 9, 50], rule, world=3, block=9, chunksize=10, window=2).epochs
     cut.clear()
@@ -258,6 +260,97 @@ def test_an_epoch_that_is_not_cut_to_its_end(tail):
     part.go_on()
     assert (part.is_whole, part.done, part.steps) == (True, whole.done, whole.steps)
     assert part.find(range(152)) == whole.find(range(152))
+
+
+# --- packs
+
+
+class Documents(Numbers):
+    """Documents, of which pieces are read: (their index, the worker, the piece)."""
+
+    takes_marked_indices = True
+
+    def __getitem__(self, index):
+        """The index, the worker, and the piece."""
+        return (*super().__getitem__(int(index)), tuple(index.piece))
+
+
+def read_of_packs(samplers):
+    """(rank, step) -> (indices, pieces, which are repeated) of the batches of all ranks."""
+    return {
+        (rank, step): (
+            list(map(int, batch)),
+            [Piece(*index.piece) for index in batch],
+            [not index.marks().get("__valid__", True) for index in batch],
+        )
+        for rank, sampler in enumerate(samplers)
+        for step, batch in enumerate(sampler)
+    }
+
+
+def check_packs(table, expected, samples):
+    """A timetable has these batches and no others, and finds every piece of each sample where they have it."""
+    assert {(rank, step) for rank in range(table.world) for step in range(table.steps)} == set(expected)
+    readings = {index: [] for index in range(samples)}
+    for (rank, step), (indices, pieces, marks) in expected.items():
+        batch = table.contents(rank, step)
+        assert batch.samples.tolist() == indices
+        assert table.pieces(rank, step) == pieces
+        if table.epochs.tail == "mask":
+            assert batch.fills.tolist() == marks
+        for place, (index, piece) in enumerate(zip(indices, pieces, strict=True)):
+            readings[index].append(Reading(rank, step, place, bool(batch.fills[place]), piece))
+    found = table.find(range(samples))
+    assert {index: sorted(each) for index, each in found.items()} == {
+        index: sorted(each) for index, each in readings.items()
+    }
+    one = samples // 2
+    assert table.find([one]) == {one: found[one]}
+
+
+@pytest.mark.parametrize("seed", some(range(120), every=5))
+def test_packs_are_the_samplers(seed):
+    """Random bounds, orders, tails, lanes, ranks and epochs, against the PackSamplers of all ranks."""
+    draws = random.Random(seed)
+    is_cut, size, separators = draws.random() < 0.6, draws.choice([2, 7, 32, 100]), draws.randint(0, 1)
+    counts = [draws.randint(0, 40) for _ in range(draws.randint(1, 5))]
+    counts[0] += 2
+    most = draws.choice([3, 10, 50, 200]) if is_cut else size - separators
+    tokens = np.array([draws.randint(0, most) for _ in range(sum(counts))])
+    tokens[0] = 1
+    world, epoch, block = draws.randint(1, 6), draws.randint(0, 2), draws.choice([None, 3, 20])
+    order = {
+        "lanes": draws.choice([world, world, 1, 3, 8]),
+        "tail": draws.choice(["pad", "mask", "drop"]),
+        "chunksize": draws.choice([3, 10, 1000]),
+        "window": draws.randint(1, 4),
+        "seed": draws.randint(0, 9),
+        "shuffle": draws.random() < 0.7,
+        "epochs": draws.choice([1, 1, 2]),
+        "reshuffle": draws.choice(["fixed", "epoch"]),
+    }
+    if draws.random() < 0.2:
+        order["weights"] = [draws.randint(1, 3) for _ in range(sum(counts))]
+    bounds = {
+        "lengths": tokens,
+        "pack_tokens": size,
+        "cut": is_cut,
+        "separators": separators,
+        "batch_size": draws.choice([1, 1, 3]),
+    }
+    samplers = [
+        PackSampler(
+            DistributedChunkedSampler(Documents(counts), num_replicas=world, rank=rank, **order), block=block, **bounds
+        )
+        for rank in range(world)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    weights = order.pop("weights", None)
+    settings = SamplerSettings(num_replicas=world, **order)
+    rule = make_pack_rule(sum(counts), **bounds)
+    table = make_timetable(ShardCounts(counts), None, settings, epoch=epoch, rule=rule, block=block, weights=weights)
+    check_packs(table, read_of_packs(samplers), sum(counts))
 
 
 # --- the commands
@@ -392,6 +485,79 @@ def test_at_and_when_of_batches_of_like_length(big, tmp_path, flags, rule, optio
     assert "the last batch" not in run_ok("at", big, "--rank", 2, "--step", -1, *order)
 
 
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (("--pack-tokens", 2000), {"pack_tokens": 2000}),
+        (("--pack-tokens", 150, "--no-cut", "--too-long", "skip", "--batch-size", 2, "--tail", "drop", "--block", 90),
+         {"pack_tokens": 150, "cut": False, "too_long": "skip", "batch_size": 2, "block": 90}),
+        (("--pack-tokens", 64, "--separators", 1, "--batch-size", 3),
+         {"pack_tokens": 64, "separators": 1, "batch_size": 3}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_at_and_when_of_packs(big, tmp_path, flags, rule):
+    """The options are the parameters of a PackSampler; the pieces of a batch, and of a sample, are what it has."""
+    np.save(tmp_path / "lengths.npy", BATCH_LENGTHS)
+    order = ["--world-size", 3, "--epoch", 1, "--workers", 2, "--lengths", tmp_path / "lengths.npy", *flags]
+    tail = "drop" if "drop" in flags else "pad"
+    samplers = []
+    for rank in range(3):
+        sampler = DistributedChunkedSampler(Documents(LENGTHS), num_replicas=3, rank=rank, tail=tail)
+        samplers.append(PackSampler(sampler, lengths=BATCH_LENGTHS, **rule))
+        sampler.set_epoch(1)
+    batches = list(samplers[2])
+    for step in (0, 1, -1):
+        told = run_json("at", big, "--rank", 2, "--step", step, *order)
+        expected = [(int(index), [index.piece[1], index.piece[2]], index.piece[0]) for index in batches[step]]
+        assert [(one["index"], one["piece"], one["pack"]) for one in told["samples"]] == expected
+        assert [one["length"] for one in told["samples"]] == BATCH_LENGTHS[[index for index, *_ in expected]].tolist()
+        assert told["worker"] == step % len(batches) % 2
+        assert (told["steps"], told["batch_size"]) == (len(batches), rule.get("batch_size"))
+    skipped = samplers[0].skipped
+    assert told["too_long"] == skipped
+    longest = int(np.argmax(np.where(BATCH_LENGTHS < 150, BATCH_LENGTHS, 0)))
+    [found] = run_json("when", big, longest, *order)["samples"]
+    expected = [
+        {"rank": rank, "step": step, "place": place, "is_repeated": False, "worker": step % 2, "pack": index.piece[0],
+         "piece": list(index.piece[1:3]), "length": index.piece[3]}
+        for rank, sampler in enumerate(samplers)
+        for step, batch in enumerate(sampler)
+        for place, index in enumerate(batch)
+        if index == longest
+    ]  # fmt: skip
+    assert found["readings"] == sorted(expected, key=lambda one: (one["step"], one["rank"]))
+    assert sum(last - first for first, last in (one["piece"] for one in expected)) == (
+        BATCH_LENGTHS[longest] + rule.get("separators", 0)
+    )
+    said = run_ok("at", big, "--rank", 2, "--step", 1, *order)
+    first, last = batches[1][0].piece[1:3]
+    assert f"{first:,} to {last:,} of {BATCH_LENGTHS[batches[1][0]]:,}" in said
+    tokens = sum(index.piece[2] - index.piece[1] for index in batches[1])
+    packs, samples = batches[1][-1].piece[0] + 1, len(set(batches[1]))
+    words = f"{packs} pack{'s' * (packs > 1)}, {len(batches[1])} pieces of {samples} samples, {tokens:,} tokens"
+    assert words in said
+    assert (f"{skipped} samples of the dataset without a token" in said) is (skipped > 0)
+    said = run_ok("when", big, longest, "--world-size", 3, "--epoch", 1, *order[6:])
+    assert all(f"{one['piece'][0]:,} to {one['piece'][1]:,} of" in said for one in expected)
+
+
+def test_packs_of_a_mixture_in_shares_of_tokens(mixture, tmp_path):
+    """`--share tokens` is that of a PackSampler over the mixture."""
+    lengths = np.resize([500, 20, 90], 1155)
+    np.save(tmp_path / "lengths.npy", lengths)
+    order = ["--lengths", tmp_path / "lengths.npy", "--pack-tokens", 512, "--world-size", 2, "--rank", 1]
+    seen = {}
+    for share in ("samples", "tokens"):
+        sampler = DistributedChunkedSampler(ShardListDataset(mixture), num_replicas=2, rank=1)
+        batches = list(PackSampler(sampler, lengths=lengths, pack_tokens=512, share=share))
+        told = run_json("at", mixture, "--step", 20, "--share", share, *order)
+        seen[share] = [one["index"] for one in told["samples"]]
+        assert seen[share] == batches[20]
+        assert told["steps"] == len(batches)
+    assert seen["samples"] != seen["tokens"]
+
+
 @pytest.mark.parametrize("options", [{}, {"epoch_size": 90}], ids=str)
 def test_at_and_when_of_weighted_samples(tmp_path, options):
     """Weights are a column of any table, or an array; batches are those of a sampler that has them."""
@@ -443,6 +609,19 @@ def test_batches_of_one_bucket(tmp_path):
         (("--batch-size", "3,4"), 2, "nor BUCKET=N"),
         (("--cost", "sum"), 2, "--cost is for batches of like length"),
         (("--block", 3), 2, "--block is for batches of like length"),
+        (("--no-cut",), 2, "--no-cut is for packs: give --pack-tokens"),
+        (("--separators", 1, "--lengths", "L", "--max-tokens", 300), 2, "--separators is for packs"),
+        (("--share", "tokens"), 2, "--share is for packs"),
+        (("--pack-tokens", 64), 2, "--pack-tokens counts tokens of --lengths"),
+        (("--pack-tokens", 64, "--lengths", "L", "--max-tokens", 300), 2, "--max-tokens is for batches of like length"),
+        (("--pack-tokens", 64, "--buckets", "L"), 2, "--buckets is for batches of like length, and --pack-tokens"),
+        (("--pack-tokens", 64, "--lengths", "L", "--limit", "a=3"), 2, "--limit is for batches of like length"),
+        (("--pack-tokens", 64, "--lengths", "L", "--cost", "sum"), 2, "--cost is for batches of like length"),
+        (("--pack-tokens", 64, "--lengths", "L", "--batch-size", "a=3"), 2, "goes with --buckets"),
+        (("--pack-tokens", 64, "--lengths", "L", "--no-cut"), 1, "leave out such samples by --too-long skip"),
+        (("--pack-tokens", 64, "--lengths", "S"), 1, "the dataset 1,003 samples"),
+        (("--pack-tokens", 64, "--lengths", "L", "--share", "tokens"), 2, "no mixture"),
+        (("--separators", 2), 2, "--separators"),
         (("--lengths", "L", "--max-tokens", 0), 1, "must be a number above 0"),
         (("--lengths", "L", "--max-tokens", 100), 1, "leave out such samples by --too-long skip"),
         (("--lengths", "missing.npy", "--max-tokens", 100), 1, "missing.npy: --lengths cannot be read"),
@@ -517,7 +696,7 @@ def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
     asked = 34 * 10**7 + 4711
     found = table.find([asked])[asked]
     assert found
-    for rank, step, place, _ in found:
+    for rank, step, place, *_ in found:
         assert table.batch(rank, step)[0][place] == asked
 
 
@@ -621,8 +800,8 @@ def test_the_order_needs_no_torch(big):
     assert (code, out.splitlines()[-1]) == (0, "False")
 
 
-@pytest.mark.parametrize("has_batches", [False, True])
-def test_a_job_that_goes_on_over_changed_data(tmp_path, has_batches):
+@pytest.mark.parametrize("kind", ["samples", "batches", "packs", "whole packs"])
+def test_a_job_that_goes_on_over_changed_data(tmp_path, kind):
     """`wids at` and `wids when` with a state and the earlier index, against the samplers that load it."""
     places = [str(tmp_path / name) for name in ("old.json", "new.json")]
     for place, numbers in zip(places, (range(6), range(2, 8)), strict=True):
@@ -631,33 +810,46 @@ def test_a_job_that_goes_on_over_changed_data(tmp_path, has_batches):
     old, new = map(ShardListDataset, places)
     lengths = np.resize([1, 2, 3], 60)
     np.save(tmp_path / "lengths.npy", lengths)
+    path = str(tmp_path / "lengths.npy")
+    more = {} if kind == "samples" else {"old_lengths": lengths}
 
     def make(dataset, rank, world):
         sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
-        return BucketBatchSampler(sampler, lengths=lengths, max_tokens=9) if has_batches else sampler
+        if kind == "batches":
+            return BucketBatchSampler(sampler, lengths=lengths, max_tokens=9)
+        if kind == "samples":
+            return sampler
+        return PackSampler(sampler, lengths=lengths, pack_tokens=4, cut=kind == "packs", block=5)
 
+    flags = {
+        "samples": ["--batch-size", 4],
+        "batches": ["--lengths", path, "--max-tokens", 9],
+        "packs": ["--lengths", path, "--pack-tokens", 4, "--block", 5],
+        "whole packs": ["--lengths", path, "--pack-tokens", 4, "--block", 5, "--no-cut"],
+    }
     sampler = make(old, 0, 3)
     drawn = iter(sampler)
     for _ in range(3):
         next(drawn)
     state = write_json(tmp_path / "state.json", sampler.state_dict())
-    args = ["--state", state, "--old", places[0], "--world-size", 2]
-    path = str(tmp_path / "lengths.npy")
-    args += ["--lengths", path, "--max-tokens", 9, "--old-lengths", path] if has_batches else ["--batch-size", 4]
+    args = ["--state", state, "--old", places[0], "--world-size", 2, *flags[kind]]
+    args += ["--old-lengths", path] if more else []
     for rank in range(2):
         own = make(new, rank, 2)
-        more = {"old_lengths": lengths} if has_batches else {}
         own.load_state_dict(sampler.state_dict(), old=old, **more)
         batches = list(own)
-        batches = batches if has_batches else [batches[at : at + 4] for at in range(0, len(batches), 4)]
+        batches = [batches[at : at + 4] for at in range(0, len(batches), 4)] if kind == "samples" else batches
         for step in (0, len(batches) - 1):
             seen = json.loads(run_ok("at", places[1], "--rank", rank, "--step", step, *args, "--json"))
             assert [row["index"] for row in seen["samples"]] == batches[step]
             assert seen["steps"] == len(batches)
-        index = batches[1][0]
+            if "packs" in kind:
+                assert [row["piece"] for row in seen["samples"]] == [list(one.piece[1:3]) for one in batches[step]]
+        index = int(batches[1][0])
         (row,) = json.loads(run_ok("when", places[1], index, *args, "--json"))["samples"]
         assert (rank, 1) in {(reading["rank"], reading["step"]) for reading in row["readings"]}
+    assert run_json("simulate", places[1], *args)["batches"] == [[len(batches)]] * 2
     assert "--old and --old-lengths are of a --state" in complaint(2, "at", places[1], "--step", 0, "--old", places[0])
-    kind = ["--max-tokens", 9, "--lengths", path] if not has_batches else ["--batch-size", 4]
-    lines = ["at", places[1], "--step", 0, "--state", state, "--old", places[0], *kind]
-    assert "the state is of" in complaint(2, *lines)
+    for other in flags.keys() - {kind, "whole packs" if kind == "packs" else "packs"}:
+        lines = ["at", places[1], "--step", 0, "--state", state, "--old", places[0], *flags[other]]
+        assert "the state is of" in complaint(2, *lines)

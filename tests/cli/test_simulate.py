@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+from collections import Counter
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -14,10 +15,16 @@ import pytest
 from tests.support import columns
 from tests.support.cli import in_one_line, run, run_apart
 from tests.support.shards import mixture_index, write_index, write_json
-from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
+from wids import BucketBatchSampler, DistributedChunkedSampler, PackSampler, ShardListDataset
 from wids.core.order.layout import ShardCounts
 
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
+
+
+class Documents(ShardCounts):
+    """Shards of samples that may be read in pieces."""
+
+    takes_marked_indices = True
 
 
 def simulate(*args):
@@ -155,6 +162,52 @@ def test_batches_under_limits(tmp_path):
         assert words in simulate(*SMALL, "--limit", limit).err
     twice = [flag for most in (50, 60) for flag in ("--limit", f"images={tmp_path / 'images.npy'}:{most}")]
     assert "two --limit have the same name" in simulate(*SMALL, *twice).err
+
+
+def test_packs(tmp_path):
+    """How full packs are, and what a step has, are those of the samplers of all ranks."""
+    lengths = np.exp(np.random.default_rng(0).normal(5, 1, 1200)).clip(0, 3000).astype(int)
+    np.save(tmp_path / "lengths.npy", lengths)
+    rule = ("--lengths", tmp_path / "lengths.npy", "--pack-tokens", "1024", "--batch-size", "2", "--world-size", "3")
+    for flags, options in (((), {}), (("--no-cut", "--too-long", "skip"), {"cut": False, "too_long": "skip"})):
+        ranks = []
+        for rank in range(3):
+            sampler = DistributedChunkedSampler(Documents([50] * 24), num_replicas=3, rank=rank)
+            packs = PackSampler(sampler, lengths=lengths, pack_tokens=1024, batch_size=2, **options)
+            ranks.append(list(packs))
+        sizes = Counter()
+        for rank, batches in enumerate(ranks):
+            for step, batch in enumerate(batches):
+                for index in batch:
+                    number, first, last, _ = index.piece
+                    sizes[rank, step, number] += last - first
+        tokens = np.array([[sum(i.piece[2] - i.piece[1] for i in batch) for batch in batches] for batches in ranks])
+        found = values_of(*SMALL, *rule, *flags)
+        told = found["packing"]
+        assert found["batches"] == [[len(batches)] for batches in ranks]
+        assert (found["batching"], found["curves"]["costs"]) == (None, tokens.tolist())
+        assert (told["packs"], told["batches"]) == (len(sizes), sum(map(len, ranks)))
+        assert (told["tokens"], told["fill"]) == (tokens.sum(), tokens.sum() / 1024 / len(sizes))
+        assert told["short"] == sum(size < 1024 for size in sizes.values())
+        assert told["fill_least"] == min(sizes.values()) / 1024
+        assert told["step_tokens"] == pytest.approx(tokens.sum(axis=0).mean())
+        assert told["imbalance_worst"] == pytest.approx((tokens.max(axis=0) / tokens.mean(axis=0)).max())
+        assert found["samples"]["left_out"] == told["skipped"] == packs.skipped
+        assert found["samples"]["repeated"] == 0
+        assert (told["cut"] > 0) is not bool(options)
+    plotted = ("--plot", tmp_path / "job.png", "--html", tmp_path / "job.html")
+    done = simulate(*SMALL, *rule, *flags, *plotted)
+    assert (done.code, done.err) == (0, "")
+    assert "batches of 2 packs of 1,024 tokens" in done.out
+    lines = {line[:22].strip(): line[22:].strip() for line in done.out.splitlines()}
+    many = f"{len(sizes):,} in {sum(map(len, ranks))} batches; {100 - 100 * told['fill']:.2g}% of their room is empty, "
+    assert lines["packs"].startswith(f"{many}{told['short']} are not full")
+    assert lines["left out"] == f"{packs.skipped} samples without a token, or with more than 1,024"
+    assert "documents cut" not in lines
+    assert lines["tokens"] == f"{tokens.sum():,}, {tokens.sum(axis=0).mean():,.0f} in a step of all ranks"
+    assert "batch, tokens" in (tmp_path / "job.html").read_text(encoding="utf-8")
+    assert "documents cut" in simulate(*SMALL, *rule).out
+    assert "packs are cut in lanes" in simulate(*SMALL, *rule, "--by-shards").err
 
 
 def test_samples_with_weights(tmp_path):

@@ -29,6 +29,7 @@ from wids.core.cache.space import table_allowance
 from wids.core.collection.changes import find_earlier
 from wids.core.order.batching import make_rule
 from wids.core.order.layout import ShardCounts, SourceSpan
+from wids.core.order.packing import make_pack_rule
 from wids.core.order.settings import SamplerSettings
 from wids.core.prefetch import distance
 from wids.events import Evicted, Fetched
@@ -226,7 +227,8 @@ def test_too_large_a_mixture_is_refused():
 
 def batch_sampler(dataset, rule, block, **options):
     """The sampler of a rank."""
-    return wids.BucketBatchSampler(DistributedChunkedSampler(dataset, **options), block=block, **rule)
+    kind = wids.PackSampler if "pack_tokens" in rule else wids.BucketBatchSampler
+    return kind(DistributedChunkedSampler(dataset, **options), block=block, **rule)
 
 
 def check_batches(described, dataset, rule, **options):
@@ -240,6 +242,9 @@ def check_batches(described, dataset, rule, **options):
             sampler.set_epoch(number)
             expected, read = list(sampler), epoch.batches[rank]
             assert [batch.tolist() for batch in np.split(read.samples, read.edges[1:-1])][: len(expected)] == expected
+            if "pack_tokens" in rule:
+                pieces = np.stack(read.pieces, axis=1).tolist()
+                assert pieces == [list(index.piece) for batch in expected for index in batch]
             assert epoch.steps[rank] == len(expected) == len(sampler)
             where = [set(np.searchsorted(ends, batch, side="right").tolist()) for batch in expected]
             shards_of = job.count_shards(epoch.shards[rank], epoch.edges(rank, described.batch_size))
@@ -287,6 +292,82 @@ def test_batches_of_a_mixture_are_the_samplers():
         chunksize=7, window=2,
     )  # fmt: skip
     check_batches(described, mixture, rule)
+
+
+class Documents(Numbers):
+    """A dataset whose samples may be read in pieces."""
+
+    takes_marked_indices = True
+
+
+@pytest.mark.parametrize(
+    ("tail", "world", "lanes", "rule", "more"),
+    [
+        ("pad", 5, 4, {"pack_tokens": 90, "batch_size": 2, "separators": 1}, {}),
+        ("mask", 5, 3, {"pack_tokens": 100, "cut": False}, {"passes": 2}),
+        ("drop", 4, 3, {"pack_tokens": 7}, {}),
+    ],
+    ids=["pad", "whole", "drop"],
+)
+def test_packs_are_the_samplers(tail, world, lanes, rule, more):
+    """Batches and pieces of all ranks, those of the last round too; a shard is visited in all steps that read it."""
+    lengths = [30, 0, 41, 22, 9, 50]
+    rule = {"lengths": np.random.default_rng(1).integers(0, 100, 152), **rule}
+    described = describe(
+        lengths, world=world, lanes=lanes, tail=tail, rule=make_pack_rule(152, **rule), batch_size=3, block=10,
+        epochs=2, chunksize=7, window=2, **more,
+    )  # fmt: skip
+    own = {"epochs" if name == "passes" else name: value for name, value in more.items()}
+    epochs = check_batches(described, Documents(lengths), rule, lanes=lanes, tail=tail, **own)
+    _, found = simulate(described)
+    assert (found.stopped_at, found.total("shards")) == (None, 5)
+    packing = figures.measure_packs(described, epochs)
+    due = int(rule["lengths"].sum()) + 152 * rule.get("separators", 0)
+    if tail == "pad":
+        assert (packing.tokens, packing.repeated_tokens) == (2 * due, 0)
+    elif tail == "mask":
+        assert packing.tokens >= 4 * due
+    else:
+        assert packing.tokens < 2 * due
+
+
+@pytest.mark.parametrize("share", ["samples", "tokens"])
+def test_packs_of_a_mixture_are_the_samplers(share):
+    """Weights are shares of samples, or of tokens."""
+    parts = [SourceSpan("a", 0, 71, 0.75), SourceSpan("b", 71, 161, 0.25)]
+    mixture = wids.mix({"a": (Documents([30, 41]), 0.75), "b": (Documents([22, 18, 50]), 0.25)})
+    lengths = np.append(np.full(71, 90), np.full(90, 10))
+    rule = {"lengths": lengths, "pack_tokens": 128, "share": share}
+    described = describe(
+        [30, 41, 22, 18, 50], parts=tuple(parts), world=3, rule=make_pack_rule(161, **rule), batch_size=3, epochs=3,
+        chunksize=7, window=2,
+    )  # fmt: skip
+    check_batches(described, mixture, rule)
+
+
+def test_what_packs_consist_of():
+    """How full they are, pieces, cuts, balance and tokens of a step, by hand."""
+    lengths = np.array([3, 5, 0, 4, 2, 9])
+    described = describe([6], world=1, rule=make_pack_rule(6, lengths=lengths, pack_tokens=4), shuffle=False)
+    [epoch] = job.read_epochs(described, described.courses())
+    found = figures.measure_packs(described, [epoch])
+    [own] = epoch.batches
+    packs = [part.tolist() for part in np.split(own.tokens, own.edges[1:-1])]
+    assert packs == [[3, 1], [4], [4], [2, 2], [4], [3]]
+    told = dataclasses.asdict(found)
+    assert [costs.tolist() for costs in told.pop("costs")] == [[4, 4, 4, 4, 4, 3]]
+    assert told == {
+        "packs": 6, "batches": 6, "tokens": 23, "pack_tokens": 4, "fill": 23 / 24, "fill_least": 3 / 4, "short": 1,
+        "pieces_mean": 8 / 6, "pieces_most": 2, "cut": 2, "step_tokens": 23 / 6, "imbalance_mean": 1.0,
+        "imbalance_worst": 1.0, "skipped": 1, "repeated_tokens": 0,
+    }  # fmt: skip
+    counts = figures.count_samples(described, described.courses(), [epoch])
+    assert dataclasses.astuple(counts) == (6, 5, 1, 0)
+    assert figures.measure_batches(described, [epoch]) is None
+    few = describe([1], world=3, rule=make_pack_rule(1, lengths=np.array([2]), pack_tokens=4))
+    [epoch] = job.read_epochs(few, few.courses())
+    assert epoch.steps == [1, 1, 1]
+    assert figures.measure_packs(few, [epoch]).repeated_tokens == 1
 
 
 def test_what_batches_consist_of():

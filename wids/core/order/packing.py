@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from wids.core.order.batch import BlockRows
+    from wids.core.order.batch import BlockRows, Rule
+    from wids.core.order.layout import SourceSpan
     from wids.core.order.permutation import Indices
 
     Numbers = NDArray[Any]
@@ -70,6 +71,7 @@ class PackRule:
         skipped: number of samples that are left out: those, and those without a token.
         mean: tokens of a sample with its separators, on average.
         identity: all of this, as plain values for a state.
+        shares_tokens: weights of a mixture are shares of tokens, which its sampler's order has in it.
     """
 
     kind: ClassVar[str] = PACKS
@@ -84,6 +86,7 @@ class PackRule:
     skipped: int
     mean: float
     identity: dict[str, Any]
+    shares_tokens: bool = False
 
     @property
     def per_batch(self) -> float:
@@ -111,6 +114,26 @@ class PackRule:
         if not self.is_cut:
             tokens[tokens > self.pack_tokens] = 0
         return tokens
+
+    def means(self, parts: Sequence[SourceSpan] | None) -> dict[str, float] | None:
+        """Tokens of a sample of each source on average, if weights are shares of tokens; None: they are not.
+
+        Args:
+            parts: the sources of a mixture; None: it is none.
+
+        Raises:
+            InputError: they are shares of tokens, and it is no mixture.
+        """
+        if not self.shares_tokens:
+            return None
+        if parts is None:
+            raise InputError("share is 'tokens', and the dataset is no mixture; wids.mix makes one")
+        return {
+            part.name: int(self.lengths[part.first : part.last].sum(dtype=np.int64)) / (part.last - part.first)
+            + self.separators
+            for part in parts
+            if part.last > part.first
+        }
 
     def for_samples(self, samples: int, read: Callable[[str], Any]) -> PackRule:
         """The same bounds for so many other samples; see `wids.core.order.batch.Rule`.
@@ -144,6 +167,7 @@ def make_pack_rule(
     separators: Any = 0,
     batch_size: Any = 1,
     too_long: Any = "error",
+    share: Any = "samples",
 ) -> PackRule:
     """The rule that arguments of `wids.PackSampler` say.
 
@@ -155,6 +179,7 @@ def make_pack_rule(
         separators: see there.
         batch_size: see there.
         too_long: see there.
+        share: see there.
 
     Raises:
         InputError: as there.
@@ -163,6 +188,8 @@ def make_pack_rule(
         raise InputError(f"cut is {shown(cut)}; it must be True or False")
     if too_long not in ("error", "skip"):
         raise InputError(f"too_long is {shown(too_long)}; it must be 'error' or 'skip'")
+    if share not in ("samples", "tokens"):
+        raise InputError(f"share is {shown(share)}; it must be 'samples' or 'tokens'")
     if not isinstance(separators, int) or separators not in (0, 1):
         raise InputError(f"separators is {shown(separators)}; it must be 0 or 1, the tokens after each document")
     size = parse_int("pack_tokens", pack_tokens, minimum=1)
@@ -197,6 +224,7 @@ def make_pack_rule(
             "too_long": too_long,
             "lengths": {"samples": samples, "total": total, "longest": longest},
         },
+        shares_tokens=share == "tokens",
     )
 
 
@@ -468,3 +496,12 @@ def _split_documents(batches: Sequence[Batch], count: int) -> list[Batch] | None
         numbers = np.repeat(np.arange(len(some)), [len(pack) for pack in some])
         split.append(_take(whole, at, pieces.take(at)._replace(packs=numbers)))
     return split
+
+
+def mean_tokens(rule: Rule | None, parts: Sequence[SourceSpan] | None) -> dict[str, float] | None:
+    """Tokens of a sample of each source on average, if a rule is of packs with shares of tokens; see `PackRule.means`.
+
+    Raises:
+        InputError: see there.
+    """
+    return rule.means(parts) if isinstance(rule, PackRule) else None

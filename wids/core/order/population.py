@@ -411,6 +411,7 @@ def sampler_epochs(
     *,
     span: tuple[int, int] | None = None,
     weights: Any = None,
+    means: Mapping[str, float] | None = None,
 ) -> RankEpochs:
     """Everything that the indices of a rank depend on, as in a sampler of a dataset of an index.
 
@@ -420,11 +421,14 @@ def sampler_epochs(
         settings: of the sampler.
         span: range of the samples, half-open; None: all.
         weights: expected copies of all n samples, (n,); None: one in a pass; see `wids.core.order.weights`.
+        means: of a mixture, see `MixturePopulation.count_tokens`; None: weights are shares of samples.
 
     Raises:
         ValueError: see `choose_population`; a nominal epoch that has less than a sample for each rank.
     """
     population = choose_population(counts, parts, settings, num_samples=span, weights=weights)
+    if means is not None and isinstance(population, MixturePopulation):
+        population.count_tokens(means)
     epochs = population.epochs(population.set_size(settings))
     epochs.first_place(0)
     return epochs

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.core.order.settings import SamplerSettings
     from wids.jobs.runner import RunOptions
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ORDER_PANEL = "The order (defaults: DistributedChunkedSampler)"
 _BATCH_PANEL = "Batches of like length or bucket (BucketBatchSampler)"
+_PACK_PANEL = "Packs of documents (PackSampler)"
 # Beyond, numbers would overflow somewhere; lanes are visited one by one.
 _MAX, _MAX_LANES = 10**12, 1_000_000
 
@@ -280,14 +281,14 @@ def batch_size_option(default: int, *, panel: str | None = None) -> Any:
         metavar="N|BUCKET=N,...",
         show_default=False,
         help=f"Samples in a rank's batch. Default: {default}; with --max-tokens or --buckets: the most, or the most in "
-        "each bucket, and by default any number.",
+        "each bucket, and by default any number; with --pack-tokens: packs, by default 1.",
         rich_help_panel=panel,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """The batches of a `wids.BucketBatchSampler`, whose parameters these are; none of them: a loader's own batches."""
+    """The parameters of a `wids.BucketBatchSampler` or a `wids.PackSampler`; none of them: a loader's own batches."""
 
     lengths: Annotated[
         str | None,
@@ -346,10 +347,38 @@ class BatchOptions:
             rich_help_panel=_BATCH_PANEL,
         ),
     ] = None
+    pack_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Documents are laid end to end, and cut into packs of N tokens, which --lengths counts.",
+            show_default=False,
+            rich_help_panel=_PACK_PANEL,
+        ),
+    ] = None
+    cut: Annotated[
+        bool, typer.Option("--cut/--no-cut", help="Documents are cut, or stay whole.", rich_help_panel=_PACK_PANEL)
+    ] = True
+    separators: Annotated[
+        int, typer.Option(min=0, max=1, metavar="0|1", help="Tokens after a document.", rich_help_panel=_PACK_PANEL)
+    ] = 0
+    share: Annotated[
+        Literal["samples", "tokens"],
+        typer.Option(help="Of a mixture: what its weights are shares of.", rich_help_panel=_PACK_PANEL),
+    ] = "samples"
+
+    @property
+    def has_batches(self) -> bool:
+        """True if batches are not a loader's own."""
+        return any(value is not None for value in (self.lengths, self.max_tokens, self.buckets, self.pack_tokens)) or (
+            bool(self.limit)
+        )
 
     def make_rule(
         self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn, *, has_weights: bool = False
-    ) -> BatchRule | None:
+    ) -> Rule | None:
         """The rule of batches; None: a loader makes its own batches of ``batch_size``.
 
         Args:
@@ -359,49 +388,84 @@ class BatchOptions:
             has_weights: another option reads a column, too.
 
         Raises:
-            typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
+            typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler` and
+                `wids.PackSampler`.
         """
-        from wids.core.order.batching import make_rule, name_sizes
+        from wids.core.order.batching import make_rule
+        from wids.core.order.packing import make_pack_rule
+
+        if not self.has_batches:
+            changed = [*self._changed("cost", "too_long", "block"), *self._changed("cut", "separators", "share")]
+            if isinstance(batch_size, dict):
+                changed = ["--batch-size BUCKET=N", *changed]
+            if self.columns is not None and not has_weights:
+                changed.append("--columns")
+            if changed:
+                of_packs = changed[0] in ("--no-cut", "--separators", "--share")
+                words = (
+                    "packs: give --pack-tokens"
+                    if of_packs
+                    else ("batches of like length: give --lengths, --buckets or --limit")
+                )
+                raise typer.BadParameter(f"{changed[0]} is for {words} too")
+            return None
+        arguments = self.arguments(batch_size, read)
+        return (make_rule if self.pack_tokens is None else make_pack_rule)(samples, **arguments)
+
+    def arguments(self, batch_size: int | dict[str, int] | None, read: ReadColumn) -> dict[str, Any]:
+        """The arguments of a `wids.BucketBatchSampler`, or of a `wids.PackSampler` if there are ``pack_tokens``.
+
+        Args:
+            batch_size: as given.
+            read: a column, by its name.
+
+        Returns:
+            All but the sampler and ``block``.
+
+        Raises:
+            typer.BadParameter: options that do not go together. InputError: values cannot be read.
+        """
+        from wids.core.order.batching import name_sizes
         from wids.core.order.budgets import parse_limit
 
-        if self.lengths is None and self.max_tokens is None and self.buckets is None and not self.limit:
-            given = [
-                name
-                for name, is_given in (
-                    ("--batch-size BUCKET=N", isinstance(batch_size, dict)),
-                    ("--cost", self.cost != "padded"),
-                    ("--too-long", self.too_long != "error"),
-                    ("--block", self.block is not None),
-                    ("--columns", self.columns is not None and not has_weights),
-                )
-                if is_given
-            ]
-            if given:
+        if self.buckets is None and isinstance(batch_size, dict):
+            raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
+        if self.pack_tokens is not None:
+            if other := self._changed("max_tokens", "cost", "buckets", "limit"):
                 raise typer.BadParameter(
-                    f"{given[0]} is for batches of like length: give --lengths, --buckets or --limit too"
+                    f"{other[0]} is for batches of like length, and --pack-tokens for packs; give one of them"
                 )
-            return None
+            if self.lengths is None:
+                raise typer.BadParameter("--pack-tokens counts tokens of --lengths, which is missing")
+            lengths = read_values("--lengths", self.lengths, read)
+            said = {name: getattr(self, name) for name in ("pack_tokens", "cut", "separators", "too_long", "share")}
+            return {"lengths": lengths, "batch_size": batch_size or 1, **said}
+        if other := self._changed("cut", "separators", "share"):
+            raise typer.BadParameter(f"{other[0]} is for packs: give --pack-tokens too")
         if self.lengths is None and self.max_tokens is not None:
             raise typer.BadParameter("--max-tokens counts units of --lengths, which is missing: a column or FILE.npy")
         if self.max_tokens is None and batch_size is None and not self.limit:
             raise typer.BadParameter("how large may a batch be? Give --max-tokens, --limit or --batch-size")
-        if self.buckets is None and isinstance(batch_size, dict):
-            raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
         lengths = None if self.lengths is None else read_values("--lengths", self.lengths, read)
         buckets = None if self.buckets is None else read_values("--buckets", self.buckets, read)
         limits = dict(map(parse_limit, self.limit or ()))
         if len(limits) < len(self.limit or ()):
             raise typer.BadParameter("two --limit have the same name")
-        return make_rule(
-            samples,
-            lengths=lengths,
-            max_tokens=self.max_tokens,
-            cost=self.cost,
-            buckets=buckets,
-            batch_size=name_sizes(batch_size, buckets),
-            too_long=self.too_long,
-            limits={name: (read_values("--limit", values, read), most) for name, (values, most) in limits.items()},
-        )
+        return {
+            "lengths": lengths,
+            "max_tokens": self.max_tokens,
+            "cost": self.cost,
+            "buckets": buckets,
+            "batch_size": name_sizes(batch_size, buckets),
+            "too_long": self.too_long,
+            "limits": {name: (read_values("--limit", values, read), most) for name, (values, most) in limits.items()},
+        }
+
+    def _changed(self, *names: str) -> list[str]:
+        """Those of some options that differ from their defaults, as they are written."""
+        plain = BatchOptions()
+        changed = [name for name in names if getattr(self, name) not in (getattr(plain, name), [])]
+        return ["--no-cut" if name == "cut" else f"--{name.replace('_', '-')}" for name in changed]
 
     def reader_of(self, index: str, collection: ShardCollection, cache_dir: str) -> ReadColumn:
         """A function that reads a column of an index, or an SQL expression over columns."""

@@ -43,14 +43,16 @@ class SavedFlags:
     ] = 0
     tail: Annotated[
         str,
-        typer.Option("--tail", metavar="pad|drop|mask", help="The sampler's tail; for a state of batches by length."),
+        typer.Option(
+            "--tail", metavar="pad|drop|mask", help="The sampler's tail; for a state of batches by length or packs."
+        ),
     ] = "pad"
     old_lengths: Annotated[
         str | None,
         typer.Option(
             "--old-lengths",
             metavar="FILE.npy",
-            help="The length of each sample of OLD; for a state of batches by length.",
+            help="The length of each sample of OLD; for a state of batches by length or packs.",
             show_default=False,
         ),
     ] = None
@@ -103,7 +105,7 @@ class ResumeOptions:
         typer.Option(
             "--old-lengths",
             metavar="FILE.npy",
-            help="The length of each of its samples; for a state of batches by length.",
+            help="The length of each of its samples; for a state of batches by length or packs.",
             show_default=False,
         ),
     ] = None

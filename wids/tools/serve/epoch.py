@@ -225,7 +225,7 @@ class Answers:
         numbers = parse_indices(query.get("samples", ""), len(self._served.dataset))
         found = schedule.table.find(numbers)
         samples = [
-            {"index": number, "times": len(readings), "readings": [one._asdict() for one in readings[:_MAX_READINGS]]}
+            {"index": number, "times": len(readings), "readings": [one.told() for one in readings[:_MAX_READINGS]]}
             for number, readings in found.items()
         ]
         return {**_describe(schedule), "samples": samples}

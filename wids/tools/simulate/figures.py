@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.core.order.batching import BatchRule
 from wids.core.order.epoch import Plan
+from wids.core.order.packing import PackRule
 from wids.tools.simulate.run import Simulation
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from wids.core.order.batching import BatchRule
     from wids.core.order.permutation import Indices
     from wids.tools.simulate.job import Epoch, RankBatches, TrainingJob
     from wids.tools.simulate.result import SimulationResult
@@ -37,7 +38,8 @@ class Curves:
         used_bytes: of each node, in its cache at the end of each stretch, shards on their way included.
         bandwidth: of each node, bytes a second in the stretch.
         stall_seconds: of each node, how long steps waited for it in the stretch.
-        costs: of each rank, of a batch of like length, the mean of the stretch; None: batches are not of like length.
+        costs: of each rank, of a batch of like length or of packs, the mean of the stretch; None: it is of a number of
+            samples.
     """
 
     steps: list[int]
@@ -91,9 +93,9 @@ class Counts:
 
     Attributes:
         samples: of the dataset.
-        read: by all ranks, in all epochs.
+        read: by all ranks, in all epochs; in packs, those whose first token is read.
         left_out: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture, of its
-            sources, and with weights or in batches of like length of its samples.
+            sources, and with weights, in batches of like length or in packs of its samples.
         repeated: likewise.
     """
 
@@ -169,7 +171,7 @@ def _samples_of(courses: Sequence[Course], epoch: Epoch, number: int) -> Indices
     """The samples that all ranks read in an epoch."""
     blocks = (block for course in courses for block in course.blocks(number))
     if epoch.batches is not None:
-        blocks = (of_rank.samples for of_rank in epoch.batches)
+        blocks = (of_rank.begun for of_rank in epoch.batches)
     return np.concatenate([np.zeros(0, np.int64), *blocks])
 
 
@@ -323,10 +325,103 @@ class Batching:
     costs: list[Floats]
 
 
-def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | None:
-    """The contents of batches of like length; None: batches are of as many samples each."""
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Packs, of all ranks and epochs.
+
+    Attributes:
+        packs: their number.
+        batches: number of batches that they are in.
+        tokens: in them, separators included.
+        pack_tokens: the most tokens of a pack.
+        fill: tokens, as a share of the room of all packs.
+        fill_least: of the emptiest pack, likewise.
+        short: number of packs that are not full.
+        pieces_mean: documents, or pieces of them, of a pack, on average.
+        pieces_most: likewise, the maximum.
+        cut: number of documents whose first piece is not all of them.
+        step_tokens: of all ranks in a step, on average.
+        imbalance_mean: mean over the steps of the tokens of the rank that has most, as a multiple of the mean of all
+            ranks.
+        imbalance_worst: likewise, the maximum over the steps.
+        skipped: samples of the dataset that are left out: without a token, or longer than a pack and not to be cut.
+        repeated_tokens: that were read again, in an epoch, so that all ranks have as many batches.
+        costs: tokens of each rank, of its batch at each step over all epochs: (steps,).
+    """
+
+    packs: int
+    batches: int
+    tokens: int
+    pack_tokens: int
+    fill: float
+    fill_least: float
+    short: int
+    pieces_mean: float
+    pieces_most: int
+    cut: int
+    step_tokens: float
+    imbalance_mean: float
+    imbalance_worst: float
+    skipped: int
+    repeated_tokens: int
+    costs: list[Floats]
+
+
+def measure_packs(job: TrainingJob, epochs: Sequence[Epoch]) -> Packing | None:
+    """The contents of packs; None: batches are of other kinds."""
     rule = job.rule
-    if rule is None:
+    if not isinstance(rule, PackRule):
+        return None
+    costs, sizes, counts, cut, repeated = [], [], [], 0, 0
+    for rank in range(job.world):
+        own = [epoch.batches[rank] for epoch in epochs if epoch.batches is not None]
+        tokens = [one.tokens for one in own]
+        costs.append(np.concatenate([sum_batches(t, one.edges) for t, one in zip(tokens, own, strict=True)]))
+        for t, one in zip(tokens, own, strict=True):
+            if one.pieces is not None:
+                begins = np.append(True, np.diff(one.pieces.packs) != 0)
+                begins[one.edges[:-1]] = True
+                edges = np.append(np.flatnonzero(begins), len(t))
+                sizes.append(sum_batches(t, edges))
+                counts.append(np.diff(edges))
+                starts = one.pieces.first == 0
+                cut += int(np.count_nonzero(starts & (one.pieces.last < one.pieces.lengths + rule.separators)))
+        repeated += int(tokens[0][own[0].fills].sum())
+    none = np.zeros(0, np.int64)
+    table, filled, each = np.stack(costs), np.concatenate([none, *sizes]), np.concatenate([none, *counts])
+    total, packs, most = int(filled.sum()), len(filled), rule.pack_tokens
+    mean, worst = _imbalance(table)
+    return Packing(
+        packs=packs,
+        batches=table.size,
+        tokens=total,
+        pack_tokens=most,
+        fill=total / (packs * most) if packs else 0.0,
+        fill_least=float(filled.min()) / most if packs else 0.0,
+        short=int(np.count_nonzero(filled < most)),
+        pieces_mean=_mean(each.tolist()),
+        pieces_most=int(each.max(initial=0)),
+        cut=cut,
+        step_tokens=_mean(table.sum(axis=0).tolist()),
+        imbalance_mean=mean,
+        imbalance_worst=worst,
+        skipped=rule.skipped,
+        repeated_tokens=repeated,
+        costs=list(table),
+    )
+
+
+def _imbalance(costs: Floats) -> tuple[float, float]:
+    """The most of a step, as a multiple of the mean of its ranks, over the steps: (mean, maximum) of (ranks, steps)."""
+    means = costs.mean(axis=0)
+    ratios = costs.max(axis=0, initial=0)[means > 0] / means[means > 0]
+    return _mean(ratios.tolist()), float(ratios.max(initial=0))
+
+
+def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | None:
+    """The contents of batches of like length; None: batches are of other kinds."""
+    rule = job.rule
+    if not isinstance(rule, BatchRule):
         return None
     costs, sizes, shares, padded, real = [], [], [], 0.0, 0.0
     for rank in range(job.world):
@@ -342,9 +437,7 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
     table, flat = np.stack(costs), np.concatenate(sizes)
     used_by_rank = np.stack(shares)  # (ranks, budgets, steps)
     fullest = used_by_rank.max(axis=1) if used_by_rank.shape[1] else table
-    balanced = fullest if rule.limits else table
-    means = balanced.mean(axis=0)
-    ratios = balanced.max(axis=0, initial=0)[means > 0] / means[means > 0]
+    mean, worst = _imbalance(fullest if rule.limits else table)
     used = None if rule.max_cost is None else table.ravel() / rule.max_cost
     has_batches = bool(len(flat))
     return Batching(
@@ -353,8 +446,8 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
         median=float(np.median(flat)) if has_batches else 0.0,
         largest=int(flat.max(initial=0)),
         padding=padded / real if rule.lengths is not None and real else None,
-        imbalance_mean=_mean(ratios.tolist()),
-        imbalance_worst=float(ratios.max(initial=0)),
+        imbalance_mean=mean,
+        imbalance_worst=worst,
         used_mean=None if used is None or not has_batches else float(used.mean()),
         used_least=None if used is None or not has_batches else float(used.min()),
         limits={
@@ -379,7 +472,7 @@ def add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
     return longest, sum_batches(lengths, own.edges), counts
 
 
-def sum_batches(values: Floats, edges: Indices) -> Floats:
+def sum_batches(values: Floats | Indices, edges: Indices) -> Floats:
     """The sums of the values of each batch: (steps,).
 
     Args:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from wids.core.order.batch import Pieces
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.layout import ShardCounts, SourceSpan
+from wids.core.order.packing import PackRule, mean_tokens
 from wids.core.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.core.order.population import ChunkPopulation, sampler_epochs
 from wids.core.order.settings import SamplerSettings
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Batch, Rule
     from wids.core.order.epoch import Reshuffle, Tail
     from wids.core.order.rank_epochs import RankEpochs
     from wids.tools.simulate.resume import Resume
@@ -72,9 +75,9 @@ class TrainingJob:
         passes: passes in an epoch, without a tail between them.
         nbatches: instead, batches of each rank in an epoch.
         epoch_size: instead, samples of all ranks in an epoch.
-        rule: of batches of like length; then ``batch_size`` is about that of a batch. None: batches are of
+        rule: of batches of like length, or of packs; then ``batch_size`` is about that of a batch. None: batches are of
             ``batch_size`` samples.
-        block: of batches of like length; see `wids.core.order.batch_epochs.BatchEpochs.of`.
+        block: of these; see `wids.core.order.batch_epochs.BatchEpochs.of`.
         resume: a state that it goes on from, in its epoch; None: it begins.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
         cache_size: bytes of a node's cache; None: no limit.
@@ -112,7 +115,7 @@ class TrainingJob:
     passes: int = 1
     nbatches: int | None = None
     epoch_size: int | None = None
-    rule: BatchRule | None = None
+    rule: Rule | None = None
     block: int | None = None
     resume: Resume | None = None
     is_by_shards: bool = False
@@ -146,7 +149,7 @@ class TrainingJob:
                 "simulated; simulate fewer epochs, an epoch is much like the next"
             )
         kinds = {"a mixture is": self.parts, "samples with weights are": self.weights}
-        kinds["batches of like length are"] = self.rule
+        kinds[f"{self._kind} are"] = self.rule
         what = next((words for words, value in kinds.items() if value is not None), None)
         if what is not None and not is_exact(self):
             fewer = "batches (nbatches)" if self.rule is None else "samples (epoch_size)"
@@ -172,9 +175,13 @@ class TrainingJob:
         if self.weights is not None and self.is_by_shards:
             raise ValueError("ranks that read shards of their own read each sample once; weights do not go with it")
         if self.rule is not None and self.is_by_shards:
-            raise ValueError("batches of like length are cut in lanes; ranks with shards of their own have none")
+            raise ValueError(f"{self._kind} are cut in lanes; ranks with shards of their own have none")
         if self.rule is not None and self.nbatches is not None:
-            raise ValueError("how many samples so many batches of like length have is not known before: say epoch_size")
+            raise ValueError(f"how many samples so many {self._kind} have is not known before: say epoch_size")
+
+    @property
+    def _kind(self) -> str:
+        return "packs" if isinstance(self.rule, PackRule) else "batches of like length"
 
     @property
     def nominal(self) -> int | None:
@@ -275,7 +282,8 @@ class TrainingJob:
             return [Course(epochs=epochs, ends=ends) for epochs in own]
         first = 0
         if self.resume is None:
-            epochs = sampler_epochs(ShardCounts(self.lengths), self.parts, self.settings, weights=self.weights)
+            counts, means = ShardCounts(self.lengths), mean_tokens(self.rule, self.parts)
+            epochs = sampler_epochs(counts, self.parts, self.settings, weights=self.weights, means=means)
         else:
             epochs, first = self.resume.begin(self.settings, weights=self.weights, rule=self.rule, block=self.block)
         by_rank = (msgspec.structs.replace(epochs, rank=rank) for rank in range(self.world))
@@ -313,17 +321,40 @@ class Epoch:
 
 @dataclass(frozen=True)
 class RankBatches:
-    """The reading of a rank in an epoch of batches of like length.
+    """The reading of a rank in an epoch of batches of like length, or of packs.
 
     Attributes:
         samples: in the order in which they are read: (nsamples,).
         fills: those of them that fill up the tail: (nsamples,).
         edges: where batches begin, and the last one ends: (steps + 1,).
+        pieces: of the samples, in packs: (nsamples,) each; None: all of each is read.
     """
 
     samples: Indices
     fills: NDArray[np.bool_]
     edges: Indices
+    pieces: Pieces | None = None
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Self:
+        """Those of batches in turn."""
+        none, parts = np.zeros(0, np.int64), [batch.pieces for batch in batches if batch.pieces is not None]
+        return cls(
+            samples=np.concatenate([none, *(batch.samples for batch in batches)]),
+            fills=np.concatenate([none.astype(bool), *(batch.fills for batch in batches)]),
+            edges=np.cumsum([0, *(len(batch.samples) for batch in batches)]),
+            pieces=Pieces(*map(np.concatenate, zip(*parts, strict=True))) if parts else None,
+        )
+
+    @property
+    def begun(self) -> Indices:
+        """The samples whose first token is read, or all of them: (n,)."""
+        return self.samples if self.pieces is None else self.samples[self.pieces.first == 0]
+
+    @property
+    def tokens(self) -> Indices:
+        """Tokens of each piece, separators included: (nsamples,)."""
+        return self.edges[:0] if self.pieces is None else self.pieces.last - self.pieces.first
 
     def to_positions(self, visits: Visits, size: int) -> Visits:
         """Visits whose positions are such that batches are of ``size``."""
@@ -423,8 +454,8 @@ def _read_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epo
 
 
 def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoch:
-    """An epoch of batches of like length: cut once, and dealt to all ranks."""
-    assert job.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
+    """An epoch of batches of like length, or of packs: cut once, and dealt to all ranks."""
+    assert job.rule is not None  # noqa: S101 - for the type checker: it has such batches
     epochs, none = BatchEpochs.of(courses[0].epochs, job.rule, seed=job.seed, block=job.block), np.zeros(0, np.int64)
     course = Course(epochs=epochs.lane_epochs, ends=courses[0].ends, first=courses[0].first)
     chunks = list(epochs.deal(epochs.first_place(course.first + number), range(job.world)))
@@ -432,11 +463,7 @@ def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoc
     for rank in range(job.world):
         blocks = [of_ranks[rank].samples for of_ranks in chunks]
         own = [batch for of_ranks in chunks for batch in of_ranks[rank].batches]
-        found = RankBatches(
-            samples=np.concatenate([none, *blocks]),
-            fills=np.concatenate([none.astype(bool), *(batch.fills for batch in own)]),
-            edges=np.cumsum([0, *(len(batch.samples) for batch in own)]),
-        )
+        found = RankBatches.of(own)
         times = np.concatenate([none, *(batch.positions for batch in own)])
         visits = course.reordered(number, times, found.samples)
         coming = visits if job.prefetch == 0 else course.coming_of(iter(blocks))

@@ -3,21 +3,24 @@
 The order is computed by `wids.core.order.epoch` and `wids.core.order.mixture` alone. A batch and a sample are found by
 seeking: no more than the windows that mix their chunks is read. Steps are those of a DataLoader with a ``batch_size``.
 
-Batches of like length are those of `wids.core.order.batch_epochs`. How many there are before a step only cutting them
-tells: each block of the epoch is cut once.
+Batches of like length, and packs, are those of `wids.core.order.batch_epochs`. How many there are before a step only
+cutting them tells: each block of the epoch is cut once. The batches of an epoch that the ranks do not divide are those
+of the sampler's last round.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from wids.core.order.batch import PACKS
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.epoch import Plan
 from wids.core.order.lane import matches
+from wids.core.order.packing import mean_tokens
 from wids.core.order.population import sampler_epochs
 from wids.core.order.search import find_in_pass, find_in_stream, lanes_of
 from wids.core.order.state import EpochPosition
@@ -25,8 +28,7 @@ from wids.core.order.state import EpochPosition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wids.core.order.batch import Batch, CutBlock
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Batch, CutBlock, Rule
     from wids.core.order.epoch import EpochOrder, PassSpan
     from wids.core.order.layout import ShardCounts, SourceSpan
     from wids.core.order.mixture import MixturePlan
@@ -43,7 +45,7 @@ def make_timetable(
     *,
     epoch: int,
     batch_size: int = 1,
-    rule: BatchRule | None = None,
+    rule: Rule | None = None,
     block: int | None = None,
     on_block: Callable[[int, int], object] = lambda *_: None,
     span: tuple[int, int] | None = None,
@@ -58,7 +60,7 @@ def make_timetable(
         settings: of the sampler.
         epoch: see `Timetable`.
         batch_size: the same.
-        rule: of batches of like length; None: they are of ``batch_size``.
+        rule: of batches of like length, or of packs; None: they are of ``batch_size``.
         block: of those, see `BatchEpochs.of`.
         on_block: see `BatchTimetable`; called with how many samples of how many have been cut.
         span: see `wids.core.order.population.sampler_epochs`.
@@ -69,7 +71,8 @@ def make_timetable(
         ValueError: settings that exclude each other. StateError: the state does not fit.
     """
     if resume is None:
-        epochs = sampler_epochs(counts, parts, settings, span=span, weights=weights)
+        means = mean_tokens(rule, parts)
+        epochs = sampler_epochs(counts, parts, settings, span=span, weights=weights, means=means)
     else:
         epochs, epoch = resume.begin(settings, span=span, weights=weights, rule=rule, block=block)
     if rule is None:
@@ -80,6 +83,26 @@ def make_timetable(
     return BatchTimetable(batches, epoch=epoch, on_block=lambda at: on_block(at - first.position, total))
 
 
+class Piece(NamedTuple):
+    """Tokens of a document in a pack.
+
+    Attributes:
+        pack: counted from 0 in the batch.
+        first: the first token.
+        last: one past the last one, a separator included.
+        length: tokens of the document, without a separator.
+    """
+
+    pack: int
+    first: int
+    last: int
+    length: int
+
+    def told(self) -> dict[str, Any]:
+        """The piece for programs, named as in a sample: ``__pack__``, ``__piece__``, ``__length__``."""
+        return {"pack": self.pack, "piece": [self.first, self.last], "length": self.length}
+
+
 class Reading(NamedTuple):
     """A sample being read.
 
@@ -88,12 +111,19 @@ class Reading(NamedTuple):
         step: in which of its batches, from 0.
         place: at which place in the batch, from 0.
         is_repeated: some rank has read it before in this epoch, and it fills up the tail; of a nominal one none does.
+        piece: that is read, in a pack; None: all of it.
     """
 
     rank: int
     step: int
     place: int
     is_repeated: bool
+    piece: Piece | None = None
+
+    def told(self) -> dict[str, Any]:
+        """The reading for programs."""
+        values = {name: value for name, value in self._asdict().items() if name != "piece"}
+        return values if self.piece is None else {**values, **self.piece.told()}
 
 
 class Timetable:
@@ -112,6 +142,7 @@ class Timetable:
         world: number of ranks.
         samples: number that each rank reads in the epoch.
         steps: batches of each rank; the last one may be smaller.
+        has_packs: False: samples are read whole.
 
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
@@ -124,6 +155,7 @@ class Timetable:
     world: int
     samples: int
     steps: int
+    has_packs: ClassVar[bool] = False
 
     def __init__(self, epochs: RankEpochs, *, epoch: int, batch_size: int) -> None:
         self.epochs, self.epoch, self.batch_size = epochs, epoch, batch_size
@@ -141,6 +173,10 @@ class Timetable:
         blocks = self._blocks(start, self._start + last * self.world, self.world)
         found = np.concatenate([np.zeros(0, np.int64), *blocks])
         return found, [self._is_repeated(start + k * self.world) for k in range(len(found))]
+
+    def pieces(self, rank: int, step: int) -> list[Piece]:  # noqa: ARG002 - see `BatchTimetable`
+        """None: samples are read whole."""
+        return []
 
     def counts(self, step: int) -> dict[str, int]:
         """Samples that all ranks read of each source of a mixture before a step, by name; 0 <= step <= steps."""
@@ -235,7 +271,7 @@ def _find_repeated(order: EpochOrder, wanted: Indices, end: int) -> Iterator[tup
 
 
 class BatchTimetable:
-    """The readings of one epoch in batches of like length: batches, ranks and steps.
+    """The readings of one epoch in batches of like length, or of packs: batches, ranks and steps.
 
     Args:
         epochs: of the batches.
@@ -249,7 +285,9 @@ class BatchTimetable:
         world: number of ranks.
         is_whole: all of the epoch has been cut.
         done: the position up to which it has.
-        too_long: samples of the dataset that are in no batch, for they are longer than the budget.
+        too_long: samples of the dataset that are in no batch, for they are longer than the budget, or a pack; of packs
+            also those without a token.
+        has_packs: batches are of pieces of samples.
 
     Raises:
         ValueError: no such nominal epoch exists, or it has less than a sample for each rank.
@@ -259,15 +297,18 @@ class BatchTimetable:
     epoch: int
     world: int
     too_long: int
+    has_packs: bool
     done: int
     is_whole: bool
 
     def __init__(self, epochs: BatchEpochs, *, epoch: int, on_block: Callable[[int], object] = lambda _: None) -> None:
         self.epochs, self.epoch, self.world, self.too_long = epochs, epoch, epochs.world, epochs.rule.skipped
+        self.has_packs = epochs.rule.kind == PACKS
         self._starts, self._before = list[int](), [0]  # of the blocks: positions, and the batches before each and all
         first = epochs.first_place(epoch)
         self._uncut, self.done, self.is_whole = epochs.cut(first), first.position, False
         self._last: tuple[int, CutBlock] | None = None  # that was looked at: its number, and itself
+        self._round: list[Batch] = []  # of all ranks, the last one, once it was asked for
         self.go_on(on_block)
 
     def go_on(self, on_block: Callable[[int], object] = lambda _: None) -> None:
@@ -292,12 +333,16 @@ class BatchTimetable:
 
     def batch(self, rank: int, step: int) -> tuple[Indices, list[bool]]:
         """A batch; see `Timetable.batch`."""
-        found = self._batch(rank, step)
-        return found.samples, found.fills.tolist()
+        batch = self.contents(rank, step)
+        return batch.samples, batch.fills.tolist()
+
+    def pieces(self, rank: int, step: int) -> list[Piece]:
+        """The pieces of the samples of a batch of packs; of other batches none."""
+        return pieces_of(self.contents(rank, step))
 
     def read(self, rank: int, first: int, last: int) -> tuple[Indices, Indices, Indices]:
         """The samples of a rank's steps; see `Timetable.read`. Positions are those in the order of the samples."""
-        batches, none = [self._batch(rank, step) for step in range(first, last)], np.zeros(0, np.int64)
+        batches, none = [self.contents(rank, step) for step in range(first, last)], np.zeros(0, np.int64)
         return (
             np.concatenate([none, *(batch.samples for batch in batches)]),
             np.concatenate([none, *(batch.positions for batch in batches)]),
@@ -305,37 +350,55 @@ class BatchTimetable:
         )
 
     def find(self, indices: Iterable[int]) -> dict[int, list[Reading]]:
-        """The readings of samples; see `Timetable.find`. An epoch that is not cut to its end is searched so far."""
+        """The readings of samples; see `Timetable.find`. An epoch that is not cut to its end is searched so far.
+
+        A document has one for each of its pieces.
+        """
         readings: dict[int, list[Reading]] = {index: [] for index in indices}
-        wanted = np.array(sorted(readings), np.int64)
+        wanted, whole = np.array(sorted(readings), np.int64), self._before[-1] // self.world
 
         def look(rank: int, step: int, batch: Batch) -> None:
-            for at in np.flatnonzero(np.isin(batch.samples, wanted)).tolist():
-                readings[int(batch.samples[at])].append(Reading(rank, step, at, bool(batch.fills[at])))
+            places = np.flatnonzero(np.isin(batch.samples, wanted)).tolist()
+            pieces = pieces_of(batch) if places else []
+            for at in places:
+                piece = pieces[at] if pieces else None
+                readings[int(batch.samples[at])].append(Reading(rank, step, at, bool(batch.fills[at]), piece))
 
         found = _find(self.epochs.lane_epochs, self.epoch, wanted)
         for number in sorted({bisect_right(self._starts, at) - 1 for at, _ in found if at < self.done}):
             block = self._block(number)
             for at in range(len(block)):
                 step, rank = divmod(self._before[number] + at, self.world)
-                if step < self.steps:
+                if step < whole:
                     look(rank, step, block.batch(at))
-        late = range(self._before[-1] % self.world or self.world, self.world)  # whose last batch fills up the tail
-        if self.steps * self.world > self._before[-1]:
-            for rank in late:
-                look(rank, self.steps - 1, self._batch(rank, self.steps - 1))
+        if self.steps > whole:
+            for rank in range(self.world):
+                look(rank, whole, self.contents(rank, whole))
         return {index: sorted(found, key=lambda one: (one.step, one.rank)) for index, found in readings.items()}
 
-    def _batch(self, rank: int, step: int) -> Batch:
-        number, total = step * self.world + rank, self._before[-1]
-        if number < total:
-            at = bisect_right(self._before, number) - 1
-            return self._block(at).batch(number - self._before[at])
-        at = bisect_right(self._before, step * self.world) - 1
-        place = EpochPosition(self.epoch, self._starts[at], offset=step * self.world - self._before[at])
-        return next(batch for [chunk] in self.epochs.deal(place, [rank]) for batch in chunk.batches)
+    def contents(self, rank: int, step: int) -> Batch:
+        """All of a batch."""
+        number = step * self.world
+        at = bisect_right(self._before, number) - 1
+        if step < self._before[-1] // self.world:
+            at = bisect_right(self._before, number + rank) - 1
+            return self._block(at).batch(number + rank - self._before[at])
+        if not self._round:  # fewer batches than ranks, which are shared out, or some come again
+            place = EpochPosition(self.epoch, self._starts[at], offset=number - self._before[at])
+            dealt = list(self.epochs.deal(place, range(self.world)))
+            self._round = [
+                batch for of_rank in zip(*dealt, strict=True) for chunk in of_rank for batch in chunk.batches
+            ]
+        return self._round[rank]
 
     def _block(self, number: int) -> CutBlock:
         if self._last is None or self._last[0] != number:
             self._last = number, next(self.epochs.cut(EpochPosition(self.epoch, self._starts[number])))
         return self._last[1]
+
+
+def pieces_of(batch: Batch) -> list[Piece]:
+    """The pieces of the samples of a batch of packs; of other batches none."""
+    return (
+        [] if batch.pieces is None else [Piece(*row) for row in zip(*(v.tolist() for v in batch.pieces), strict=True)]
+    )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # They are visited one by one.
 _MAX_RANKS = 1_000_000
+_PIECE_COLUMNS = (">pack", ">tokens")
 
 
 app: App = App()
@@ -64,7 +65,8 @@ class ScheduleOptions(OrderOptions):
         Raises:
             typer.BadParameter: ``num_samples`` is no number or range, or of a mixture; there is no such nominal epoch;
                 options of batches that do not go together.
-            SelectionError: ``num_samples`` is not inside the dataset. InputError: see `wids.BucketBatchSampler`.
+            SelectionError: ``num_samples`` is not inside the dataset. InputError: see `wids.BucketBatchSampler` and
+                `wids.PackSampler`.
         """
         from wids.core.order.layout import ShardCounts
         from wids.tools.simulate.schedule import make_timetable
@@ -125,8 +127,8 @@ def show_batch(
     """Show which samples made up a batch: of which rank, at which step of which epoch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens, --limit or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where
-    the epoch goes on over the changed data.
+    With --max-tokens, --limit or --buckets: over a BucketBatchSampler; with --pack-tokens: over a PackSampler, which
+    pieces of which samples. With --state and --old: steps count from where the epoch goes on over the changed data.
     """
     world_size = schedule.world_size
     if rank is None and world_size > 1:
@@ -154,15 +156,13 @@ def show_batch(
         print_json({**position, **_sizes_of(table, schedule), "worker": worker, "samples": rows})
         return
     by = "" if worker is None else f", by worker {worker} of {schedule.workers}"
-    print(
-        f"epoch {table.epoch}, step {step:,} of {table.steps:,}, rank {rank} of {world_size}: "
-        f"{count_of(len(rows), 'sample')}{by}"
-    )
+    print(f"epoch {table.epoch}, step {step:,} of {table.steps:,}, rank {rank} of {world_size}: {_count(rows)}{by}")
     if isinstance(table, Timetable) and len(rows) < table.batch_size:
         print("the last batch, which a loader with drop_last=True leaves out")
     _say_too_long(table)
     print()
-    columns = (">index", ">shard", ">row", *(("key",) if has_keys else ()), "url", "")
+    pieces = _PIECE_COLUMNS if table.has_packs else ()
+    columns = (">index", ">shard", ">row", *(("key",) if has_keys else ()), *pieces, "url", "")
     print_table(columns, (_cells(row) for row in rows))
 
 
@@ -189,8 +189,8 @@ def show_readings(
     """Show when samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
-    With --max-tokens, --limit or --buckets: over a BucketBatchSampler. With --state and --old: steps count from where
-    the epoch goes on over the changed data.
+    With --max-tokens, --limit or --buckets: over a BucketBatchSampler; with --pack-tokens: over a PackSampler, for each
+    piece of a sample. With --state and --old: steps count from where the epoch goes on over the changed data.
     """
     from wids.tools.cli.look.listed import Listed
     from wids.tools.simulate.schedule import Timetable
@@ -212,9 +212,10 @@ def show_readings(
     print(f"epoch {table.epoch}: {count_of(table.steps, 'step')} on each of {count_of(table.world, 'rank')}{size}")
     _say_too_long(table)
     print()
-    has_workers = schedule.workers > 0
-    columns = ("sample", ">index", ">rank", ">step", ">place", *((">worker",) if has_workers else ()), "")
-    print_table(columns, [line for row in rows for line in _lines(row, has_workers=has_workers)])
+    has_workers, pieces = schedule.workers > 0, _PIECE_COLUMNS if table.has_packs else ()
+    columns = ("sample", ">index", ">rank", ">step", ">place", *((">worker",) if has_workers else ()), *pieces, "")
+    lines = [_lines(row, has_workers=has_workers, has_packs=table.has_packs) for row in rows]
+    print_table(columns, [line for of_sample in lines for line in of_sample])
 
 
 def _parse_samples(listed: Listed, text: str) -> tuple[int, int]:
@@ -243,16 +244,31 @@ def _sizes_of(table: Timetable | BatchTimetable, schedule: ScheduleOptions) -> d
 
 def _say_too_long(table: Timetable | BatchTimetable) -> None:
     if too_long := getattr(table, "too_long", 0):
-        print(f"{count_of(too_long, 'sample')} of the dataset longer than --max-tokens, in no batch")
+        why = "longer than --max-tokens, in no batch"
+        if table.has_packs:
+            why = "without a token, or longer than --pack-tokens, in no pack"
+        print(f"{count_of(too_long, 'sample')} of the dataset {why}")
 
 
 def _rows_of(listed: Listed, table: Timetable | BatchTimetable, rank: int, step: int) -> list[dict[str, Any]]:
-    """The samples of a batch."""
+    """The samples of a batch, or their pieces."""
     samples, marks = table.batch(rank, step)
-    return [
+    rows = [
         {**listed.place(number), "is_repeated": is_repeated}
         for number, is_repeated in zip(samples.tolist(), marks, strict=True)
     ]
+    for row, piece in zip(rows, table.pieces(rank, step), strict=table.has_packs):
+        row.update(piece.told())
+    return rows
+
+
+def _count(rows: list[dict[str, Any]]) -> str:
+    """The size of a batch in words."""
+    if not rows or "piece" not in rows[0]:
+        return count_of(len(rows), "sample")
+    tokens = sum(row["piece"][1] - row["piece"][0] for row in rows)
+    packs, pieces = count_of(rows[-1]["pack"] + 1, "pack"), count_of(len(rows), "piece")
+    return f"{packs}, {pieces} of {count_of(len({row['index'] for row in rows}), 'sample')}, {tokens:,} tokens"
 
 
 def _add_keys(listed: Listed, rows: list[dict[str, Any]]) -> None:
@@ -263,19 +279,31 @@ def _add_keys(listed: Listed, rows: list[dict[str, Any]]) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     key = [printable(row["key"])] if "key" in row else []
-    return [str(row["index"]), str(row["shard"]), str(row["row"]), *key, shown_url(row["url"]), _note(row)]
+    where = [str(row["index"]), str(row["shard"]), str(row["row"]), *key, *_piece_cells(row)]
+    return [*where, shown_url(row["url"]), _note(row)]
+
+
+def _piece_cells(row: dict[str, Any]) -> list[str]:
+    if "piece" not in row:
+        return []
+    first, last = row["piece"]
+    return [str(row["pack"]), f"{first:,} to {last:,} of {row['length']:,}"]
 
 
 def _reading(reading: Reading, schedule: ScheduleOptions) -> dict[str, Any]:
-    return {**reading._asdict(), "worker": schedule.worker_of(reading.step)}
+    return {**reading.told(), "worker": schedule.worker_of(reading.step)}
 
 
-def _lines(row: dict[str, Any], *, has_workers: bool) -> list[list[str]]:
+def _lines(row: dict[str, Any], *, has_workers: bool, has_packs: bool) -> list[list[str]]:
     names = ("rank", "step", "place", *(("worker",) if has_workers else ()))
     first = [printable(row["sample"]), str(row["index"])]
     if not row["readings"]:
-        return [[*first, *("-" for _ in names), "not read in this epoch"]]
-    return [[*first, *(str(reading[name]) for name in names), _note(reading)] for reading in row["readings"]]
+        none = ["-"] * (len(names) + has_packs * len(_PIECE_COLUMNS))
+        return [[*first, *none, "not read in this epoch"]]
+    return [
+        [*first, *(str(reading[name]) for name in names), *_piece_cells(reading), _note(reading)]
+        for reading in row["readings"]
+    ]
 
 
 def _note(place: dict[str, Any]) -> str:

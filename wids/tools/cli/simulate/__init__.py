@@ -14,7 +14,7 @@ from wids.tools.cli.saved_state import ResumeOptions
 from wids.tools.cli.simulate import options
 
 if TYPE_CHECKING:
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.tools.cli.options import ReadColumn
     from wids.tools.simulate.job import TrainingJob
 
@@ -47,9 +47,9 @@ def run_simulate(
     """Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.
 
     The order and the choice of what leaves a cache are those of the library; time is a model of nodes, links and
-    loaders. Of batches of like length (--max-tokens, --limit, --buckets) it says the padding and balance too. Exit code
-    1: the ranks have different numbers of batches, which hangs distributed training. With --state: of the job that
-    goes on from it, with --old over data that have changed.
+    loaders. Of batches of like length (--max-tokens, --limit, --buckets) it says the padding and balance too, of packs
+    (--pack-tokens) how full they are. Exit code 1: the ranks have different numbers of batches, which hangs distributed
+    training. With --state: of the job that goes on from it, with --old over data that have changed.
     """
     from wids.tools.cli.simulate.report import build, show
 
@@ -89,7 +89,7 @@ def _reader_of(index: str | None, shards: options.Described, batches: BatchOptio
 
 def _describe(
     shards: options.Described,
-    rule: BatchRule | None,
+    rule: Rule | None,
     block: int | None,
     weights: Any,
     training: options.TrainingOptions,

@@ -13,6 +13,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.core.files.atomic import write_atomically
+from wids.core.order.batching import BatchRule
+from wids.core.order.packing import PackRule
 from wids.errors import DependencyError, OutputError
 from wids.tools.cli.simulate.report import traffic_table, waited_for
 
@@ -100,12 +102,16 @@ def panels(report: Report) -> list[Panel]:
         Panel("stalls, s", waited, stalls),
     ]
     costs, rule = found.costs, report.job.rule
-    if costs is not None and rule is not None:
+    of_ranks = f" A line for each of {len(costs):,} ranks." if costs is not None and len(costs) > _MAX_NAMED else ""
+    if costs is not None and isinstance(rule, PackRule):
+        tokens = f"Tokens of a rank's batch, the mean of {stretch}."
+        bound = _near(rule.batch_size * rule.pack_tokens, costs)
+        found_panels.append(Panel("batch, tokens", f"{tokens}{of_ranks}", costs, bound, "full", "rank"))
+    elif costs is not None and isinstance(rule, BatchRule):
         unit = "tokens" if rule.lengths is not None else "samples"
         cost = f"What a rank's batch costs{', with its padding' if rule.is_padded else ''}, the mean of {stretch}."
-        each = f" A line for each of {len(costs):,} ranks." if len(costs) > _MAX_NAMED else ""
         bound = _near(rule.max_cost, costs)
-        found_panels.append(Panel(f"batch, {unit}", f"{cost}{each}", costs, bound, "--max-tokens", "rank"))
+        found_panels.append(Panel(f"batch, {unit}", f"{cost}{of_ranks}", costs, bound, "--max-tokens", "rank"))
     return found_panels
 
 

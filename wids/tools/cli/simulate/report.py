@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.core.files.terminal import progress
+from wids.core.order.batching import BatchRule
+from wids.core.order.packing import PackRule
 from wids.tools.cli.format import count_of, format_size, print_json, print_table, print_text, printable
 from wids.tools.simulate import figures
 from wids.tools.simulate.job import MAX_EXACT, is_exact, read_epochs
@@ -15,11 +17,13 @@ from wids.tools.simulate.run import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import TypeAlias
 
-    from wids.core.order.batching import BatchRule
     from wids.tools.simulate.job import Epoch, TrainingJob
     from wids.tools.simulate.result import SimulationResult
     from wids.tools.simulate.trace import Course
+
+    Contents: TypeAlias = figures.Batching | figures.Packing
 
 _MAX_ROWS = 24
 _OPEN_POINTS = 8
@@ -96,7 +100,7 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     steps = sum(max(epoch.steps) for epoch in epochs)
     with progress() as bar:
         found = Simulation(job, epochs, on_step=lambda step: bar.update(step, total=steps, words="steps")).run()
-    batching = figures.measure_batches(job, epochs)
+    batching: Contents | None = figures.measure_batches(job, epochs) or figures.measure_packs(job, epochs)
     needed = max(figures.needed_bytes(job, [epoch]) for epoch in epochs)
     notes = _notes(job, found, needed=needed)
     rows = [
@@ -119,7 +123,9 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
 def _bound_of(job: TrainingJob) -> str:
     """Words for the bounds of a batch."""
     rule = job.rule
-    if rule is None:
+    if isinstance(rule, PackRule):
+        return f"{count_of(rule.batch_size, 'pack')} of {rule.pack_tokens:,} tokens"
+    if not isinstance(rule, BatchRule):
         return f"{job.batch_size:,}"
     bounds = [] if rule.max_cost is None else [f"at most {rule.max_cost:,.10g} tokens"]
     bounds += [f"at most {limit.most:,.10g} {printable(limit.name)}" for limit in rule.limits]
@@ -132,7 +138,7 @@ def _bound_of(job: TrainingJob) -> str:
 
 
 def _order_rows(
-    job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch], batching: figures.Batching | None
+    job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch], batching: Contents | None
 ) -> Iterator[ReportRow]:
     """The figures that depend on the order alone."""
     counts, splits = figures.count_samples(job, courses, epochs), figures.find_splits(job, epochs)
@@ -146,11 +152,13 @@ def _order_rows(
     totals = sorted({sum(own) for own in batches})
     many = f"{totals[0]:,}, the same on all" if is_equal else f"{totals[0]:,} to {totals[-1]:,}: NOT EQUAL"
     yield ReportRow("batches", batches, "batches of a rank", many)
-    yield ReportRow(
-        "batching", batching and {name: value for name, value in asdict(batching).items() if name != "costs"}
-    )
-    if batching is not None and job.rule is not None:
+    told = batching and {name: value for name, value in asdict(batching).items() if name != "costs"}
+    yield ReportRow("batching", told if isinstance(batching, figures.Batching) else None)
+    yield ReportRow("packing", told if isinstance(batching, figures.Packing) else None)
+    if isinstance(batching, figures.Batching) and isinstance(job.rule, BatchRule):
         yield from _batch_rows(batching, job.rule, job.world)
+    elif isinstance(batching, figures.Packing) and isinstance(job.rule, PackRule):
+        yield from _pack_rows(batching, job.rule, job.world)
     yield ReportRow("ranks_are_equal", is_equal)
     yield ReportRow("", None, "samples read", f"{counts.read:,} ({_how_often(job, counts)})")
     words = f"{splits.by_ranks:,} read by several ranks, {splits.by_nodes:,} by several nodes"
@@ -175,9 +183,7 @@ def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iter
         words = "with it, batches have" if rule.is_padded else "none if they are packed; with it, batches would have"
         yield ReportRow("", None, "padding", f"{words} {batching.padding:.3f} x the tokens of their samples")
     if world > 1:
-        mean, worst = batching.imbalance_mean, batching.imbalance_worst
-        words = f"the costliest batch is {mean:.3f} x the mean of the ranks, {worst:.3f} x at worst"
-        yield ReportRow("", None, "balance of a step", words)
+        yield _balance_row("costliest", batching)
     if batching.used_mean is not None:
         words = f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"
         yield ReportRow("", None, "budget used", words)
@@ -192,6 +198,34 @@ def _batch_rows(batching: figures.Batching, rule: BatchRule, world: int) -> Iter
         budgets += [f"{limit.most:,.10g} {printable(limit.name)}" for limit in rule.limits]
         words = f"{count_of(batching.too_long, 'sample')} of more than {' or '.join(budgets)}, left out"
         yield ReportRow("", None, "too long", words)
+
+
+def _pack_rows(packing: figures.Packing, rule: PackRule, world: int) -> Iterator[ReportRow]:
+    """Contents of packs, for people; their value is that of `packing`."""
+    words = f"{packing.packs:,} in {count_of(packing.batches, 'batch', 'batches')}"
+    words += f"; {100 * (1 - packing.fill):.2g}% of their room is empty"
+    if packing.short:
+        words += f", {packing.short:,} are not full, the emptiest to {packing.fill_least:.0%}"
+    yield ReportRow("", None, "packs", words)
+    words = f"{packing.pieces_mean:,.3g} on average, {packing.pieces_most:,} at most"
+    yield ReportRow("", None, "pieces in a pack", words)
+    if rule.is_cut:
+        yield ReportRow("", None, "documents cut", f"{packing.cut:,}")
+    words = f"{packing.tokens:,}, {packing.step_tokens:,.0f} in a step of all ranks"
+    if packing.repeated_tokens:
+        words += f"; {packing.repeated_tokens:,} of an epoch again, to fill up the tail"
+    yield ReportRow("", None, "tokens", words)
+    if world > 1:
+        yield _balance_row("fullest", packing)
+    if packing.skipped:
+        longer = "" if rule.is_cut else f", or with more than {rule.pack_tokens - rule.separators:,}"
+        yield ReportRow("", None, "left out", f"{count_of(packing.skipped, 'sample')} without a token{longer}")
+
+
+def _balance_row(most: str, contents: Contents) -> ReportRow:
+    mean, worst = contents.imbalance_mean, contents.imbalance_worst
+    words = f"the {most} batch is {mean:.3f} x the mean of the ranks, {worst:.3f} x at worst"
+    return ReportRow("", None, "balance of a step", words)
 
 
 def _cache_rows(job: TrainingJob, epochs: list[Epoch], needed: int) -> Iterator[ReportRow]:
