@@ -462,7 +462,7 @@ class BatchOptions:
         }
 
     def _changed(self, *names: str) -> list[str]:
-        """Those of some options that differ from their defaults, as they are written."""
+        """The names of some options, as they are written: of those that differ from their defaults."""
         plain = BatchOptions()
         changed = [name for name in names if getattr(self, name) not in (getattr(plain, name), [])]
         return ["--no-cut" if name == "cut" else f"--{name.replace('_', '-')}" for name in changed]

@@ -337,7 +337,7 @@ class RankBatches:
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> Self:
-        """Those of batches in turn."""
+        """The reading of batches in turn."""
         none, parts = np.zeros(0, np.int64), [batch.pieces for batch in batches if batch.pieces is not None]
         return cls(
             samples=np.concatenate([none, *(batch.samples for batch in batches)]),
