@@ -59,6 +59,7 @@ class Setting:
         if draws.random() < 0.7:
             self.lengths = self.lengths.astype(int)
         self.budget = float(draws.choice([1, 3, 20]) * self.lengths.max())
+        self.images = numbers.integers(0, 9, n)
         self.names = numbers.choice(["a", "b", "c", "d"][: draws.randint(1, 4)], n)
         self.sizes = {name: draws.randint(1, 9) for name in "abcd"}
         self.rule = draws.choice(
@@ -67,6 +68,8 @@ class Setting:
                 {"lengths": self.lengths, "batch_size": draws.randint(1, 20)},
                 {"buckets": self.names, "batch_size": self.sizes},
                 {"lengths": self.lengths, "max_tokens": self.budget, "buckets": self.names, "batch_size": self.sizes},
+                {"lengths": self.lengths, "max_tokens": self.budget, "limits": {"images": (self.images, 12)}},
+                {"limits": {"images": (self.images, 12)}, "buckets": self.names, "batch_size": self.sizes},
             ]
         )
         self.rule = {**self.rule, "cost": draws.choice(["padded", "sum"])}
@@ -92,6 +95,8 @@ class Setting:
         assert batch
         if "max_tokens" in self.rule:
             assert (own.max() * len(own) if padded else own.sum()) <= self.budget * (1 + 1e-12)
+        if "limits" in self.rule:
+            assert self.images[batch].sum() <= 12
         if "buckets" in self.rule:
             assert len(set(self.names[batch])) == 1
             assert len(batch) <= self.sizes[self.names[batch[0]]]

@@ -95,6 +95,10 @@ class Snapshot(NamedTuple):
         """A length of each sample, which stays its own."""
         return np.array([1 + (hash(key[1]) * 7 + int(key[0][0][1:]) * 3) % 9 for key in self.keys])
 
+    def images(self) -> np.ndarray[Any, Any]:
+        """The images of each sample, likewise."""
+        return np.array([(key[1] * 5 + int(key[0][0][1:])) % 4 for key in self.keys])
+
 
 class Job:
     """The settings of a job, which makes its samplers over any data."""
@@ -114,6 +118,7 @@ class Job:
         self.rule = {"max_tokens": 20, "cost": rng.choice(["padded", "sum"]), "block": rng.choice([None, 2, 5])}
         if rng.random() < 0.3:
             self.rule |= {"max_tokens": 8, "too_long": "skip"}
+        self.limits = rng.choice([{}, {}, {"images": 6}, {"images": 3, "crops": 8}])
 
     def samplers(self, now: Snapshot, world: int) -> list[Any]:
         """The sampler of each rank."""
@@ -123,13 +128,19 @@ class Job:
         ]
         if not self.has_batches:
             return made
-        return [wids.BucketBatchSampler(each, lengths=now.lengths(), **self.rule) for each in made]
+        limits = {name: (now.images(), most) for name, most in self.limits.items()}
+        return [wids.BucketBatchSampler(each, lengths=now.lengths(), limits=limits, **self.rule) for each in made]
+
+    def values(self, then: Snapshot) -> dict[str, Any]:
+        """The values of earlier data, for batches."""
+        if not self.has_batches:
+            return {}
+        return {"old_lengths": then.lengths(), "old_limits": {name: then.images() for name in self.limits}}
 
     def load(self, samplers: list[Any], state: Any, then: Snapshot | None = None) -> None:
         """Load a state; ``then``: the data that it was saved over, if they are others."""
         more: dict[str, Any] = {} if then is None else {"old": then.dataset}
-        if then is not None and self.has_batches:
-            more["old_lengths"] = then.lengths()
+        more |= {} if then is None else self.values(then)
         for each in samplers:
             each.load_state_dict(state, **more)
 
@@ -226,7 +237,7 @@ def test_an_epoch_goes_on_over_changed_data(seed: int, has_batches: bool, has_ch
         rest = rest_of(now, read, job)
         if not rest or (job.tail == "drop" and len(rest_of(then, read, job)) < lanes_of(job, state)):
             return  # the epoch is over
-        more_of_old: dict[str, Any] = {"old_lengths": then.lengths(), "tail": job.tail} if has_batches else {}
+        more_of_old: dict[str, Any] = {**job.values(then), "tail": job.tail} if has_batches else {}
         unseen = now.dataset.unseen(state, old=then.dataset, **more_of_old)
         assert keys_of(unseen, data) == [key for key in now.keys if key not in read]
         samplers, again, resumed = (job.samplers(now, world) for _ in range(3))

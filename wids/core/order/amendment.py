@@ -177,7 +177,8 @@ def read_in_batches(epochs: BatchEpochs, place: EpochPosition) -> tuple[Indices,
         more, samples = _read_of(block, min(place.offset, len(block)))
         if not epochs.lane_epochs.is_stream:  # past its end, samples come again
             is_new = more < len(epochs.lane_epochs.plan)
-            more, filling = more[is_new], samples[~is_new]
+            filling = _NONE if epochs.tail == "mask" else samples[~is_new]  # whose marks say that they do not count
+            more = more[is_new]
     if not epochs.lane_epochs.is_stream and (epochs.tail == "drop" or epochs.rule.skips):
         for block in epochs.cut(epochs.first_place(place.epoch)):
             if block.position >= place.position:
