@@ -51,6 +51,8 @@ RUNNER: ContextVar[Runner | None] = ContextVar("wids-sql-runner", default=None)
 SPILL_BYTES: ContextVar[int] = ContextVar("wids-sql-spill", default=0)
 
 DEFAULT_MEMORY_BYTES = 512 << 20
+# Functions whose value is another one at each call.
+_VARYING = frozenset({"random", "setseed", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval", "currval"})
 _DESCRIBE = "DESCRIBE samples"
 _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
@@ -610,11 +612,19 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     if not predicate.strip():
         raise _RefusedError("an expression of columns is needed, like width >= 512, and this is empty")
     given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
+    called = {
+        name.casefold() for part in _parts_of(given) if _is_dict(part) for name in _texts_of(part.get("function_name"))
+    }
     error = given.get("error_message", "")
     if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
         raise _RefusedError(error)
     if error or _without_where(given) != _without_where(plain):
         raise _RefusedError("one expression is needed, as after WHERE, and this is more")
+    if varying := sorted(called & _VARYING):
+        raise _RefusedError(
+            f"{varying[0]}() has another value each time, and all processes of a job need the same samples; write what "
+            "depends on columns alone, such as hash(key) % 10 = 0"
+        )
 
 
 def _parse(connection: Any, sql: str) -> dict[str, Any]:

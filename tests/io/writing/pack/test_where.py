@@ -92,7 +92,7 @@ def test_where_names_a_field_that_no_sample_has(tmp_path):
     [
         ("", "and this is empty"),
         ("cls >", "syntax error"),
-        ("true; drop view samples", "one expression, as after WHERE, and this is more"),
+        ("true; drop view samples", "one expression is needed, as after WHERE, and this is more"),
         ("key = 'z'", """of 2 samples none meets "key = 'z'\""""),
         ("cls = 1", "the columns of samples are index, key, bin, has_bin, txt, has_txt"),
         ("bin like 'x'", ".bin of 'a' is no value that a predicate could compare"),
