@@ -51,7 +51,7 @@ class PackSampler(BlockBatchSampler):
         block: samples of a lane that are put into packs together; None: some 64 batches, or four windows if that is
             more; with ``cut=False``, no more than a window.
         share: of a mixture, weights are shares of ``"samples"``, or of ``"tokens"``, also those of ``reweight``: by the
-            mean length of each source. Give all sources weights then.
+            tokens that packs have of a sample of each source, on average. Give all sources weights then.
 
     Attributes:
         sampler: the argument.
@@ -116,10 +116,10 @@ class PackSampler(BlockBatchSampler):
                 *(self.skipped, len(sampler.dataset), "" if cut else f", and those of more than {rule.pack_tokens}"),
             )
         population = sampler.__wids__().population
-        if not isinstance(population, MixturePopulation):
+        if isinstance(population, MixturePopulation):
+            population.count_tokens(rule.means(population.parts))
+        else:
             rule.means(None)
-        elif means := rule.means(population.parts):
-            population.count_tokens(means)
         self._cut_by(rule, block)
 
 
@@ -170,7 +170,8 @@ class PackCollate:
     """
 
     def __init__(self, field: str, *, pack_tokens: int | None, separator: int | None, pad: int) -> None:
-        self._field, self._separator, self._pad = field, separator, int(pad)
+        self._field, self._pad = field, parse_int("pad", pad)
+        self._separator = None if separator is None else parse_int("separator", separator)
         self._size = None if pack_tokens is None else parse_int("pack_tokens", pack_tokens, minimum=1)
 
     def __repr__(self) -> str:
@@ -184,23 +185,30 @@ class PackCollate:
 
         Raises:
             InputError: a sample is not of a `wids.PackSampler`, has no such field, or other tokens than ``lengths``
-                said; a pack is longer than ``pack_tokens``; there are separators, and none is said.
+                said; a pack is longer than ``pack_tokens``; there are separators, and none is said, or the reverse.
         """
         packs: list[list[np.ndarray[Any, Any]]] = []
         valid: list[list[bool]] = []
-        last = -1
+        last, is_whole = -1, False
         for sample in samples:
             number = sample.get("__pack__") if hasattr(sample, "get") else None
-            if number is None:
+            if number is None or not {"__piece__", "__length__"} <= {*sample}:
                 raise InputError(
-                    f"a sample has no __piece__ ({shown(sample)}); pack_collate is for DataLoader(batch_sampler="
-                    "wids.PackSampler(...)) over a dataset of wids"
+                    f"a sample has no __piece__, __length__ or __pack__ ({shown(sample)}); pack_collate is for "
+                    "DataLoader(batch_sampler=wids.PackSampler(...)) over a dataset of wids"
                 )
             if number != last:
                 packs.append([])
                 valid.append([])
-                last = number
+                last, is_whole = number, False
             packs[-1].append(self._tokens_of(sample))
+            first, end = sample["__piece__"]
+            if is_whole and first == 0:
+                raise InputError(
+                    f"pack_collate has separator={self._separator}, and a document ends without one: give the sampler "
+                    "separators=1, too, or no separator here"
+                )
+            is_whole = self._separator is not None and end == sample["__length__"]
             valid[-1].append(sample.get("__valid__") is not False)
         return self._join(packs, valid)
 
@@ -211,7 +219,10 @@ class PackCollate:
         if self._field not in sample:
             raise InputError(f"{where} has no field {self._field!r}; it has {shown(sorted(map(str, sample)))}")
         value = sample[self._field]
-        tokens = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+        try:
+            tokens = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: no array is made of {self._field!r}, {a_kind(value)}: {error}") from error
         if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
             raise InputError(
                 f"{where}: {self._field!r} is {a_kind(value)} of shape {tokens.shape} and type {tokens.dtype}; it must "

@@ -546,6 +546,19 @@ def test_a_state_of_more_lanes_than_an_epoch_has_samples_is_refused():
     assert sampler.sampler.lanes == 1
 
 
+@pytest.mark.parametrize(("name", "value", "epochs"), [("lanes", 2**40, 1), ("position", 2**100, 3)])
+def test_a_state_of_more_than_a_block_can_hold_is_refused(name, value, epochs):
+    """As damaged, before its lanes are read."""
+    sampler = make(options={"epochs": epochs})
+    iterator = iter(sampler)
+    next(iterator)
+    state = sampler.state_dict()
+    assert state["offset"]
+    state["order"]["sampler"][name] = value
+    with pytest.raises(StateError, match="it is damaged"):
+        make(options={"epochs": epochs}).load_state_dict(state)
+
+
 def test_counts_of_a_state_may_be_integers_of_numpy():
     """As the other numbers of a state."""
     sampler, again = make(), make()

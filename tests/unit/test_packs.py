@@ -399,6 +399,32 @@ def test_shares_in_tokens(cut):
         wids.PackSampler(sampler, share="tokens", **rule)
 
 
+def test_shares_in_tokens_of_packs():
+    """Documents that are left out have no share, and a source without any other is named."""
+    some, long = Documents([2, 2, 2, 2, 500] * 40), Documents([20] * 200)
+    mixed, lengths = wids.mix({"some": (some, 1), "long": (long, 1)}), np.append(some.lengths, long.lengths)
+    rule = {"pack_tokens": 100, "cut": False, "too_long": "skip", "share": "tokens", "options": {"epoch_size": 4000}}
+    tokens = tokens_of(make(mixed, lengths=lengths, **rule))
+    assert sum(count for (i, _), count in tokens.items() if i >= 200) / tokens.total() == pytest.approx(0.5, abs=0.03)
+    for length in (0, 500):
+        values = np.where(lengths == 20, length, lengths)
+        with pytest.raises(InputError, match="no token of source 'long'.*leave it out of the mixture"):
+            make(mixed, lengths=values, **rule)
+
+
+def test_one_sampler_has_one_share():
+    """A second sampler of packs with other shares is refused: it would change the order of the first."""
+    mixed, lengths = mixture()
+    for first, second in (("tokens", "samples"), ("samples", "tokens")):
+        sampler = wids.DistributedChunkedSampler(mixed, num_replicas=1, rank=0, epoch_size=100)
+        build = partial(wids.PackSampler, sampler, pack_tokens=64)
+        before = tokens_of(build(lengths=lengths, share=first))
+        with pytest.raises(InputError, match="make a sampler of samples for each"):
+            build(lengths=lengths, share=second)
+        sampler.set_epoch(0)
+        assert tokens_of(build(lengths=lengths, share=first)) == before
+
+
 def test_mixtures_resume():
     """A mixture without end, resumed in its middle on other ranks, goes on with the same tokens."""
     mixed, lengths = mixture((2, 1))
@@ -474,6 +500,8 @@ def test_tensors_of_repeated_pieces():
         ({"__piece__": (0, 3)}, {}, "separator"),
         ({}, {"pack_tokens": 1}, "a pack has 2 tokens, more than pack_tokens=1"),
         ({"__pack__": None}, {}, "__piece__"),
+        ({"t": [[1], [2, 3]]}, {}, r"sample 'k' of s\.tar: no array is made of 't', a list"),
+        ({"t": torch.tensor([1, 2], dtype=torch.bfloat16)}, {}, r"sample 'k' of s\.tar: no array is made of 't'"),
     ],
 )
 def test_tensors_that_cannot_be_made(change, options, match):
@@ -491,12 +519,30 @@ def test_tensors_that_cannot_be_made(change, options, match):
         wids.pack_collate(**{"field": "t", **options})([sample])
 
 
+def test_separators_that_the_sampler_does_not_know():
+    """A separator for a sampler without separators is an error; documents may end with a pack, or lack theirs there."""
+    build = partial(make, Documents([5, 3, 8, 4, 4]), pack_tokens=8, options={"shuffle": False})
+    collate = wids.pack_collate("tokens", separator=7)
+
+    def load(packs):
+        return [*torch.utils.data.DataLoader(packs.sampler.dataset, batch_sampler=packs, collate_fn=collate)]
+
+    with pytest.raises(InputError, match=r"separator=7, and a document ends without one: give .* separators=1"):
+        load(build())
+    assert sum(int((batch["input_ids"] == 7).sum()) for batch in load(build(separators=1))) == 5
+    for name in ("separator", "pad"):
+        with pytest.raises(ValueError, match=f"{name} is 1.5; it must be an integer"):
+            wids.pack_collate("tokens", **{name: 1.5})
+
+
 def test_other_samples_have_no_pieces():
     """Samples of another sampler are refused."""
     with pytest.raises(InputError, match="PackSampler"):
         wids.pack_collate("tokens")([Documents([3])[0]])
     with pytest.raises(InputError, match="PackSampler"):
         wids.pack_collate("tokens")([5])
+    with pytest.raises(InputError, match="PackSampler"):
+        wids.pack_collate("tokens")([{"__pack__": 0, "tokens": [1]}])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

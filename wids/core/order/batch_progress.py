@@ -175,20 +175,26 @@ class BatchProgress(Progress[BatchEpochs]):
             if is_reweighted:
                 theirs |= {name: ours[name] for name in ("lengths", "values") if name in ours}
             rows = theirs.get("rows")
-            advice = f". BucketBatchSampler(block={rows!r:.40}) has blocks of the state's rows"
+            advice = (
+                f". {SAMPLERS[self._rule.kind].partition('.')[2]}(block={rows!r:.40}) has blocks of the state's rows"
+            )
             check_order(theirs, ours, advice="" if rows == ours["rows"] else advice)
             if offset and is_reweighted:  # the block that has begun stays what it is
                 end = {**order["sampler"], "position": epochs.decided(place)}
                 self._samples.adopt(end, is_reweighted=True)
                 epochs = self.epochs()
             if offset:
-                epochs.keep(place)
+                try:
+                    epochs.keep(place)
+                    checksum = epochs.checksum(place)
+                except (InputError, OverflowError) as error:  # no block of a sampler is as large
+                    raise StateError(f"the state has {epochs.lanes} lanes, and {error}; it is damaged") from error
                 self._kept = self._order(epochs), epochs.known
-            if offset and epochs.checksum(place) != state.get("block"):
-                raise StateError(
-                    "the lengths, limits or buckets of the samples at the state's position have changed since it was "
-                    "saved, so their batches are other ones; train with those of before, or begin an epoch"
-                )
+                if checksum != state.get("block"):
+                    raise StateError(
+                        "the lengths, limits or buckets of the samples at the state's position have changed since it "
+                        "was saved, so their batches are other ones; train with those of before, or begin an epoch"
+                    )
             return Loaded(place, {**here, "lanes": epochs.lanes})
 
     def _amend(

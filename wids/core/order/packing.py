@@ -122,18 +122,25 @@ class PackRule:
             parts: the sources of a mixture; None: it is none.
 
         Raises:
-            InputError: they are shares of tokens, and it is no mixture.
+            InputError: they are shares of tokens, and it is no mixture, or packs have no token of a source.
         """
         if not self.shares_tokens:
             return None
         if parts is None:
             raise InputError("share is 'tokens', and the dataset is no mixture; wids.mix makes one")
-        return {
-            part.name: int(self.lengths[part.first : part.last].sum(dtype=np.int64)) / (part.last - part.first)
-            + self.separators
-            for part in parts
-            if part.last > part.first
-        }
+        means = {part.name: self._mean_of(part.first, part.last) for part in parts if part.last > part.first}
+        empty = [name for name, mean in means.items() if not mean]
+        if empty:
+            raise InputError(
+                f"share is 'tokens', and packs have no token of source {empty[0]!r}: its documents are empty, or left "
+                "out; leave it out of the mixture"
+            )
+        return means
+
+    def _mean_of(self, first: int, last: int) -> float:
+        """Tokens of the samples ``first .. last`` on average, as packs have them."""
+        pieces = (np.arange(at, min(at + _PIECE, last)) for at in range(first, last, _PIECE))
+        return sum(int(self.tokens_of(some).sum()) for some in pieces) / (last - first)
 
     def for_samples(self, samples: int, read: Callable[[str], Any]) -> PackRule:
         """The same bounds for so many other samples; see `wids.core.order.batch.Rule`.

@@ -232,18 +232,25 @@ class MixturePopulation(Population):
         self.sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self.sizes)
         self.means, self.segments = None, (WeightSegment(0, self.weights),)
+        self._is_counted = False  # by a sampler of packs
 
-    def count_tokens(self, means: Mapping[str, float]) -> None:
-        """Let weights be shares of tokens, of so many in a sample of each source on average.
+    def count_tokens(self, means: Mapping[str, float] | None) -> None:
+        """Let weights be shares of tokens, of so many in a sample of each source on average; None: of samples.
 
         Raises:
-            InputError: weights have been changed already.
+            InputError: another sampler of packs has this order, with other shares; or weights have been changed.
         """
-        if len(self.segments) > 1 and means != self.means:
-            raise InputError("the weights were changed as shares of samples before; say share='tokens' first")
         if means != self.means:
+            if self._is_counted:
+                raise InputError(
+                    "the sampler is in another PackSampler, with other lengths or another share, whose order would "
+                    "change; make a sampler of samples for each"
+                )
+            if len(self.segments) > 1:
+                raise InputError("the weights were changed as shares of samples before; say share='tokens' first")
             self.means = means
             self.segments = (WeightSegment(0, self._in_samples(self.weights)),)
+        self._is_counted = True
 
     def _in_samples(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Weights as shares of samples."""
