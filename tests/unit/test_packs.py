@@ -408,7 +408,7 @@ def test_shares_in_tokens_of_packs():
     assert sum(count for (i, _), count in tokens.items() if i >= 200) / tokens.total() == pytest.approx(0.5, abs=0.03)
     for length in (0, 500):
         values = np.where(lengths == 20, length, lengths)
-        with pytest.raises(InputError, match="no token of source 'long'.*leave it out of the mixture"):
+        with pytest.raises(InputError, match=r"no token of source 'long'.*leave it out of the mixture"):
             make(mixed, lengths=values, **rule)
 
 
