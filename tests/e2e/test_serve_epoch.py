@@ -9,7 +9,7 @@ import pytest
 from tests.support import columns
 from tests.support.browser import Visit
 from tests.support.shards import write_mixture
-from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
+from wids import BucketBatchSampler, DistributedChunkedSampler, PackSampler, ShardListDataset
 from wids.serve import start
 from wids.tools.serve import epoch
 from wids.tools.serve.running import PageServer
@@ -54,6 +54,45 @@ def values(page, plot, name, attribute="data-values"):
     """The numbers of a line or an area of a plot, once there is one for each step."""
     text = page.wait_for_selector(f'#{plot} path[data-name="{name}"]', state="attached").get_attribute(attribute)
     return [float(word) for word in text.split()]
+
+
+def test_packs(browser, server, index):
+    """A bar for each pack, with its pieces, which are the sampler's; a sample is found in its packs."""
+    sampler = DistributedChunkedSampler(ShardListDataset(index), num_replicas=2, rank=0, seed=3)
+    batches = list(PackSampler(sampler, lengths="bytes", pack_tokens=150, batch_size=2))
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/epoch?world_size=2&seed=3&batch_size=2")
+        page.wait_for_selector("#cells:not([aria-busy])")
+        assert page.is_hidden("#packs")
+        page.click("#by-length summary")
+        page.select_option('[name="lengths"]', "bytes")
+        page.fill('[name="pack_tokens"]', "150")
+        page.press('[name="pack_tokens"]', "Enter")
+        wait_for(page, 0, 0, batches[0])
+        page.click("#after")
+        wait_for(page, 1, 0, batches[1])
+        bars = [
+            [part.get_attribute("title") for part in pack.query_selector_all("a")]
+            for pack in page.query_selector_all("#packs .pack")
+        ]
+        expected = [[], []]
+        for one in batches[1]:
+            number, first, last, length = one.piece
+            expected[number].append(f"sample {int(one)}: tokens {first} to {last} of {length}")
+        assert bars == expected
+        widths = page.evaluate(
+            "[...document.querySelectorAll('#packs .pack')].map((p) => [p, ...p.children].map((e) => e.offsetWidth))"
+        )
+        assert all(sum(parts) <= 1.02 * whole for whole, *parts in widths)
+        tokens = sum(one.piece[2] - one.piece[1] for one in batches[1])
+        assert f"2 packs · {len(batches[1])} pieces of" in page.inner_text("#says")
+        assert f"{tokens} tokens of 300" in page.inner_text("#says")
+        assert values(page, "plot-costs", "rank 0")[1] == tokens
+        page.fill('[name="sample"]', str(int(batches[1][0])))
+        page.press('[name="sample"]', "Enter")
+        first, last = batches[1][0].piece[1:3]
+        page.wait_for_selector(f"#found li:has-text('step 1 · place 0 · pack 0, tokens {first} to {last} of')")
+        assert not visit.said
 
 
 def test_steps_and_ranks(browser, server, index):

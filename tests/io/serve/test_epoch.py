@@ -17,7 +17,7 @@ from tests.support import columns
 from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index, write_json, write_mixture
-from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
+from wids import BucketBatchSampler, DistributedChunkedSampler, PackSampler, ShardListDataset
 from wids.tools.serve import epoch
 from wids.tools.serve.app import make_app
 from wids.tools.serve.epoch_settings import Settings
@@ -83,7 +83,8 @@ def read(index, rank, *, batches=None, batch_size=1, number=0, **options):
     if batches is None:
         loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler)
     else:
-        loader = DataLoader(dataset, batch_sampler=BucketBatchSampler(sampler, **batches))
+        kind = PackSampler if "pack_tokens" in batches else BucketBatchSampler
+        loader = DataLoader(dataset, batch_sampler=kind(sampler, **batches))
     return [batch.tolist() for batch in loader]
 
 
@@ -117,6 +118,15 @@ def draw_settings(chance, kind):
                 {"limits": {"classes": ("label", 7), "bytes": 300}},
             ]
         )
+    elif kind == "packs":
+        rule = chance.choice(
+            [
+                {"lengths": "bytes", "pack_tokens": 200, "separators": 1},
+                {"lengths": "bytes", "pack_tokens": 90, "batch_size": 2, "block": 11},
+                {"lengths": "bytes", "pack_tokens": 300, "cut": False, "batch_size": 3},
+                {"lengths": "bytes", "pack_tokens": 120, "cut": False, "too_long": "skip"},
+            ]
+        )
     page = {**order, "world_size": world, "epoch": number, "shuffle": "yes" if is_shuffled else "no"}
     options = {**order, "num_replicas": world, "number": number, "shuffle": is_shuffled, "batches": rule}
     if rule is None:
@@ -125,6 +135,8 @@ def draw_settings(chance, kind):
         page |= {"batch_size": "", **rule}
         if isinstance(rule.get("batch_size"), dict):
             page["batch_size"] = ",".join(f"{name}={count}" for name, count in rule["batch_size"].items())
+        if "cut" in rule:
+            page["cut"] = "no"
         if "limits" in rule:
             limits = {name: said if isinstance(said, tuple) else (name, said) for name, said in rule["limits"].items()}
             page["limits"] = ", ".join(f"{name}={column}:{most}" for name, (column, most) in limits.items())
@@ -135,8 +147,8 @@ def to_flags(page):
     """The options of a command for the settings of a page."""
     flags = []
     for name, value in page.items():
-        if name == "shuffle":
-            flags += [] if value == "yes" else ["--no-shuffle"]
+        if name in ("shuffle", "cut"):
+            flags += [] if value == "yes" else [f"--no-{name}"]
         elif name == "limits":
             flags += [flag for limit in value.split(", ") for flag in ("--limit", limit)]
         elif value != "":
@@ -144,7 +156,7 @@ def to_flags(page):
     return flags
 
 
-@pytest.mark.parametrize("kind", ["plain", "mixture", "weights", "batches"])
+@pytest.mark.parametrize("kind", ["plain", "mixture", "weights", "batches", "packs"])
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_are_those_of_loaders_and_commands(open_pages, plain, mixture, kind, seed):
     """With whatever settings: each batch of each rank, what of it is repeated, and when each sample is read."""
@@ -160,7 +172,8 @@ def test_batches_are_those_of_loaders_and_commands(open_pages, plain, mixture, k
             told = pages.get("/batch", rank=rank, step=step, **page)["samples"]
             assert [one["index"] for one in told] == batch
             for place, one in enumerate(told):
-                found = {"rank": rank, "step": step, "place": place, "is_repeated": one["is_repeated"]}
+                piece = {name: one[name] for name in ("pack", "piece", "length") if name in one}
+                found = {"rank": rank, "step": step, "place": place, "is_repeated": one["is_repeated"], **piece}
                 expected.setdefault(one["index"], []).append(found)
                 seen[one["is_repeated"]] += 1
         if kind != "weights" and batches:
@@ -213,6 +226,29 @@ def test_looks(open_pages, plain, more):
             assert look["lengths"] == pytest.approx([lengths.min(), lengths.mean(), lengths.max()])
         else:
             assert not look.keys() & {"costs", "padding", "lengths"}
+
+
+def test_packs(open_pages, plain):
+    """Pieces of a batch are the sampler's, and what its ranks have at a step are their tokens."""
+    pages = open_pages(plain)
+    query = {"world_size": "3", "batch_size": "2", "lengths": "bytes", "pack_tokens": "150", "separators": "1"}
+    ranks = []
+    for rank in range(3):
+        sampler = DistributedChunkedSampler(pages.served.dataset, num_replicas=3, rank=rank)
+        packs = PackSampler(sampler, lengths="bytes", pack_tokens=150, batch_size=2, separators=1)
+        ranks.append(list(packs))
+    described = pages.get("", **query)
+    assert (described["steps"], described["pack_tokens"], described["max_tokens"]) == (len(ranks[0]), 150, 300)
+    steps = range(described["steps"])
+    looks = pages.get("/looks", rank=2, steps=",".join(map(str, steps)), **query)["looks"]
+    for step, look in zip(steps, looks, strict=True):
+        assert look["costs"] == [sum(i.piece[2] - i.piece[1] for i in batches[step]) for batches in ranks]
+        assert look["samples"] == len(ranks[2][step])
+        told = pages.get("/batch", rank=1, step=step, **query)
+        expected = [(index.piece[0], list(index.piece[1:3]), index.piece[3]) for index in ranks[1][step]]
+        assert [(one["pack"], one["piece"], one["length"]) for one in told["samples"]] == expected
+        assert told["costs"] == [look["costs"][1]]
+    assert pages.get("/open", rank=1, step=0, **query)["bands"]
 
 
 def test_classes_have_names(open_pages, tmp_path):
@@ -367,6 +403,11 @@ def test_an_epoch_that_takes_long_to_cut(open_pages, plain, set_limits):
         ({"lengths": "/etc/hosts.npy", "max_tokens": "9"}, "lengths", "no column"),
         ({"lengths": "label", "max_tokens": "9"}, "lengths", "lengths are numbers above 0"),
         ({"lengths": "bytes", "max_tokens": "9"}, "max_tokens", "too_long='skip'"),
+        ({"pack_tokens": "9"}, "lengths", "pack_tokens counts tokens of lengths"),
+        ({"lengths": "bytes", "pack_tokens": "9", "cut": "no"}, "pack_tokens", "too_long='skip'"),
+        ({"lengths": "bytes", "pack_tokens": "9", "max_tokens": "9"}, "max_tokens", "pack_tokens for packs; say one"),
+        ({"lengths": "bytes", "pack_tokens": "9", "share": "tokens"}, "share", "no mixture"),
+        ({"separators": "1"}, "separators", "is for packs"),
         ({"lengths": "bytes", "batch_size": ""}, "batch_size", "how large a batch may be"),
         ({"max_tokens": "9"}, "max_tokens", "no lengths are given"),
         ({"lengths": "bytes", "max_tokens": "many"}, "max_tokens", "must be a number above 0"),
@@ -409,10 +450,16 @@ def test_defaults_are_the_samplers():
     ours = {name: None if value == "" else value for name, value in ours.items()}
     theirs = {
         name: parameter.default
-        for kind in (BucketBatchSampler, DistributedChunkedSampler)
+        for kind in (PackSampler, BucketBatchSampler, DistributedChunkedSampler)
         for name, parameter in inspect.signature(kind).parameters.items()
     }
-    theirs |= {"world_size": 1, "epoch": 0, "tail": DistributedChunkedSampler(range(3), num_replicas=1).tail}
+    theirs |= {
+        "pack_tokens": None,
+        "cut": "yes",
+        "world_size": 1,
+        "epoch": 0,
+        "tail": DistributedChunkedSampler(range(3), num_replicas=1).tail,
+    }
     assert ours == {name: theirs[name] for name in ours}
 
 

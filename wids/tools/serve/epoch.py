@@ -17,6 +17,8 @@ import numpy as np
 from starlette.routing import Route
 
 from wids.columns.spec import CLASS_COLUMNS
+from wids.core.order.batching import BatchRule
+from wids.core.order.packing import PackRule
 from wids.core.place import Place
 from wids.errors import SelectionError, shorten, without_secrets
 from wids.tools.serve.answers import answer
@@ -25,7 +27,7 @@ from wids.tools.serve.facets import class_names, words_for
 from wids.tools.serve.rows import parse_indices
 from wids.tools.simulate.figures import add_up, sum_batches
 from wids.tools.simulate.job import RankBatches
-from wids.tools.simulate.schedule import Timetable
+from wids.tools.simulate.schedule import BatchTimetable, Timetable, pieces_of
 from wids.tools.simulate.trace import open_shards
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.templating import Jinja2Templates
 
+    from wids.core.order.batch import Batch
     from wids.core.order.permutation import Indices
     from wids.tools.serve.epoch_settings import Schedule
     from wids.tools.serve.served import Served
@@ -133,11 +136,15 @@ class Answers:
         own = samples - np.append(0, self._schedules.ends)[shards]
         rows = zip(samples.tolist(), shards.tolist(), own.tolist(), marks, strict=True)
         names = ("index", "shard", "row", "is_repeated")
-        found = {"step": step, "rank": rank, "samples": [dict(zip(names, row, strict=True)) for row in rows]}
-        if schedule.rule is not None:
-            found |= _cost(schedule, [samples])
-            if schedule.rule.lengths is not None:
-                found["lengths"] = schedule.rule.lengths_of(samples).tolist()
+        told: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
+        found: dict[str, Any] = {"step": step, "rank": rank, "samples": told}
+        if isinstance(schedule.table, BatchTimetable):
+            batch = schedule.table.contents(rank, step)
+            found |= _cost(schedule, [batch])
+            for one, piece in zip(told, pieces_of(batch), strict=schedule.table.has_packs):
+                one.update(piece.told())
+        if isinstance(schedule.rule, BatchRule) and schedule.rule.lengths is not None:
+            found["lengths"] = schedule.rule.lengths_of(samples).tolist()
         if column := query.get("label", ""):
             labels = self._labels.of(column, self._schedules)
             found["labels"] = [labels.name_of(number) for number in labels.numbers[samples].tolist()]
@@ -190,15 +197,15 @@ class Answers:
         table, rule = schedule.table, schedule.rule
         own = table.batch(rank, step)[0]
         found: dict[str, Any] = {"step": step, "samples": len(own)}
-        if rule is None:
+        if not isinstance(table, BatchTimetable):
             return found
-        batches = [table.batch(other, step)[0] for other in range(min(table.world, _MAX_RANKS))]
+        batches = [table.contents(other, step) for other in range(min(table.world, _MAX_RANKS))]
         found |= _cost(schedule, batches)
-        if rule.lengths is not None and len(own):
+        if isinstance(rule, BatchRule) and rule.lengths is not None and len(own):
             lengths = rule.lengths_of(own)
             found["lengths"] = [float(lengths.min()), float(lengths.mean()), float(lengths.max())]
         if self._schedules.parts is not None:
-            samples = np.concatenate(batches)
+            samples = np.concatenate([batch.samples for batch in batches])
             found["sources"] = [
                 int(np.count_nonzero((samples >= part.first) & (samples < part.last)))
                 for part in self._schedules.parts[:_MAX_SOURCES]
@@ -294,13 +301,21 @@ def _describe(schedule: Schedule) -> dict[str, Any]:
     first = table.epochs.first_place(table.epoch)
     total = (table.epochs.end(first) or 0) - first.position
     described |= {"is_whole": table.is_whole, "done": table.done - first.position, "total": total}
+    described["too_long"] = table.too_long
+    if isinstance(rule, PackRule):
+        packs = {
+            "pack_tokens": rule.pack_tokens,
+            "packs": rule.batch_size,
+            "max_tokens": rule.pack_tokens * rule.batch_size,
+        }
+        return {**described, **packs, "limits": [], "has_lengths": True, "is_padded": False}
+    assert isinstance(rule, BatchRule)  # noqa: S101 - for the type checker: there are no others
     return {
         **described,
-        "too_long": table.too_long,
-        "max_tokens": None if rule is None else rule.max_cost,
-        "limits": [] if rule is None else [{"name": limit.name, "most": limit.most} for limit in rule.limits],
-        "has_lengths": rule is not None and rule.lengths is not None,
-        "is_padded": rule is not None and rule.is_padded,
+        "max_tokens": rule.max_cost,
+        "limits": [{"name": limit.name, "most": limit.most} for limit in rule.limits],
+        "has_lengths": rule.lengths is not None,
+        "is_padded": rule.is_padded,
     }
 
 
@@ -336,15 +351,15 @@ def _edges(steps: int) -> Indices:
     return np.unique(np.linspace(0, steps, min(POINTS, steps) + 1).astype(np.int64))
 
 
-def _cost(schedule: Schedule, batches: list[Indices]) -> dict[str, Any]:
-    """Costs of batches of like length, one of each rank; and their costs with padding for each token."""
-    rule = schedule.rule
-    assert rule is not None  # noqa: S101 - for the type checker: they are of like length
-    edges = np.cumsum([0, *map(len, batches)])
-    flat = np.concatenate([np.zeros(0, np.int64), *batches])
-    longest, sums, counts = add_up(rule, RankBatches(flat, np.zeros(len(flat), bool), edges))
+def _cost(schedule: Schedule, batches: list[Batch]) -> dict[str, Any]:
+    """Costs of batches, one of each rank, and those with padding for each token; of packs, their tokens."""
+    rule, own = schedule.rule, RankBatches.of(batches)
+    if isinstance(rule, PackRule):
+        return {"costs": sum_batches(own.tokens, own.edges).tolist()}
+    assert isinstance(rule, BatchRule)  # noqa: S101 - for the type checker: there are no others
+    longest, sums, counts = add_up(rule, own)
     found: dict[str, Any] = {"costs": rule.cost_of(longest, sums, counts).tolist()}
-    found["sums"] = [sum_batches(limit.of(flat), edges).tolist() for limit in rule.limits]
+    found["sums"] = [sum_batches(limit.of(own.samples), own.edges).tolist() for limit in rule.limits]
     if rule.lengths is not None and float(sums.sum()):
         found["padding"] = float((longest * counts).sum() / sums.sum())
     return found

@@ -16,15 +16,16 @@ import numpy as np
 from wids.core.order.batching import make_rule, name_sizes, parse_sizes
 from wids.core.order.budgets import parse_limit
 from wids.core.order.layout import ShardCounts, mixed_parts
+from wids.core.order.packing import PackRule, make_pack_rule
 from wids.core.order.settings import SamplerSettings
 from wids.core.readers.lru import LRUCache, SizedLRUCache, deep_size
 from wids.errors import InputError, WidsError, shown
 from wids.tools.simulate.schedule import make_timetable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from wids.core.order.batching import BatchRule
+    from wids.core.order.batch import Rule
     from wids.core.order.epoch import Reshuffle, Tail
     from wids.core.order.layout import SourceSpan
     from wids.core.order.permutation import Indices
@@ -53,7 +54,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A job's sampler and batches; see `wids.DistributedChunkedSampler` and `wids.BucketBatchSampler`."""
+    """A job's sampler and batches; see `wids.DistributedChunkedSampler`, `BucketBatchSampler` and `PackSampler`."""
 
     world_size: int = field(default=1, metadata={"least": 1, "most": _MAX_RANKS})
     batch_size: str = "32"
@@ -75,16 +76,25 @@ class Settings:
     limits: str = ""
     too_long: str = field(default="error", metadata={"choices": ("error", "skip")})
     block: int | None = field(default=None, metadata={"least": 1, "most": _MAX})
+    pack_tokens: int | None = field(default=None, metadata={"least": 1, "most": _MAX})
+    cut: str = field(default="yes", metadata={"choices": ("yes", "no")})
+    separators: int = field(default=0, metadata={"least": 0, "most": 1})
+    share: str = field(default="samples", metadata={"choices": ("samples", "tokens")})
 
     @property
     def is_by_length(self) -> bool:
-        """True if batches are those of a `wids.BucketBatchSampler`."""
-        return bool(self.lengths or self.max_tokens or self.buckets or self.limits)
+        """True if batches are those of a `wids.BucketBatchSampler`, or of a `wids.PackSampler`."""
+        return bool(self.lengths or self.max_tokens or self.buckets or self.limits or self.pack_tokens)
+
+    def changed(self, names: Sequence[str]) -> str:
+        """The first of some settings that differs from its default; empty: none does."""
+        return next((name for name in names if getattr(self, name) != getattr(Settings, name, None)), "")
 
 
 NAMES = tuple(one.name for one in fields(Settings))
 _COLUMNS = ("weights", "lengths", "buckets")
 _ONLY_BY_LENGTH = ("cost", "too_long", "block")
+_ONLY_IN_PACKS, _NOT_IN_PACKS = ("cut", "separators", "share"), ("max_tokens", "cost", "buckets", "limits")
 # How the library's messages name a parameter.
 _NAMED = re.compile(rf"\b({'|'.join(NAMES)})(?:\[[^]]*\])?(?: (?:is|are|has|have|of)\b|[=:])")
 
@@ -129,12 +139,12 @@ class Schedule:
     Attributes:
         settings: as given.
         table: the readings of the ranks.
-        rule: of batches of like length; None: they are not.
+        rule: of batches of like length, or of packs; None: they are neither.
     """
 
     settings: Settings
     table: Timetable | BatchTimetable
-    rule: BatchRule | None
+    rule: Rule | None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -251,19 +261,22 @@ class Schedules:
             raise SettingsError("a batch size for each bucket goes with buckets; choose their column", "batch_size")
         return found
 
-    def _make_rule(self, settings: Settings, values: dict[str, Any]) -> BatchRule | None:
+    def _make_rule(self, settings: Settings, values: dict[str, Any]) -> Rule | None:
         """The rule of batches; None: a loader makes its own batches."""
+        if settings.pack_tokens is not None:
+            return self._make_pack_rule(settings, values)
+        if name := settings.changed(_ONLY_IN_PACKS):
+            raise SettingsError(f"{name} is for packs; say pack_tokens, too", name)
         if not settings.is_by_length:
-            for name in _ONLY_BY_LENGTH:
-                if getattr(settings, name) != getattr(Settings, name, None):
-                    raise SettingsError(
-                        f"{name} is for batches of like length; choose lengths, buckets or limits, too", name
-                    )
+            if name := settings.changed(_ONLY_BY_LENGTH):
+                raise SettingsError(
+                    f"{name} is for batches of like length; choose lengths, buckets or limits, too", name
+                )
             return None
         sizes = _parse_sizes(settings.batch_size) if settings.batch_size else None
         buckets = values.get("buckets")
         return make_rule(
-            int(self.ends[-1]) if len(self.ends) else 0,
+            self._samples,
             lengths=values.get("lengths"),
             max_tokens=settings.max_tokens or None,
             cost=settings.cost,
@@ -275,6 +288,26 @@ class Schedules:
                 for name, (column, most) in _parse_limits(settings.limits).items()
             },
         )
+
+    def _make_pack_rule(self, settings: Settings, values: dict[str, Any]) -> PackRule:
+        if name := settings.changed(_NOT_IN_PACKS):
+            raise SettingsError(f"{name} is for batches of like length, and pack_tokens for packs; say one", name)
+        if "lengths" not in values:
+            raise SettingsError("pack_tokens counts tokens of lengths; choose their column", "lengths")
+        return make_pack_rule(
+            self._samples,
+            lengths=values["lengths"],
+            pack_tokens=settings.pack_tokens,
+            cut=settings.cut == "yes",
+            separators=settings.separators,
+            batch_size=self._size_of(settings) if settings.batch_size else 1,
+            too_long=settings.too_long,
+            share=settings.share,
+        )
+
+    @property
+    def _samples(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
 
 
 def _parse_sizes(text: str) -> Any:

@@ -4,8 +4,8 @@ import { cell } from "./cells.js";
 import { brief, colour, plot } from "./plot.js";
 
 const $ = (id) => document.getElementById(id);
-// Of a plot; steps in a request; cells at first, and with each click; samples of a key.
-const [POINTS, ASKED, SHOWN, FOUND] = [400, 100, 60, 100];
+// Of a plot; steps in a request; cells at first, and with each click; samples of a key; packs.
+const [POINTS, ASKED, SHOWN, FOUND, PACKS] = [400, 100, 60, 100, 32];
 const [CUT_SECONDS, LOOK_SECONDS] = [6, 8]; // without being asked for more
 const form = $("settings");
 const now = { described: null, rank: 0, step: 0, found: null };
@@ -153,7 +153,7 @@ function say(described) {
   if (!described.is_whole) {
     words[0] = `the first ${words[0]}: ${Math.floor((100 * described.done) / described.total)} % of the epoch's samples are cut into batches`;
   }
-  if (described.too_long) words.push(`${count(described.too_long)} samples exceed a budget alone, and are in no batch`);
+  if (described.too_long) words.push(`${count(described.too_long)} samples ${described.pack_tokens ? "have no token, or too many," : "exceed a budget alone,"} and are in no batch`);
   $("summary").replaceChildren(words.join("; "));
 }
 
@@ -179,6 +179,7 @@ async function showBatch() {
   const place = $("cells");
   if (!now.described.steps) {
     $("says").textContent = "The epoch has no step.";
+    showPacks(null);
     return place.replaceChildren();
   }
   const signal = renew("batch");
@@ -187,6 +188,7 @@ async function showBatch() {
   try {
     const batch = await ask(`/api/epoch/batch?${with_({ rank: now.rank, step: now.step, label: label() })}`, { signal });
     sayBatch(batch);
+    showPacks(batch);
     place.replaceChildren();
     place.dataset.step = batch.step;
     place.dataset.rank = batch.rank;
@@ -206,19 +208,46 @@ async function showBatch() {
 function sayBatch(batch) {
   const { samples } = batch;
   const words = [`${count(samples.length)} ${samples.length === 1 ? "sample" : "samples"}`];
+  if (batch.pack_tokens) {
+    const packs = samples.at(-1).pack + 1;
+    const distinct = new Set(samples.map((each) => each.index)).size;
+    words[0] = `${count(packs)} ${packs === 1 ? "pack" : "packs"} · ${count(samples.length)} ${samples.length === 1 ? "piece" : "pieces"} of ${count(distinct)} ${distinct === 1 ? "sample" : "samples"}`;
+  }
   const repeated = samples.filter((each) => each.is_repeated).length;
   if (repeated) words.push(`${count(repeated)} repeated, to fill up the tail`);
   const shards = new Set(samples.map((each) => each.shard)).size;
   words.push(`of ${count(shards)} ${shards === 1 ? "shard" : "shards"}`);
-  if (batch.costs) words.push(`costs ${brief(batch.costs[0])}${batch.max_tokens ? ` of ${brief(batch.max_tokens)}` : ""}`);
+  if (batch.pack_tokens) words.push(`${count(batch.costs[0])} tokens of ${count(batch.max_tokens)}`);
+  else if (batch.costs) words.push(`costs ${brief(batch.costs[0])}${batch.max_tokens ? ` of ${brief(batch.max_tokens)}` : ""}`);
   (batch.limits ?? []).forEach(({ name, most }, k) => words.push(`${brief(batch.sums[k][0])} of ${brief(most)} ${name}`));
   if (batch.padding) words.push(`padding ${batch.padding.toFixed(3)} x`);
   if (batch.batch_size && samples.length < batch.batch_size) words.push("the last batch, which drop_last=True of a loader leaves out");
   $("says").textContent = words.join(" · ");
 }
 
+const tokens = ({ piece, length }) => `tokens ${count(piece[0])} to ${count(piece[1])} of ${count(length)}`;
+
+/** A bar for each pack of a batch, as long as it is full; its parts are pieces of samples. */
+function showPacks(batch) {
+  const place = $("packs");
+  place.hidden = !batch?.pack_tokens;
+  if (place.hidden) return place.replaceChildren();
+  const bars = [];
+  batch.samples.forEach((sample, k) => {
+    bars[sample.pack] ??= make("div", { class: "pack", role: "group", "aria-label": `pack ${sample.pack}` });
+    if (sample.pack >= PACKS) return;
+    const words = `sample ${sample.index}: ${tokens(sample)}${sample.is_repeated ? ", repeated" : ""}`;
+    const part = make("a", { href: there(`/sample/${sample.index}`), title: words, "aria-label": words, class: sample.index === now.found ? "found" : "" });
+    part.style.width = `${(100 * (sample.piece[1] - sample.piece[0])) / batch.pack_tokens}%`;
+    part.style.background = colour(k);
+    bars[sample.pack].append(part);
+  });
+  const note = `Packs of ${count(batch.pack_tokens)} tokens, and their pieces${bars.length > PACKS ? `; the first ${PACKS}` : ""}`;
+  place.replaceChildren(make("p", { class: "soft" }, note), ...bars.slice(0, PACKS));
+}
+
 function wrap(sample, row, batch, k) {
-  const tag = sample.is_repeated ? "repeated" : batch.lengths ? `length ${brief(batch.lengths[k])}` : null;
+  const tag = sample.is_repeated ? "repeated" : sample.piece ? tokens(sample) : batch.lengths ? `length ${brief(batch.lengths[k])}` : null;
   const element = cell(batch.labels ? { ...row, columns: { [label()]: batch.labels[k] } } : row, { caption: batch.labels && label() });
   element.querySelector("a")?.setAttribute("tabindex", "0");
   const classes = ["sample", sample.is_repeated && "repeated", sample.index === now.found && "found"].filter(Boolean).join(" ");
@@ -397,7 +426,7 @@ function drawLooks(looks, { names, ranks, label }) {
     const unit = described.has_lengths ? "tokens" : "samples";
     const some = ranks < described.world_size ? ` of the first ${count(ranks)} of ${count(described.world_size)} ranks` : "";
     const most = Math.max(...looks.flatMap((each) => each.costs));
-    const bound = described.max_tokens && described.max_tokens < 4 * most ? [{ name: "max tokens", values: xs.map(() => described.max_tokens), isDashed: true, colour: "var(--soft)" }] : [];
+    const bound = described.max_tokens && described.max_tokens < 4 * most ? [{ name: described.pack_tokens ? "full" : "max tokens", values: xs.map(() => described.max_tokens), isDashed: true, colour: "var(--soft)" }] : [];
     const means = looks.map((each) => each.costs.reduce((sum, value) => sum + value, 0) / each.costs.length);
     const tops = looks.map((each) => Math.max(...each.costs));
     const lines = ranks <= 8
@@ -405,7 +434,7 @@ function drawLooks(looks, { names, ranks, label }) {
       : [{ name: "mean", values: means, colour: colour(0) }];
     show("plot-costs", {
       ...base,
-      title: `Cost of a batch, in ${unit}`,
+      title: described.pack_tokens ? "Tokens of a batch" : `Cost of a batch, in ${unit}`,
       note: `${how}${some}.${described.is_padded && described.has_lengths ? " With its padding." : ""}`,
       lines: [...lines, ...bound],
       ranges: ranks > 8 ? [{ name: "least to most of the ranks", low: looks.map((each) => Math.min(...each.costs)), high: tops, colour: colour(0) }] : [],
@@ -417,7 +446,8 @@ function drawLooks(looks, { names, ranks, label }) {
     if (described.world_size > 1) {
       show("plot-balance", { ...base, title: "Balance: the costliest batch of a step, by the mean of its ranks", note: `${how}${some}. All ranks wait for it.`, lines: [{ name: "most / mean", values: looks.map((_, k) => (means[k] ? tops[k] / means[k] : 1)) }], unit: " x" });
     }
-    show("plot-samples", { ...base, title: "Samples in a batch", note: `${how}${ours}.`, lines: [{ name: "samples", values: column("samples") }] });
+    const things = described.pack_tokens ? "Pieces" : "Samples";
+    show("plot-samples", { ...base, title: `${things} in a batch`, note: `${how}${ours}.`, lines: [{ name: things.toLowerCase(), values: column("samples") }] });
   }
   if (looks.some((each) => each.lengths)) {
     const of = (k) => looks.map((each) => each.lengths?.[k] ?? 0);
@@ -526,7 +556,7 @@ function tell({ index, times, readings }) {
   const more = times > readings.length ? make("p", { class: "soft" }, `and ${count(times - readings.length)} times more`) : null;
   const list = readings.map((one) => {
     const rank = now.described?.world_size === 1 ? "" : `rank ${one.rank} · `;
-    const words = `${rank}step ${count(one.step)} · place ${one.place}${one.is_repeated ? " · repeated" : ""}`;
+    const words = `${rank}step ${count(one.step)} · place ${one.place}${one.piece ? ` · pack ${one.pack}, ${tokens(one)}` : ""}${one.is_repeated ? " · repeated" : ""}`;
     const href = there(`/epoch?${with_({ rank: one.rank, step: one.step })}`);
     const follow = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
