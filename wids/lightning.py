@@ -23,6 +23,7 @@ from wids.batch_samplers import BucketBatchSampler
 from wids.core.order.layout import mixed_parts, takes_marks
 from wids.errors import DependencyError, InputError
 from wids.loaders import Counting, count_as_begun, count_by
+from wids.packs import PackSampler
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:
@@ -148,11 +149,13 @@ class DataModule(LightningDataModule):
             ``sample["__valid__"]`` is False where one is repeated for that.
         test_dataset: likewise.
         predict_dataset: likewise, but nothing is repeated: ranks may differ by one sample.
-        batch_size: samples of a rank's batch; with ``batches`` of those that are not trained on.
+        batch_size: samples of a rank's batch; with ``batches`` or ``packs`` of those that are not trained on.
         num_workers: of each loader.
         sampler: options of `wids.DistributedChunkedSampler` for training: ``{"window": 8, "seed": 1}``.
         batches: options of `wids.BucketBatchSampler` for training: ``{"lengths": "tokens", "max_tokens": 32_768}``.
             Lightning counts the batches of each epoch anew, and each epoch is cut for that when it begins.
+        packs: likewise, options of `wids.PackSampler`: ``{"lengths": "tokens", "pack_tokens": 8192}``; a ``collate_fn``
+            among them, such as `wids.pack_collate`, is for training alone.
         old: the training dataset of before, or its index, if data have changed: a checkpoint that was saved over it
             goes on over ``train_dataset``; see `wids.DistributedChunkedSampler.load_state_dict`.
         **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ... Workers
@@ -166,10 +169,11 @@ class DataModule(LightningDataModule):
         batch_size: likewise.
         num_workers: likewise.
         batches: likewise.
+        packs: likewise.
 
     Raises:
         ValueError: a dataset that a stage needs is None; a bad option of the sampler, the batches or a loader;
-            ``overfit_batches`` together with ``batches``, or ``workers``.
+            ``overfit_batches`` together with ``batches`` or ``packs``, or both of these, or ``workers``.
         StateError: the checkpoint's state belongs to another dataset, seed or setting.
     """
 
@@ -180,6 +184,7 @@ class DataModule(LightningDataModule):
     batch_size: int
     num_workers: int
     batches: Mapping[str, Any] | None
+    packs: Mapping[str, Any] | None
 
     def __init__(
         self,
@@ -192,13 +197,14 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         sampler: Mapping[str, Any] | None = None,
         batches: Mapping[str, Any] | None = None,
+        packs: Mapping[str, Any] | None = None,
         old: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.test_dataset, self.predict_dataset = test_dataset, predict_dataset
-        self.batch_size, self.num_workers, self.batches = batch_size, num_workers, batches
+        self.batch_size, self.num_workers, self.batches, self.packs = batch_size, num_workers, batches, packs
         if "workers" in options:
             raise InputError(
                 "workers= is of wids.resumable: DataModule has worker processes, and loaders with threads are given to "
@@ -206,7 +212,7 @@ class DataModule(LightningDataModule):
             )
         self._sampler_options, self._loader_options, self._old = dict(sampler or {}), options, old
         self._loader: _TrainLoader | None = None
-        self._made_for: tuple[Any, ...] = ()  # trainer, dataset, batch size and options of batches of the loader
+        self._made_for: tuple[Any, ...] = ()  # what `_wanted` was for the loader
         self._state: Any = None  # that the next loader resumes at
         self._users_reload: int | None = None  # Trainer(reload_dataloaders_every_n_epochs=), where another was set
 
@@ -237,7 +243,7 @@ class DataModule(LightningDataModule):
             sampler = DistributedChunkedSampler(self.train_dataset, **{**ranks, **self._sampler_options})
             loader = self._loader = self._load_for_training(sampler)
             loader.trainer, self._users_reload, loader._old = self.trainer, None, self._old
-            self._made_for = (self.trainer, self.train_dataset, self.batch_size, self.batches)
+            self._made_for = self._wanted()
         if self._state is not None:
             state, self._state = self._state, None
             loader.load_state_dict(state)
@@ -295,9 +301,13 @@ class DataModule(LightningDataModule):
 
     def _present_loader(self) -> _TrainLoader | None:
         """The loader, if it was made for the present trainer, dataset and batch size."""
-        wanted = (self.trainer, self.train_dataset, self.batch_size, self.batches)
-        is_present = self._loader is not None and all(a is b for a, b in zip(wanted, self._made_for, strict=True))
+        is_present = self._loader is not None and all(
+            a is b for a, b in zip(self._wanted(), self._made_for, strict=True)
+        )
         return self._loader if is_present else None
+
+    def _wanted(self) -> tuple[Any, ...]:
+        return self.trainer, self.train_dataset, self.batch_size, self.batches, self.packs
 
     def _set_reload(self, loader: _TrainLoader) -> None:
         """Let Lightning count the batches of each epoch anew where they differ; it counts those of the first alone."""
@@ -322,14 +332,20 @@ class DataModule(LightningDataModule):
 
     def _load_for_training(self, sampler: DistributedChunkedSampler) -> _TrainLoader:
         options = {"num_workers": self.num_workers, **self._loader_options}
-        if self.batches is None:
+        if self.batches is None and self.packs is None:
             return _TrainLoader(self.train_dataset, batch_size=self.batch_size, sampler=sampler, **options)
+        if self.batches is not None and self.packs is not None:
+            raise InputError("batches= makes batches of like length, and packs= packs; leave one of them out")
         if getattr(self.trainer, "overfit_batches", 0):
             raise InputError(
                 "overfit_batches trains on the first samples of the dataset, in batches of batch_size, and not on "
-                "those of batches=; leave one of them out"
+                f"those of {'batches' if self.packs is None else 'packs'}=; leave one of them out"
             )
-        loader = _TrainLoader(self.train_dataset, batch_sampler=BucketBatchSampler(sampler, **self.batches), **options)
+        said = dict(self.packs or self.batches or {})
+        if self.packs is not None and "collate_fn" in said:
+            options["collate_fn"] = said.pop("collate_fn")
+        batches = (BucketBatchSampler if self.packs is None else PackSampler)(sampler, **said)
+        loader = _TrainLoader(self.train_dataset, batch_sampler=batches, **options)
         # Lightning looks here, and would divide the samples among the ranks a second time.
         object.__setattr__(loader, "sampler", sampler)
         return loader

@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 
+import numpy as np
 import pytest
 
+import wids
 from tests.support.cli import complaint, living, run, run_ok, spawn
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import serve, write_index
@@ -162,6 +164,9 @@ def test_what_is_printed_of_remote_shards(index, tmp_path):
     ("args", "code", "words"),
     [
         (("--batch-size", 0), 2, "--batch-size"),
+        (("--batch-size", "a=3"), 2, "--batch-size is missing, a number; or --max-tokens"),
+        (("--pack-tokens", 4), 2, "--pack-tokens counts tokens of --lengths"),
+        (("--limit", "a=lengths.npy:4"), 1, "lengths.npy: --limit cannot be read"),
         (("--step", 0), 2, "--step"),
         (("--ranks", 0), 2, "--ranks"),
         (("--threads",), 2, "--threads says what --workers are, of which there are none"),
@@ -186,6 +191,42 @@ def test_what_the_command_sees(index, args, code, words):
     found = complaint(code, "bench", index, "--batch-size", 4, "--step", 0.001, *args)
     assert words in found
     assert sys.path == before
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("flags", "kind", "rule"),
+    [
+        (("--pack-tokens", 40, "--batch-size", 2, "--separators", 1), wids.PackSampler,
+         {"pack_tokens": 40, "batch_size": 2, "separators": 1}),
+        (("--pack-tokens", 40, "--no-cut", "--block", 20), wids.PackSampler,
+         {"pack_tokens": 40, "cut": False, "block": 20}),
+        (("--max-tokens", 60), wids.BucketBatchSampler, {"max_tokens": 60}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_batches_of_samplers(index, tmp_path, flags, kind, rule):
+    """A loader of packs, or of batches of like length: its samples or pieces, and tokens, are those of its sampler."""
+    lengths = np.random.default_rng(0).integers(1, 30, 96)
+    np.save(tmp_path / "lengths.npy", lengths)
+    args = ("--step", 0.001, "--lengths", tmp_path / "lengths.npy", *flags)
+    found = json.loads(run_ok("bench", index, *args, "--json"))
+    sampler = wids.DistributedChunkedSampler(wids.ShardListDataset(index), num_replicas=1, rank=0)
+    batches = list(kind(sampler, lengths=lengths, **rule))[1:]
+    assert found["steps"] == [len(batches)]
+    assert found["samples_per_batch"] == pytest.approx(sum(map(len, batches)) / len(batches))
+    assert found["timed_samples"] == sum(map(len, batches))
+    ideal = found["samples_per_second_in_memory"]
+    assert ideal == pytest.approx(found["samples_per_batch"] / 0.001)
+    if kind is wids.BucketBatchSampler:
+        assert found["tokens_per_second"] is None
+        return
+    tokens = sum(one.piece[2] - one.piece[1] for batch in batches for one in batch)
+    each = found["tokens_per_second"] / found["samples_per_second"]
+    assert each == pytest.approx(tokens / sum(map(len, batches)))
+    said = run_ok("bench", index, *args)
+    assert f"batches of {found['samples_per_batch']:,.3g} pieces, 0.001 s a step" in said
+    assert "\ntokens " in said
 
 
 @pytest.mark.usefixtures("here")

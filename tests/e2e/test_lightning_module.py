@@ -205,7 +205,7 @@ class TestInOneProcess:
                 "mixture",
                 "nominal",
             ),
-            *("buckets", "buckets, limited", "buckets, validating", "buckets, endless"),
+            *("buckets", "buckets, limited", "buckets, validating", "buckets, endless", "packs"),
         ],
     )
     def test_resumes_as_if_never_stopped(self, tmp_path, directory, runs, kind):
@@ -218,7 +218,7 @@ class TestInOneProcess:
             return model.steps, saving.done
 
         steps, done = fit()
-        sizes = Counter(epoch for epoch, _ in steps)
+        sizes = Counter(epoch for epoch, *_ in steps)
         # In the first two epochs: after two batches, after the last, its end, and the validations.
         names = [f"{epoch}-{when}" for epoch in (0, 1) for when in (2, sizes[epoch], "end")]
         names += [name.stem.removeprefix("run-") for name in tmp_path.glob("run-1-val*.ckpt")]
@@ -373,6 +373,25 @@ class TestInOneProcess:
                 runs.make_module(index, "buckets", **options).train_dataloader()
         with pytest.raises(wids.errors.InputError, match="leave one of them out"):
             runs.make_trainer(overfit_batches=2).fit(model, datamodule=runs.make_module(index, "buckets"))
+
+    def test_packs(self, directory, runs):
+        """Each epoch is that of a PackSampler; a collate function of packs is not that of validation."""
+        index, model = directory / "data/index.json", runs.Model()
+        module = runs.make_module(index, "packs")
+        runs.make_trainer().fit(model, datamodule=module)
+        bounds = {name: value for name, value in runs.PACKS["packs"].items() if name != "collate_fn"}
+        dataset = wids.ShardListDataset(index)
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, chunksize=2, seed=3)
+        packs = wids.PackSampler(sampler, **bounds)
+        for epoch in EPOCHS:
+            packs.set_epoch(epoch)
+            expected = [[epoch, list(map(int, b)), *(list(one.piece[1:3]) for one in b)] for b in packs]
+            assert [step for step in model.steps if step[0] == epoch] == expected
+        assert model.validated[-1] == list(range(N))
+        with pytest.raises(wids.errors.InputError, match="leave one of them out"):
+            runs.make_module(index, "packs", **runs.BUCKETS).train_dataloader()
+        with pytest.raises(wids.errors.InputError, match="those of packs=; leave"):
+            runs.make_trainer(overfit_batches=2).fit(model, datamodule=module)
 
     def test_overfitting(self, directory, runs):
         """Lightning puts a sampler of its own into the loader: the same batches in each epoch."""

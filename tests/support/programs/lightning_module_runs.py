@@ -14,14 +14,26 @@ import warnings
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import default_collate
 
 import wids.lightning
 from tests.support.programs.samples import as_marked
 
 EPOCHS, BATCH = 3, 2
+
+
+def collate_packs(samples):
+    """A batch of packs, of which validation has none: with the pieces."""
+    return {**default_collate(samples), "pieces": [list(sample["__piece__"]) for sample in samples]}
+
+
 # The epochs of one rank have 15, 13 and 15 batches.
 BUCKETS = {
     "batches": {"lengths": [1 + k % 5 for k in range(21)], "max_tokens": 9},
+    "sampler": {"chunksize": 2, "seed": 3},
+}
+PACKS = {
+    "packs": {"lengths": [1 + k % 5 for k in range(21)], "pack_tokens": 7, "collate_fn": collate_packs},
     "sampler": {"chunksize": 2, "seed": 3},
 }
 # Trainer's options, the module's, and the dataset's kind.
@@ -53,8 +65,14 @@ KINDS = {
         {**BUCKETS, "sampler": {"chunksize": 2, "epochs": None}},
         "one",
     ),
+    "packs": ({}, PACKS, "one"),
     "scheduled": ({}, {}, "one"),  # the scheduler asks for the number of steps before the checkpoint is read
 }
+
+
+def as_piece(sample):
+    """As marked, with the piece, if it is one."""
+    return {**as_marked(sample), **{name: value for name, value in sample.items() if name == "__piece__"}}
 
 
 def make_module(index, kind="plain", **options):
@@ -62,7 +80,7 @@ def make_module(index, kind="plain", **options):
     _, own, what = KINDS[kind]
 
     def dataset():
-        return wids.ShardListDataset(index, transformations=as_marked)
+        return wids.ShardListDataset(index, transformations=as_piece if kind == "packs" else as_marked)
 
     train = wids.mix({"a": (dataset(), 0.7), "b": (dataset(), 0.3)}) if what == "mixture" else dataset()
     found = {"batch_size": BATCH, "sampler": {"chunksize": 2}, **own, **options}
@@ -80,7 +98,7 @@ class Model(lightning.LightningModule):
 
     def training_step(self, batch, _):
         """Note the batch."""
-        self.steps.append([self.current_epoch, batch["index"].tolist()])
+        self.steps.append([self.current_epoch, batch["index"].tolist(), *batch.get("pieces", [])])
         return (self.layer(batch["x"]) ** 2).mean()
 
     def on_validation_start(self):

@@ -50,6 +50,7 @@ def run_bench(
     job: JobOptions,
     reading: BenchReading,
     order: OrderOptions,
+    batches: BatchOptions,
     session: SessionFlag = PLAIN,
     is_json: Json = False,
 ) -> None:
@@ -65,7 +66,11 @@ def run_bench(
         raise typer.BadParameter("--threads says what --workers are, of which there are none")
     if job.steps is not None and job.steps <= job.warmup:
         raise typer.BadParameter(f"--steps {job.steps:,}: the first {job.warmup:,} (--warmup) do not count")
-    plan = BenchPlan(index, job, reading, order, session)
+    if not batches.has_batches and not isinstance(job.batch_size, int):
+        raise typer.BadParameter(
+            "--batch-size is missing, a number; or --max-tokens, --limit, --buckets, --pack-tokens"
+        )
+    plan = BenchPlan(index, job, reading, order, batches, session)
     with Signals() as signals:
         _check_functions(reading)
         _check_samples(plan)
@@ -103,7 +108,9 @@ def _check_samples(plan: BenchPlan) -> None:
         typer.BadParameter: the sampler has no such order. InputError: there are too few samples. WidsError: see
             `Listed`.
     """
+    from wids.core.order.batch_epochs import BatchEpochs
     from wids.core.order.layout import ShardCounts
+    from wids.core.order.packing import mean_tokens
     from wids.core.order.population import sampler_epochs
     from wids.tools.cli.look.listed import Listed
 
@@ -111,12 +118,24 @@ def _check_samples(plan: BenchPlan) -> None:
     listed = Listed(plan.index, ReadFlags(cache_dir=plan.reading.cache_dir, session=plan.session))
     if len(listed) < job.ranks:
         raise InputError(f"{job.ranks} ranks are more than the {count_of(len(listed), 'sample')} of {plan.index}")
-    weights = plan.order.read_weights(listed.reader_of(BatchOptions()))
+    read, parts = listed.reader_of(plan.batches), listed.mixed_parts()
+    weights = plan.order.read_weights(read)
+    rule = plan.batches.make_rule(job.batch_size, len(listed), read, has_weights=weights is not None)
     try:
-        settings = plan.order.settings(world_size=job.ranks, epoch_size=None)
-        epochs = sampler_epochs(ShardCounts(listed.shards.lengths), listed.mixed_parts(), settings, weights=weights)
+        settings, means = plan.order.settings(world_size=job.ranks, epoch_size=None), mean_tokens(rule, parts)
+        epochs = sampler_epochs(ShardCounts(listed.shards.lengths), parts, settings, weights=weights, means=means)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if rule is not None:
+        count, cut = 0, BatchEpochs.of(epochs, rule, seed=settings.seed, block=plan.batches.block)
+        for [chunk] in cut.deal(cut.first_place(0), [0]):
+            count += len(chunk.batches)
+            if count > job.warmup:
+                return
+        raise InputError(
+            f"a rank has {count_of(count, 'batch', 'batches')} in an epoch, and the first {job.warmup:,} do not count: "
+            "take smaller ones or fewer ranks"
+        )
     samples = epochs.count(epochs.first_place(0))
     if (batches := samples // job.batch_size) <= job.warmup:
         raise InputError(
@@ -161,9 +180,10 @@ def _summarise(
             "s; allow more"
         )
     used = [100 * rank["steps"] * job.step / rank["seconds"] for rank in stepped]
-    rate = sum(rank["steps"] / rank["seconds"] for rank in stepped) * job.batch_size
-    fastest = sum(rank["batches"] / rank["seconds"] for rank in free) * job.batch_size
-    ideal = job.ranks * job.batch_size / job.step
+    rate, tokens = (sum(rank[what] / rank["seconds"] for rank in stepped) for what in ("samples", "tokens"))
+    fastest = sum(rank["samples"] / rank["seconds"] for rank in free)
+    each = sum(rank["samples"] for rank in stepped) / sum(rank["steps"] for rank in stepped)
+    ideal = job.ranks * each / job.step
     parts = {part: sum(rank[part] for rank in timed) for part in timed[0]}
     samples, whole = parts["samples"], sum(parts[part] for part in PARTS)
     waits = sorted(itertools.chain.from_iterable(rank["waits"] for rank in stepped))
@@ -174,11 +194,13 @@ def _summarise(
         "workers": job.workers,
         "has_threads": job.has_threads,
         "batch_size": job.batch_size,
+        "samples_per_batch": each,
         "step_seconds": job.step,
         "steps": [rank["steps"] for rank in stepped],
         "utilisation": statistics.fmean(used),
         "utilisation_of_ranks": used,
         "samples_per_second": rate,
+        "tokens_per_second": None if plan.batches.pack_tokens is None else tokens,
         "bytes_per_second": rate * parts["bytes"] / samples,
         "bytes_per_sample": parts["bytes"] / samples,
         "first_batch_seconds": max(rank["first"] for rank in stepped),
@@ -186,7 +208,7 @@ def _summarise(
         "samples_per_second_in_memory": ideal,
         "samples_per_second_without_steps": fastest,
         "headroom": fastest / ideal,
-        "workers_to_saturate": work * job.batch_size / job.step,
+        "workers_to_saturate": work * each / job.step,
         "sample_seconds": {part: parts[part] / samples for part in PARTS},
         "sample_percent": {part: 100 * parts[part] / whole for part in PARTS},
         "timed_samples": round(samples),
@@ -197,7 +219,9 @@ def _show(plan: BenchPlan, report: dict[str, Any]) -> None:
     job = plan.job
     workers = count_of(job.workers, "thread" if job.has_threads else "worker")
     workers = f"{workers} each" if job.ranks > 1 else workers
-    title = f"{count_of(job.ranks, 'rank')} with {workers}, batches of {job.batch_size:,}, {job.step:g} s a step"
+    things = "samples" if plan.batches.pack_tokens is None else "pieces"
+    size = f"{report['samples_per_batch']:,.3g} {things}" if plan.batches.has_batches else f"{job.batch_size:,}"
+    title = f"{count_of(job.ranks, 'rank')} with {workers}, batches of {size}, {job.step:g} s a step"
     counted = sum(report["steps"])
     print_text(f"{title}; {count_of(counted, 'step')} counted")
     used, rate = report["utilisation"], report["samples_per_second"]
@@ -209,9 +233,10 @@ def _show(plan: BenchPlan, report: dict[str, Any]) -> None:
         ("", ""),
         [
             ("utilisation", f"{used:.1f} %{least}"),
-            ("samples", f"{rate:,.0f}/s, {format_rate(report['bytes_per_second'], 1.0)}, {size} each"),
-            ("with batches in memory", f"{ideal:,.0f} samples/s"),
-            ("without steps", f"{fastest:,.0f} samples/s, headroom {report['headroom']:.2f} x"),
+            (things, f"{rate:,.0f}/s, {format_rate(report['bytes_per_second'], 1.0)}, {size} each"),
+            *([("tokens", f"{tokens:,.0f}/s")] if (tokens := report["tokens_per_second"]) is not None else []),
+            ("with batches in memory", f"{ideal:,.0f} {things}/s"),
+            ("without steps", f"{fastest:,.0f} {things}/s, headroom {report['headroom']:.2f} x"),
             ("workers to saturate", f"{report['workers_to_saturate']:.2g} cores of a rank make a batch in a step"),
             ("first batch", f"after {report['first_batch_seconds']:.3g} s"),
             ("waits for a batch", waits),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from wids.tools.cli.format import parse_size
-from wids.tools.cli.options import CacheDir, OrderOptions  # noqa: TC001 - typer reads the annotations
+from wids.tools.cli.options import (  # typer reads the annotations
+    BatchOptions,
+    CacheDir,
+    OrderOptions,
+    parse_batch_size,
+)
 
 if TYPE_CHECKING:
     from wids.core.transport.session import Session
@@ -28,8 +33,17 @@ class JobOptions:
         ),
     ]
     batch_size: Annotated[
-        int, typer.Option(min=1, max=_MAX, metavar="N", help="Samples in a rank's batch.", rich_help_panel=_JOB)
-    ]
+        Any,
+        typer.Option(
+            "--batch-size",
+            parser=parse_batch_size,
+            metavar="N|BUCKET=N,...",
+            help="Samples in a rank's batch; with --max-tokens, --limit or --buckets: the most; with --pack-tokens: "
+            "packs. Needed without them.",
+            show_default=False,
+            rich_help_panel=_JOB,
+        ),
+    ] = None
     ranks: Annotated[
         int,
         typer.Option(min=1, max=_MAX_RANKS, metavar="N", help="Processes, an accelerator each.", rich_help_panel=_JOB),
@@ -146,4 +160,5 @@ class BenchPlan:
     job: JobOptions
     reading: BenchReading
     order: OrderOptions
+    batches: BatchOptions
     session: Session

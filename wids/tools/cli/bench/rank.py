@@ -127,8 +127,22 @@ def passes_of(rank: int, plan: BenchPlan) -> list[Callable[[], dict[str, Any]]]:
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     settings["weights"] = order.read_weights(lambda name: name)  # a column is read by the sampler
     sampler = wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=job.ranks, **settings)
-    loop = _Loop(plan, dataset, sampler, _collation(reading))
+    loop = _Loop(plan, dataset, sampler, _collation(reading), _batches_of(plan, sampler))
     return [loop.run_steps, loop.run_free, loop.take_times]
+
+
+def _batches_of(plan: BenchPlan, sampler: Any) -> Any:
+    """The sampler of batches of like length, or of packs; None: a loader makes its own batches."""
+    import wids
+    from wids.tools.cli.look.listed import Listed
+    from wids.tools.cli.options import ReadFlags
+
+    batches = plan.batches
+    if not batches.has_batches:
+        return None
+    read = Listed(plan.index, ReadFlags(cache_dir=plan.reading.cache_dir, session=plan.session)).reader_of(batches)
+    kind: Any = wids.BucketBatchSampler if batches.pack_tokens is None else wids.PackSampler
+    return kind(sampler, block=batches.block, **batches.arguments(plan.job.batch_size, read))
 
 
 def import_function(name: str, text: str) -> Callable[..., Any]:
@@ -164,47 +178,55 @@ def _collation(reading: BenchReading) -> Callable[[Any], Any]:
 class _Loop:
     """The training loop of a rank."""
 
-    def __init__(self, plan: BenchPlan, dataset: ShardListDataset, sampler: Any, collate: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, plan: BenchPlan, dataset: ShardListDataset, sampler: Any, collate: Callable[[Any], Any], batches: Any
+    ) -> None:
         self._job, self._dataset, self._sampler, self._collate = plan.job, dataset, sampler, collate
+        self._batches = batches
 
     def run_steps(self) -> dict[str, Any]:
         """Compute: what was waited for, and how long it took in all, without the first steps of each epoch.
 
         Returns:
-            steps: that count. seconds: from the end of the steps that do not count. waits: for the batch of each, in
-            seconds. first: seconds to the first batch of all.
+            steps: that count. samples: in them, or pieces of samples. tokens: of packs in them. seconds: from the end
+            of the steps that do not count. waits: for the batch of each, in seconds. first: seconds to the first batch
+            of all.
         """
         step, warmup = self._job.step, self._job.warmup
         steps, seconds, first = 0, 0.0, 0.0
+        samples = tokens = 0
         waits: list[float] = []
         for number, epoch in enumerate(self._epochs(self._loader())):
             asked = begin = time.monotonic()
-            for k, _ in enumerate(epoch):
+            for k, (_, count, count_tokens) in enumerate(epoch):
                 came = time.monotonic()
                 first = came - asked if not number and not k else first
                 time.sleep(step)
                 if k >= warmup:
-                    steps += 1
+                    steps, samples, tokens = steps + 1, samples + count, tokens + count_tokens
                     waits.append(came - asked)
                 asked = time.monotonic()
                 if k == warmup - 1:
                     begin = asked
             seconds += asked - begin if waits else 0.0
-        return {"steps": steps, "seconds": seconds, "waits": waits, "first": first}
+        counts = {"steps": steps, "samples": samples, "tokens": tokens}
+        return {**counts, "seconds": seconds, "waits": waits, "first": first}
 
     def run_free(self) -> dict[str, Any]:
-        """Compute nothing: batches that count, and their seconds.
+        """Compute nothing: samples of batches that count, and their seconds.
 
         The first batches of all workers come at a time, so as many are left out where there are more than twice.
         """
-        batches, seconds = 0, 0.0
+        samples, seconds = 0, 0.0
         for epoch in self._epochs(self._loader()):
-            came = [time.monotonic()]
-            came += [time.monotonic() for _ in epoch]
+            came, counts = [time.monotonic()], list[int]()
+            for _, count, _ in epoch:
+                came.append(time.monotonic())
+                counts.append(count)
             skipped = max(self._job.workers, 1)
             skipped = skipped if len(came) - 1 > 2 * skipped else 0
-            batches, seconds = batches + len(came) - 1 - skipped, seconds + came[-1] - came[skipped]
-        return {"batches": batches, "seconds": seconds}
+            samples, seconds = samples + sum(counts[skipped:]), seconds + came[-1] - came[skipped]
+        return {"samples": samples, "seconds": seconds}
 
     def take_times(self) -> dict[str, Any]:
         """The seconds of each of `PARTS`, the samples that they are of, and their bytes.
@@ -240,15 +262,14 @@ class _Loop:
         from torch.utils.data import DataLoader
 
         job = self._job
+        plain = {"sampler": self._sampler, "batch_size": job.batch_size, "drop_last": True}
         given = {
             "dataset": self._dataset,
-            "sampler": self._sampler,
-            "batch_size": job.batch_size,
-            "collate_fn": self._collate,
+            **(plain if self._batches is None else {"batch_sampler": self._batches}),
+            "collate_fn": _CountedCollation(self._collate),
             "num_workers": job.workers,
             "prefetch_factor": job.prefetch_factor,
             "persistent_workers": job.persistent_workers,
-            "drop_last": True,
             **changed,
         }
         if not given["num_workers"]:
@@ -326,6 +347,17 @@ class _TimedReads:
             seconds[step.part] += step.seconds
             seconds["read"] -= step.seconds
         return samples, {**seconds, "bytes": weight.bytes, "samples": len(samples)}
+
+
+class _CountedCollation:
+    """Collates a batch: (batch, its samples or pieces, the tokens of its packs)."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, int, int]:
+        pieces = [sample["__piece__"] for sample in samples if isinstance(sample, dict) and "__piece__" in sample]
+        return self._collate(samples), len(samples), sum(last - first for first, last in pieces)
 
 
 class _TimedCollation:
