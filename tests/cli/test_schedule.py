@@ -20,6 +20,7 @@ from tests.support.cli import complaint, in_one_line, run, run_apart, run_ok
 from tests.support.examples import examples, some
 from tests.support.shards import mixture_index, serve, write_index, write_json
 from wids import BucketBatchSampler, DistributedChunkedSampler, PackSampler, ShardListDataset
+from wids.core.collection.changes import find_earlier
 from wids.core.order import batching
 from wids.core.order.batch_epochs import BatchEpochs
 from wids.core.order.batching import make_rule
@@ -28,6 +29,7 @@ from wids.core.order.packing import make_pack_rule
 from wids.core.order.population import sampler_epochs
 from wids.core.order.settings import SamplerSettings
 from wids.tools.cli.look.schedule import show_batch, show_readings
+from wids.tools.simulate.resume import Resume
 from wids.tools.simulate.schedule import BatchTimetable, Piece, Reading, Timetable, make_timetable
 
 
@@ -351,6 +353,56 @@ def test_packs_are_the_samplers(seed):
     rule = make_pack_rule(sum(counts), **bounds)
     table = make_timetable(ShardCounts(counts), None, settings, epoch=epoch, rule=rule, block=block, weights=weights)
     check_packs(table, read_of_packs(samplers), sum(counts))
+
+
+@pytest.mark.parametrize("seed", some(range(40), every=5))
+def test_packs_that_go_on_are_the_samplers(seed):
+    """A state of any ranks, over data of which some shards are gone and others new, or over the same data."""
+    draws = random.Random(seed)
+    tokens = {url: np.array([draws.randint(1, 60) for _ in range(12)]) for url in range(12)}
+
+    def shards(numbers):
+        listed = [{"url": f"/nowhere/{k}.tar", "nsamples": 12, "filesize": k + 1000} for k in numbers]
+        return ShardListDataset(listed), np.concatenate([tokens[k] for k in numbers])
+
+    (old, before), (new, now) = shards(range(8)), shards(draws.choice([range(8), range(3, 12), range(2, 8)]))
+    is_same = len(new) == len(old)
+    bounds = {
+        "pack_tokens": draws.choice([16, 64, 100]),
+        "cut": draws.random() < 0.6,
+        "separators": draws.randint(0, 1),
+        "batch_size": draws.choice([1, 2]),
+        "too_long": "skip",
+    }
+    order = {"chunksize": draws.choice([5, 12]), "window": 2, "tail": draws.choice(["pad", "mask", "drop"])}
+    first = draws.randint(1, 4)
+    world, block = first if is_same else draws.randint(1, 5), draws.choice([None, 10])
+
+    def make(dataset, lengths, rank, world):
+        sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, **order)
+        return PackSampler(sampler, lengths=lengths, block=block, **bounds)
+
+    sampler = make(old, before, 0, first)
+    drawn = iter(sampler)
+    count = sum(1 for _ in itertools.islice(drawn, draws.randint(1, 9)))
+    state = sampler.state_dict()
+    resumed = [make(new, now, rank, world) for rank in range(world)]
+    for each in resumed:
+        each.load_state_dict(state, old=old, old_lengths=before)
+    expected = read_of_packs(resumed)
+    resume = Resume(new, state, find_earlier(new, old, values={"lengths": lambda: before}))
+    settings = SamplerSettings(num_replicas=world, lanes=world, seed=0, **order)
+    rule = make_pack_rule(len(new), lengths=now, **bounds)
+    table = make_timetable(ShardCounts(new.lengths), None, settings, epoch=0, rule=rule, block=block, resume=resume)
+    if is_same:  # steps count from the beginning of the epoch, or of the next one if that was over
+        past = count if table.epoch == 0 else 0
+        expected = {(rank, step + past): batch for (rank, step), batch in expected.items()}
+        for (rank, step), (indices, pieces, _) in expected.items():
+            assert table.batch(rank, step)[0].tolist() == indices
+            assert table.pieces(rank, step) == pieces
+        assert not expected or table.steps == 1 + max(step for _, step in expected)
+    else:
+        check_packs(table, expected, len(new))
 
 
 # --- the commands

@@ -821,13 +821,15 @@ def fetch_for_real(server, listed, directory, limit):
     return len(shard_requests(server))
 
 
-@pytest.mark.parametrize("kind", ["plain", "dealt", "mixture", "batches", "weights"])
+@pytest.mark.parametrize("kind", ["plain", "dealt", "mixture", "batches", "weights", "packs"])
 def test_open_shards_of_some_steps(kind):
     """They are the visits that are simulated, also by weights, and of a part of the steps what of them lies there."""
     lengths, options = [40, 0, 33, 70, 9, 51], {"seed": 3, "lanes": 4, "chunksize": 20, "window": 2, "tail": "pad"}
     options["reshuffle"] = "epoch" if kind == "dealt" else "fixed"
     parts = [SourceSpan("a", 0, 73, 0.7), SourceSpan("b", 73, 203, 0.3)] if kind == "mixture" else None
     rule = make_rule(203, lengths=np.arange(1, 204), max_tokens=900) if kind == "batches" else None
+    if kind == "packs":
+        rule = make_pack_rule(203, lengths=np.arange(1, 204), pack_tokens=500)
     weights = np.arange(203) % 3 if kind == "weights" else None
     order = SamplerSettings(num_replicas=3, **options)
     table = make_timetable(ShardCounts(lengths), parts, order, epoch=0, batch_size=5, rule=rule, weights=weights)
