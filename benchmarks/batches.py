@@ -1,13 +1,14 @@
-"""Batches of like length: wids beside Lhotse and Hugging Face's Trainer, on the same lengths in one run.
+"""Batches of like length, and packs: wids beside Lhotse, Hugging Face, TRL and LanceDB, on the same lengths in one run.
 
     python benchmarks/batches.py --json batches.json      a quarter of an hour
+    python benchmarks/batches.py --packs                  packs of 8,192 tokens: ten minutes
     python benchmarks/batches.py --only ours,hf-group     two minutes
     python benchmarks/batches.py --quick --only ours      seconds; the figures are meaningless
     python benchmarks/batches.py --only ours --shard-samples 1000     our batches of shards of 1,000 samples
     python benchmarks/batches.py --only ours --images 264 --cost sum  our batches under two budgets
 
 No data are read: a contender plans batches of 10^6 lognormal lengths (median 300), which may cost 32,768 padded tokens
-each. README.md beside this file explains the rows.
+each; with --packs, batches of four packs of 10^5 lengths. README.md beside this file explains the rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import batch_packs
 import envs
 import numpy as np
 import report
@@ -63,6 +65,31 @@ PLANNERS = {
     )
 }
 
+_TRL = ("trl==1.16.0", "transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0")
+OUR_PACKS = "ours-cut"
+PACKERS = {
+    entry.name: entry
+    for entry in (
+        *(
+            envs.Entry(name=name, worker="pack_wids", environ={"PYTHONPATH": envs.REPOSITORY, "CUT": cut})
+            for name, cut in ((OUR_PACKS, "1"), ("ours-whole", "0"))
+        ),
+        *(
+            envs.Entry(
+                name=f"trl-{strategy}",
+                worker="pack_trl",
+                requirements=_TRL,
+                base=_HERE,
+                environ={"STRATEGY": strategy, "HF_HUB_OFFLINE": "1"},
+            )
+            for strategy in ("bfd", "wrapped")
+        ),
+        envs.Entry(name="lancedb", worker="pack_lance", requirements=("lancedb==0.40.0",), base=_HERE),
+        PLANNERS["lhotse"],
+        PLANNERS["hf-group"],
+    )
+}
+
 # Figure -> its title, how it is written, what is to be reached (of ours).
 ROWS = {
     "padding": ("padded tokens / tokens", "{:.3f}", 1.06),
@@ -82,7 +109,7 @@ LIMITED = {
 }
 TIMES = {
     "first": ("first batch, s", "{:.2f}", 1),
-    "rate": ("samples of a rank planned in a second", "{:,.0f}", 1),
+    "rate": ("samples (of packs: tokens) of a rank planned in a second", "{:,.0f}", 1),
     "resume": ("resume in the middle, s", "{:.3f}", 1),
     "bytes": ("memory, MB", "{:,.0f}", 1e-6),
     "state_bytes": ("state, bytes", "{:,.0f}", 1),
@@ -96,7 +123,8 @@ class Bench:
     Attributes:
         scratch: a directory. job: the file that tells contenders what to plan. lengths: of all samples.
         budget: of a batch. cost: padded or sum. images: of all samples. image_budget: of a batch; 0: none.
-        shard_samples: samples of a shard. interpreters: of the contenders. forks: of a quick run.
+        shard_samples: samples of a shard. is_packs: batches are of packs. entries: the contenders.
+        interpreters: theirs. forks: of a quick run.
     """
 
     scratch: str
@@ -107,28 +135,34 @@ class Bench:
     images: NDArray[Any]
     image_budget: int
     shard_samples: int
+    is_packs: bool
+    entries: dict[str, envs.Entry]
     interpreters: dict[str, str]
     forks: ForkServer | None
 
     @property
     def rows(self) -> dict[str, tuple[str, str, float | None]]:
         """The rows of the table; see `ROWS`."""
+        if self.is_packs:
+            return batch_packs.ROWS
         if not self.image_budget:
             return ROWS
         return {
             key: (*row[:2], None if key in ("padding", "filled") else row[2]) for key, row in ROWS.items()
         } | LIMITED
 
-    def child(self, name: str) -> Child:
-        """A new process of a contender."""
+    def child(self, name: str, job: str = "") -> Child:
+        """A new process of a contender, for ``job`` or another one."""
         home = tempfile.mkdtemp(dir=self.scratch)
         python = self.interpreters[name]
         with _STARTING:
-            return Child(PLANNERS[name], python, self.job, home, reply_seconds=REPLY_SECONDS, forks=self.forks)
+            return Child(
+                self.entries[name], python, job or self.job, home, reply_seconds=REPLY_SECONDS, forks=self.forks
+            )
 
     def deal(
         self, name: str, world: int, *, rank: int | None = None, after_state: bool = False
-    ) -> tuple[list[Dealt], str]:
+    ) -> tuple[list[Any], str]:
         """The batches of all ranks, or of one; and why they are refused."""
         with self.child(name) as child:
             path = f"{self.scratch}/{name}.npz"
@@ -138,7 +172,19 @@ class Bench:
         if "refused" in reply:
             return [], reply["refused"]
         with np.load(path) as saved:
+            if self.is_packs:
+                return [batch_packs.read(saved, k, self.lengths) for k in range(reply["ranks"])], ""
             return [Dealt(saved[f"indices{k}"], saved[f"counts{k}"]) for k in range(reply["ranks"])], ""
+
+    def judge(self, ranks: list[Any]) -> dict[str, float]:
+        """The figures of an epoch."""
+        return batch_packs.judge(ranks, self.lengths) if self.is_packs else judge(ranks, self)
+
+    def times(self, ranks: list[Any]) -> Indices:
+        """How often each sample comes; of packs, each token."""
+        if self.is_packs:
+            return batch_packs.count_tokens(ranks, self.lengths)
+        return np.bincount(np.concatenate([rank.indices for rank in ranks]), minlength=len(self.lengths))
 
     def state(self, name: str) -> str:
         """The file with a contender's state of the middle."""
@@ -151,6 +197,9 @@ class Dealt:
 
     indices: Indices
     counts: Indices
+
+    def __len__(self) -> int:
+        return len(self.counts)
 
     def split(self, batches: int) -> tuple[Dealt, Dealt]:
         """The first so many, and the others."""
@@ -184,7 +233,7 @@ def judge(ranks: list[Dealt], bench: Bench) -> dict[str, float]:
             "most_images": float(max(each.max() for each in images)),
         }
     together = np.array([each[:steps] for each in shares])
-    times = np.bincount(np.concatenate([rank.indices for rank in ranks]), minlength=len(lengths))
+    times = bench.times(ranks)
     shards = -(-len(lengths) // size)
     return {
         "padding": float(sum(each.sum() for each in costs) / sum(lengths[rank.indices].sum() for rank in ranks)),
@@ -200,22 +249,20 @@ def judge(ranks: list[Dealt], bench: Bench) -> dict[str, float]:
     }
 
 
-def judge_resume(bench: Bench, name: str, dealt: list[Dealt]) -> dict[str, str]:
+def judge_resume(bench: Bench, name: str, dealt: list[Any]) -> dict[str, str]:
     """Whether a run that stops in the middle goes on exactly, on as many ranks (the last is compared) and on half."""
-    world, middle = len(dealt), min(len(rank.counts) for rank in dealt) // 2
+    world, middle = len(dealt), min(map(len, dealt)) // 2
     halves = [rank.split(middle) for rank in dealt]
     again, refused = bench.deal(name, world, rank=world - 1, after_state=True)
     is_exact = not refused and again[0].is_same(halves[-1][1])
-    had = np.bincount(np.concatenate([one.indices for one, _ in halves]), minlength=len(bench.lengths))
     rest, refusal = bench.deal(name, world // 2, after_state=True)
     return {
         "same": "exact" if is_exact else f"refused: {refused}" if refused else "other batches",
-        "half": f"refused: {refusal}" if refusal else _count(had, rest),
+        "half": f"refused: {refusal}" if refusal else _count(bench.times([*(one for one, _ in halves), *rest])),
     }
 
 
-def _count(had: Indices, rest: list[Dealt]) -> str:
-    times = had + np.bincount(np.concatenate([rank.indices for rank in rest]), minlength=len(had))
+def _count(times: Indices) -> str:
     lost, again = int((times == 0).sum()), int((times[times > 1] - 1).sum())
     return f"{lost:,} lost, {again:,} again" if lost or again else "exact"
 
@@ -233,7 +280,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict]:
         figures = {}
         for world in WORLDS:
             dealt, _ = bench.deal(name, world)
-            figures[world] = judge(dealt, bench)
+            figures[world] = bench.judge(dealt)
         return {"versions": about["versions"], "settings": about["settings"], "ranks": figures, "rounds": []}, dealt
 
     names, world = list(bench.interpreters), WORLDS[-1]
@@ -254,6 +301,28 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict]:
         each["times"] = {key: median(one[key] for one in each["rounds"]) for key in TIMES}
         each["resume"] = resume
     return found
+
+
+def time_scale(bench: Bench, samples: int) -> dict[str, float]:
+    """The figures of `batch_packs.SCALE` of so many documents; medians of three processes."""
+    lengths, job, draws = f"{bench.scratch}/many.npy", f"{bench.scratch}/many.json", np.random.default_rng(0)
+    many = np.lib.format.open_memmap(lengths, "w+", np.int32, (samples,))
+    for first in range(0, samples, 10**6):
+        many[first : first + 10**6] = make_lengths(draws, min(10**6, samples - first), bench.budget)
+    del many
+    settings = json.loads(Path(bench.job).read_text(encoding="utf-8"))
+    Path(job).write_text(json.dumps({**settings, "lengths": lengths, "packs": 1}), encoding="utf-8")
+    rounds = []
+    for _ in range(3):
+        with bench.child(OUR_PACKS, job) as child:
+            child.ask("hello")
+            rounds.append(child.ask("time", rank=0, world=WORLDS[-1], middle=100, state=bench.state("many")))
+    return {key: median(one[key] for one in rounds) for key in batch_packs.SCALE}
+
+
+def make_lengths(draws: np.random.Generator, samples: int, most: int) -> NDArray[np.int64]:
+    """Lognormal lengths, median 300."""
+    return np.exp(draws.normal(np.log(300), 1, samples)).astype(np.int64).clip(1, most)
 
 
 def verdicts(ours: dict, rows: dict) -> dict[str, bool]:
@@ -291,7 +360,9 @@ def show(console: Console, found: dict[str, dict], rows: dict) -> None:
 def main(
     *,
     only: Annotated[str, typer.Option(help="Contenders to run, separated by commas; all without it.")] = "",
-    samples: Annotated[int, typer.Option(min=1, help="Lengths.")] = 1_000_000,
+    packs: Annotated[bool, typer.Option("--packs", help="Packs, not batches of like length.")] = False,
+    samples: Annotated[int, typer.Option(min=10, help="Lengths; for packs, a tenth of them.")] = 1_000_000,
+    many: Annotated[int, typer.Option(min=0, help="Lengths of the last rows of packs; 0: without them.")] = 10**8,
     shard_samples: Annotated[int, typer.Option(min=1, help="Samples of a shard, which ours looks at.")] = 10_000,
     images: Annotated[int, typer.Option(min=0, help="The most images in a batch of ours; samples have 0 to 8.")] = 0,
     cost: Annotated[str, typer.Option(help="What a batch of ours costs: padded, or sum.")] = "padded",
@@ -305,12 +376,13 @@ def main(
     python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the interpreter of a contender.")] = None,
 ) -> None:
     """Plan the same lengths by each contender, judge the batches, and print the figures with the machine."""
-    names = choose(only, list(PLANNERS), "contender")
+    entries, ours = (PACKERS, OUR_PACKS) if packs else (PLANNERS, OURS)
+    names = choose(only, list(entries), "contender")
     given = dict(pair.split("=", 1) for pair in python or [])
     directory = environments or envs.default_directory()
-    interpreters = {name: given.get(name) or envs.interpreter(PLANNERS[name], directory) for name in names}
-    n, budget = (40_000 if quick else samples), 32_768
-    lengths = np.exp(np.random.default_rng(0).normal(np.log(300), 1, n)).astype(np.int64).clip(1, budget)
+    interpreters = {name: given.get(name) or envs.interpreter(entries[name], directory) for name in names}
+    n, budget = (40_000 if quick else samples) // (10 if packs else 1), 32_768
+    lengths = make_lengths(np.random.default_rng(0), n, budget)
     about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY), "argv": sys.argv[1:]}
     begin = time.perf_counter()
     scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
@@ -318,6 +390,8 @@ def main(
         job = {"lengths": f"{scratch}/lengths.npy", "budget": budget, "shard_size": shard_samples, "formats": scratch}
         job["batch_size"] = int(budget // lengths.mean())
         job |= {"images": f"{scratch}/images.npy", "image_budget": images, "cost": cost}
+        if packs:
+            job |= {"pack_tokens": batch_packs.PACK_TOKENS, "packs": budget // batch_packs.PACK_TOKENS}
         counts = np.random.default_rng(1).integers(0, 9, n)
         np.save(job["lengths"], lengths)
         np.save(job["images"], counts)
@@ -332,13 +406,19 @@ def main(
                 images=counts,
                 image_budget=images,
                 shard_samples=shard_samples,
+                is_packs=packs,
+                entries=entries,
                 interpreters=interpreters,
                 forks=forks,
             )
             found = measure(bench, 1 if quick else rounds)
+            count = (min(many, 10**5) if quick else many) if packs and ours in names else 0
+            scale = time_scale(bench, count) if count else {}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    targets = verdicts(found[OURS], bench.rows) if OURS in found else {}
+    targets = verdicts(found[ours], bench.rows) if ours in found else {}
+    for key, (title, most, unit, by) in batch_packs.SCALE.items() if scale else ():
+        targets[f"{count:,} documents: {title} <= {most} {unit}"] = bool(scale[key] * by <= most)
     about |= {
         "samples": n,
         "shard_samples": shard_samples,
@@ -350,13 +430,15 @@ def main(
     for name, each in found.items():
         console.print(f"{name}: {each['settings']}", markup=False)
     show(console, found, bench.rows)
+    for key, (title, _, unit, by) in batch_packs.SCALE.items() if scale else ():
+        console.print(f"{count:,} documents, {WORLDS[-1]} lanes: {title} {scale[key] * by:.3g} {unit}")
     for words, is_met in targets.items():
         console.print(f"{'met   ' if is_met else 'missed'} {words}")
     if quick:
         console.print("quick: the data are too small for these figures to mean anything")
     if json_file:
         with open(json_file, "w", encoding="utf-8") as stream:
-            json.dump({**about, "contenders": found, "targets": targets}, stream, indent=1)
+            json.dump({**about, "contenders": found, "scale": scale, "targets": targets}, stream, indent=1)
     if check and not all(targets.values()):
         raise typer.Exit(1)
 

@@ -29,9 +29,13 @@ class Planner:
         packages: distributions whose versions are reported.
         settings: what it is used with, in words.
         job: ``lengths`` (a file), ``budget``, ``shard_size``, ``batch_size``, ``formats`` (a directory for its files);
-            ``cost``, ``images`` (a file) and ``image_budget`` (0: none) are for those that know several budgets.
+            ``cost``, ``images`` (a file) and ``image_budget`` (0: none) are for those that know several budgets;
+            ``pack_tokens`` and ``packs`` (in a batch) are there if all are to pack.
         lengths: of all samples: (n,).
+        made: the moment at which the sampler was made, before a state was loaded into it; 0: not known.
     """
+
+    made = 0.0
 
     packages: ClassVar[tuple[str, ...]] = ()
     settings = ""
@@ -55,6 +59,33 @@ class Planner:
         """The batches of all ranks, step by step; a rank without one has an empty one."""
         return itertools.zip_longest(*(self.begin(rank, world, state) for rank in range(world)), fillvalue=[])
 
+    def size(self, batch: list) -> int:
+        """Samples of a batch; of packs, tokens."""
+        return int(self.lengths[batch].sum()) if "pack_tokens" in self.job else len(batch)
+
+    def arrays(self, batches: list) -> dict[str, np.ndarray]:
+        """The batches of a rank, to be judged: their samples, and how many each has; of packs, see `find_runs`."""
+        indices = np.fromiter(itertools.chain.from_iterable(batches), np.int64)
+        return {"indices": indices, "counts": np.fromiter(map(len, batches), np.int64)}
+
+
+def find_runs(tokens: list[np.ndarray], rooms: list[int], lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Batches of packs as runs of tokens that follow each other in a document: the first of each, and how many.
+
+    Args:
+        tokens: of each batch, numbered from 0 over all documents: (n,).
+        rooms: tokens of each batch, with those that fill up.
+        lengths: of all documents.
+    """
+    flat, sizes = np.concatenate(tokens), np.array(list(map(len, tokens)))
+    is_start = np.zeros(int(lengths.sum()), np.bool_)
+    is_start[np.cumsum(lengths) - lengths] = True
+    begins = np.append(True, np.diff(flat) != 1) | is_start[flat]
+    begins[(np.cumsum(sizes) - sizes)[sizes > 0]] = True
+    at = np.flatnonzero(begins)
+    runs = np.diff(np.searchsorted(at, np.append(0, np.cumsum(sizes))))
+    return {"starts": flat[at], "sizes": np.diff(at, append=len(flat)), "runs": runs, "rooms": np.array(rooms)}
+
 
 class _Service:
     def __init__(self, planner: Planner) -> None:
@@ -76,9 +107,9 @@ class _Service:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
         begin = time.perf_counter()
         batches = self.planner.begin(rank, world)
-        samples = len(next(batches))
+        samples = self.planner.size(next(batches))
         first = time.perf_counter() - begin
-        samples += sum(len(batch) for batch in itertools.islice(batches, middle - 1))
+        samples += sum(map(self.planner.size, itertools.islice(batches, middle - 1)))
         seconds = time.perf_counter() - begin
         used = _memory_bytes("VmHWM") - before
         saved = pickle.dumps(self.planner.state(middle))
@@ -86,9 +117,9 @@ class _Service:
         del batches
         begin = time.perf_counter()
         next(self.planner.begin(rank, world, pickle.loads(saved)))
-        resumed = time.perf_counter() - begin
-        found = {"first": first, "rate": samples / seconds, "resume": resumed, "bytes": used}
-        return {**found, "state_bytes": len(saved)}
+        now = time.perf_counter()
+        found = {"first": first, "rate": samples / seconds, "resume": now - begin, "bytes": used}
+        return {**found, "state_bytes": len(saved), "loaded": now - max(self.planner.made, begin)}
 
     def deal(self, request: dict) -> dict:
         """Save the batches of one rank or of all, from the beginning or after a state; or tell why it is refused."""
@@ -105,10 +136,11 @@ class _Service:
             for batches, batch in zip(found, step, strict=True):
                 if batch:
                     batches.append(batch)
-        arrays = {}
-        for number, batches in enumerate(found):
-            arrays[f"indices{number}"] = np.fromiter(itertools.chain.from_iterable(batches), np.int64)
-            arrays[f"counts{number}"] = np.fromiter(map(len, batches), np.int64)
+        arrays = {
+            f"{key}{number}": values
+            for number, batches in enumerate(found)
+            for key, values in self.planner.arrays(batches).items()
+        }
         np.savez(request["path"], **arrays)
         return {"ranks": len(found)}
 
