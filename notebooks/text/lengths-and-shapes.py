@@ -3,9 +3,10 @@
 #
 # Texts differ in length and pictures in shape. Batches of any neighbours are then half padding, and the ranks of a job wait at every
 # step for the one with the longest. `wids.BucketBatchSampler` makes batches of like length within a budget of tokens, or of one shape:
-# as many on every rank, of like cost at every step, and resumable with any number of ranks.
+# as many on every rank, of like cost at every step, and resumable with any number of ranks. `wids.PackSampler` lays texts end to end
+# instead, for models that take sequences of one length.
 #
-# Takes a quarter of a minute on a laptop without a GPU. The texts and pictures are made here; for your own data set the URLs of their indexes.
+# Takes half a minute on a laptop without a GPU. The texts and pictures are made here; for your own data set the URLs of their indexes.
 
 # %% tags=["parameters"]
 texts_url = None  # index of texts whose .json says "tokens"; None: texts of 3 to 2,000 words, made here
@@ -13,6 +14,7 @@ photos_url = None  # index of pictures whose .json says "width" and "height"; No
 world_size = 4
 resume_world_size = 3
 max_tokens = 4096  # of a rank's batch, with its padding
+pack_tokens = 2048  # of a pack
 broken_at = 0.5  # the part of an epoch after which it is ended, to be resumed
 workers = 2
 
@@ -21,6 +23,7 @@ import io
 import itertools
 import json
 import sys
+import zlib
 
 import bucket
 import matplotlib.pyplot as plt
@@ -264,6 +267,80 @@ print(f"lost: {(read == 0).sum()}, read twice: {(read > 1).sum()}, in {twice} ba
 print(f"costliest batch: {largest:,} of {max_tokens:,} tokens")
 
 # %% [markdown]
+# ## Packs
+#
+# Texts are laid end to end and cut where a pack is full (`cut=True`), or stay whole and are chosen such that packs are full
+# (`cut=False`). `wids.pack_collate` makes the tensors; its `doc_ids` say which text each token is of.
+
+# %%
+numbered = texts.add_transform(
+    lambda sample: {**sample, "ids": [zlib.crc32(word.encode()) % 50_000 for word in sample[".txt"].split()]}
+)
+collate = wids.pack_collate("ids", pack_tokens=pack_tokens)
+
+
+def collate_texts(samples):
+    """The text of each token, -1 where there is none: (packs, pack_tokens)."""
+    doc_ids = collate(samples)["doc_ids"].numpy()
+    return np.append([sample["__index__"] for sample in samples], -1)[doc_ids]
+
+
+def read_packs(cut):
+    """An epoch of each rank: (packs, pack_tokens)."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = wids.DistributedChunkedSampler(numbered, num_replicas=world_size, rank=rank)
+        packs = wids.PackSampler(sampler, lengths="tokens", pack_tokens=pack_tokens, cut=cut)
+        loader = DataLoader(numbered, batch_sampler=packs, num_workers=workers, collate_fn=collate_texts)
+        ranks.append(np.concatenate(list(loader)))
+    return ranks
+
+
+cut, whole = read_packs(cut=True), read_packs(cut=False)
+
+
+def describe(ranks):
+    room = np.concatenate(ranks)
+    pieces = sum(len(np.unique(row[row >= 0])) for row in room)
+    return {
+        "packs of each rank": " ".join(str(len(packs)) for packs in ranks),
+        "room that is empty": f"{(room < 0).mean():.1%}",
+        "texts cut": f"{pieces - len(texts)}",
+        "tokens": int((room >= 0).sum()),
+    }
+
+
+padded = [lengths[batch].max() * len(batch) for ranks in before for batch in ranks]
+neighbours = before[0][4]
+width = int(lengths[neighbours].max())
+plain = np.where(np.arange(width) < lengths[neighbours][:, None], np.array(neighbours)[:, None], -1)
+panels = [
+    (f"a text in each row: {1 - lengths.sum() / sum(padded):.0%} empty", plain),
+    (f"cut=False: {describe(whole)['room that is empty']} empty", whole[0][:30]),
+    (f"cut=True: {describe(cut)['room that is empty']} empty", cut[0][:30]),
+]
+colours = ListedColormap(["#E9E9E9", *(colour for colour in plt.colormaps["tab20"].colors if len(set(colour)) > 1)])
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 4.4), dpi=80, constrained_layout=True)
+for ax, (title, rows) in zip(axes, panels, strict=True):
+    shades = np.where(rows < 0, 0, 1 + rows % (colours.N - 1))
+    ax.imshow(shades, aspect="auto", cmap=colours, vmin=0, vmax=colours.N - 1, interpolation="nearest")
+    ax.set_title(title, fontsize=11)
+    ax.set_xticks([0, rows.shape[1]], [0, rows.shape[1]])
+    ax.set_yticks(np.arange(len(rows) + 1) - 0.5, [""] * (len(rows) + 1))
+    ax.grid(axis="y", color="white", lw=1.5)
+    ax.tick_params(length=0, labelsize=8)
+axes[0].set_ylabel("a batch of neighbours")
+axes[1].set_ylabel("packs of rank 0, one a step")
+axes[1].set_xlabel("tokens; a colour is a text, grey is empty")
+plt.show()
+packed_table = pd.DataFrame([describe(whole), describe(cut)], index=["cut=False", "cut=True"])
+packed_table
+
+# %% [markdown]
+# Each token of the epoch came once. A text that is cut goes on in the next pack, in the same colour. A state is exact within it, on any number of
+# ranks: [the guide](../.docs/guides/packs.md).
+
+# %% [markdown]
 # ## Coming from another sampler
 #
 # | there | here |
@@ -273,4 +350,6 @@ print(f"costliest batch: {largest:,} of {max_tokens:,} tokens")
 # | Hugging Face: `train_sampling_strategy="group_by_length"`, `length_column_name="length"` | `BucketBatchSampler(sampler, lengths="length", max_tokens=...)`, or `batch_size=` for a number of samples |
 # | fairseq: `--max-tokens 4096 --max-sentences 64` | `max_tokens=4096, batch_size=64` |
 # | packed attention, a batch costs the sum of its lengths | `cost="sum"` |
+# | TRL: `packing=True, max_length=8192`; torchtune: `packed=True`; axolotl: `sample_packing: true` | `PackSampler(sampler, lengths=..., pack_tokens=8192, cut=False)` |
+# | TRL: `packing_strategy="wrapped"`; Megatron: `GPTDataset`; LanceDB: `pack_sequences=8192` | `PackSampler(sampler, lengths=..., pack_tokens=8192)` |
 # | aspect buckets (kohya's `enable_bucket`, NovelAI's) | resize to the nearest shape in a transform; `buckets=` that shape, `batch_size=` a number or a dict |

@@ -150,10 +150,10 @@ def hub(*, look, view, known, whole, before, after, state, downloads, stand_in):
 
 
 def lengths_and_shapes(
-    *, before, after, texts, max_tokens, table, costs, shown, sizes, shapes, read, twice, largest, states, world_size,
-    resume_world_size,
+    *, before, after, texts, lengths, max_tokens, table, costs, shown, sizes, shapes, read, twice, largest, states,
+    world_size, resume_world_size, cut, whole, packed_table,
 ):  # fmt: skip
-    """No batch is above the budget, steps are even, batches are of one shape, and the resumed run reads the rest."""
+    """No batch is above the budget, steps are even, batches have one shape; a resume reads the rest; packs hold all."""
     for ranks in (before, after):
         assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(len(texts)))
     assert len(set(map(len, after))) == 1, "every rank has as many batches"
@@ -171,6 +171,12 @@ def lengths_and_shapes(
     assert read.max() == (2 if twice else 1)
     assert 0 <= twice < resume_world_size <= world_size, "at most one batch for each rank, to make them equal"
     assert largest <= max_tokens
+    for ranks in (cut, whole):
+        assert len(set(map(len, ranks))) == 1, "every rank has as many packs"
+        tokens = collections.Counter(i for packs in ranks for i in packs[packs >= 0].tolist())
+        assert tokens == dict(enumerate(lengths.tolist())), "each token came once"
+    assert packed_table["texts cut"]["cut=False"] == "0"
+    assert float(packed_table["room that is empty"]["cut=True"].strip("%")) < 100 / 32
 
 
 def looking_at_data(*, photos, pages, dataset, grid_stats, dataset_bytes, tables, runs, run_url):

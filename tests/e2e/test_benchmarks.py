@@ -191,6 +191,22 @@ def test_batches_under_two_budgets(tmp_path):
     assert [target for target, is_met in told["targets"].items() if not is_met] == []
 
 
+def test_packs_are_judged(tmp_path):
+    """`batches.py --packs` judges ours: each token once, none again, also resumed on half as many ranks."""
+    figures = tmp_path / "figures.json"
+    said = run_quick("batches.py", "--packs", "--only", "ours-cut,ours-whole", "--json", str(figures))
+    assert "100,000 documents" in said
+    told = json.loads(figures.read_text())
+    for name, broken in (("ours-cut", True), ("ours-whole", False)):
+        ours = told["contenders"][name]
+        assert ours["resume"] == {"same": "exact", "half": "exact"}
+        for found in ours["ranks"].values():
+            assert (found["lost"], found["repeated"], found["uneven"]) == (0, 0, 0)
+            assert (found["broken"] > 0) is broken
+            assert found["empty"] < 1 / 64
+    assert set(told["scale"]) == {"first", "loaded", "bytes"}
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")
 def test_far_files_are_told():
     """`far.py --quick` mounts a file system, and reads all samples from it in both ways."""
