@@ -22,8 +22,8 @@ ROWS = {
 }
 # Figure of many documents -> its title, the most, its unit, and how many of it are one.
 SCALE = {
-    "first": ("first pack", 0.5, "s", 1),
-    "loaded": ("state loaded, and next pack", 50, "ms", 1e3),
+    "first_cpu": ("first pack, CPU time", 0.5, "s", 1),
+    "loaded_cpu": ("state loaded, and next pack, CPU time", 50, "ms", 1e3),
     "bytes": ("memory", 100, "MB", 1e-6),
 }
 

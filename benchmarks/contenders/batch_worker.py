@@ -32,7 +32,7 @@ class Planner:
             ``cost``, ``images`` (a file) and ``image_budget`` (0: none) are for those that know several budgets;
             ``pack_tokens`` and ``packs`` (in a batch) are there if all are to pack.
         lengths: of all samples: (n,).
-        made: the moment at which the sampler was made, before a state was loaded into it; 0: not known.
+        made: CPU seconds of the process when the sampler was made, before a state was loaded into it; 0: not known.
     """
 
     made = 0.0
@@ -69,21 +69,23 @@ class Planner:
         return {"indices": indices, "counts": np.fromiter(map(len, batches), np.int64)}
 
 
-def find_runs(tokens: list[np.ndarray], rooms: list[int], lengths: np.ndarray) -> dict[str, np.ndarray]:
+def find_runs(batches: list[list[np.ndarray]], rooms: list[int], lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Batches of packs as runs of tokens that follow each other in a document: the first of each, and how many.
 
     Args:
-        tokens: of each batch, numbered from 0 over all documents: (n,).
+        batches: tokens of each pack, numbered from 0 over all documents: (n,).
         rooms: tokens of each batch, with those that fill up.
         lengths: of all documents.
     """
-    flat, sizes = np.concatenate(tokens), np.array(list(map(len, tokens)))
+    packs = list(itertools.chain.from_iterable(batches))
+    flat, sizes = np.concatenate(packs), np.array(list(map(len, packs)))
     is_start = np.zeros(int(lengths.sum()), np.bool_)
     is_start[np.cumsum(lengths) - lengths] = True
     begins = np.append(True, np.diff(flat) != 1) | is_start[flat]
     begins[(np.cumsum(sizes) - sizes)[sizes > 0]] = True
     at = np.flatnonzero(begins)
-    runs = np.diff(np.searchsorted(at, np.append(0, np.cumsum(sizes))))
+    ends = np.append(0, np.cumsum(sizes))[np.append(0, np.cumsum(list(map(len, batches))))]
+    runs = np.diff(np.searchsorted(at, ends))
     return {"starts": flat[at], "sizes": np.diff(at, append=len(flat)), "runs": runs, "rooms": np.array(rooms)}
 
 
@@ -105,21 +107,21 @@ class _Service:
         rank, world, middle = request["rank"], request["world"], request["middle"]
         before = _memory_bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         batches = self.planner.begin(rank, world)
         samples = self.planner.size(next(batches))
-        first = time.perf_counter() - begin
+        first, first_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
         samples += sum(map(self.planner.size, itertools.islice(batches, middle - 1)))
         seconds = time.perf_counter() - begin
         used = _memory_bytes("VmHWM") - before
         saved = pickle.dumps(self.planner.state(middle))
         Path(request["state"]).write_bytes(saved)
         del batches
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         next(self.planner.begin(rank, world, pickle.loads(saved)))
-        now = time.perf_counter()
-        found = {"first": first, "rate": samples / seconds, "resume": now - begin, "bytes": used}
-        return {**found, "state_bytes": len(saved), "loaded": now - max(self.planner.made, begin)}
+        resumed, loaded_cpu = time.perf_counter() - begin, time.process_time() - max(self.planner.made, begin_cpu)
+        found = {"first": first, "rate": samples / seconds, "resume": resumed, "bytes": used}
+        return {**found, "state_bytes": len(saved), "first_cpu": first_cpu, "loaded_cpu": loaded_cpu}
 
     def deal(self, request: dict) -> dict:
         """Save the batches of one rank or of all, from the beginning or after a state; or tell why it is refused."""

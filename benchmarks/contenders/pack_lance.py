@@ -66,9 +66,8 @@ class LancePlanner(Planner):
 
     def arrays(self, batches: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
         """See `Planner.arrays`."""
-        flat = list(map(np.concatenate, batches))
-        rooms = [int((tokens != SEPARATOR).sum()) for tokens in flat]
-        return find_runs([tokens[tokens < PAD] for tokens in flat], rooms, self.lengths)
+        rooms = [sum(int((tokens != SEPARATOR).sum()) for tokens in batch) for batch in batches]
+        return find_runs([[tokens[tokens < PAD] for tokens in batch] for batch in batches], rooms, self.lengths)
 
     def _batches(self, dataset: StreamingDataset) -> Iterator[list[np.ndarray]]:
         items = iter(dataset)

@@ -77,7 +77,7 @@ class TrlPlanner(Planner):
         tokens = np.concatenate([chunk.flatten().to_numpy() for chunk in self.packed.chunks])
         packs = np.split(tokens, np.cumsum(self.sizes)[:-1])
         rooms = [len(batch) * self.job["pack_tokens"] for batch in batches]
-        return find_runs([np.concatenate([packs[k] for k in batch]) for batch in batches], rooms, self.lengths)
+        return find_runs([[packs[k] for k in batch] for batch in batches], rooms, self.lengths)
 
     def _path(self) -> str:
         return os.path.join(self.job["formats"], f"trl-{STRATEGY}")

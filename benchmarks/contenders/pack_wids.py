@@ -45,7 +45,7 @@ class PackPlanner(Planner):
             cut=CUT,
             too_long="error" if CUT else "skip",
         )
-        self.made = time.perf_counter()
+        self.made = time.process_time()
         if state is not None:
             self.packs.load_state_dict(state)
         return iter(self.packs)

@@ -202,7 +202,7 @@ for batch in shown:
         canvas.paste(Image.fromarray(picture), (k * (width + 4), top + 22))
     top += height + 24
 file = io.BytesIO()
-canvas.save(file, "jpeg", quality=80)
+canvas.save(file, "jpeg", quality=50)
 Shown(file.getvalue())
 
 # %% [markdown]
@@ -316,11 +316,11 @@ width = int(lengths[neighbours].max())
 plain = np.where(np.arange(width) < lengths[neighbours][:, None], np.array(neighbours)[:, None], -1)
 panels = [
     (f"a text in each row: {1 - lengths.sum() / sum(padded):.0%} empty", plain),
-    (f"cut=False: {describe(whole)['room that is empty']} empty", whole[0][:30]),
-    (f"cut=True: {describe(cut)['room that is empty']} empty", cut[0][:30]),
+    (f"cut=False: {describe(whole)['room that is empty']} empty", whole[0][:20]),
+    (f"cut=True: {describe(cut)['room that is empty']} empty", cut[0][:20]),
 ]
 colours = ListedColormap(["#E9E9E9", *(colour for colour in plt.colormaps["tab20"].colors if len(set(colour)) > 1)])
-fig, axes = plt.subplots(1, 3, figsize=(10.5, 4.4), dpi=80, constrained_layout=True)
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 4), dpi=72, constrained_layout=True)
 for ax, (title, rows) in zip(axes, panels, strict=True):
     shades = np.where(rows < 0, 0, 1 + rows % (colours.N - 1))
     ax.imshow(shades, aspect="auto", cmap=colours, vmin=0, vmax=colours.N - 1, interpolation="nearest")

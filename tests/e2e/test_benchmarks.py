@@ -204,7 +204,7 @@ def test_packs_are_judged(tmp_path):
             assert (found["lost"], found["repeated"], found["uneven"]) == (0, 0, 0)
             assert (found["broken"] > 0) is broken
             assert found["empty"] < 1 / 64
-    assert set(told["scale"]) == {"first", "loaded", "bytes"}
+    assert set(told["scale"]) == {"first_cpu", "loaded_cpu", "bytes"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")
