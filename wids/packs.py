@@ -69,7 +69,7 @@ class PackSampler(BlockBatchSampler):
         >>> lengths = [9, 1, 8, 2, 7, 3, 9, 1, 8, 2, 7, 3]
         >>> packs = wids.PackSampler(wids.ChunkedSampler(dataset), lengths=lengths, pack_tokens=20)
         >>> [dataset[index]["__piece__"] for index in next(iter(packs))]
-        [(0, 9), (0, 1), (0, 8), (0, 2)]
+        [(0, 9), (0, 7), (0, 1), (0, 3)]
     """
 
     pack_tokens: int
