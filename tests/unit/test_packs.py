@@ -445,6 +445,22 @@ def test_mixtures_resume():
     assert read == expected
 
 
+def test_a_mixture_without_end_of_which_nothing_is_left():
+    """It is an error, not a loop without end."""
+    mixed, lengths = mixture((1, 0))
+    lengths = np.where(np.arange(len(lengths)) < 400, 0, lengths)
+    packs = make(mixed, options={"epochs": None}, lengths=lengths, pack_tokens=128)
+    with pytest.raises(InputError, match=r"no sample .* is left for a batch"):
+        next(iter(packs))
+
+
+def test_the_last_round_has_whole_pieces():
+    """Where packs of the last round are cut anew, what belongs together is one piece."""
+    packs = [make(Documents([64 * 5]), world=3, rank=rank, options={"lanes": 1}) for rank in range(3)]
+    rounds = [[index.piece[1:3] for batch in sampler for index in batch] for sampler in packs]
+    assert rounds == [[(0, 64), (192, 234)], [(64, 128), (234, 277)], [(128, 192), (277, 320)]]
+
+
 # --- tensors
 
 

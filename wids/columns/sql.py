@@ -51,8 +51,20 @@ RUNNER: ContextVar[Runner | None] = ContextVar("wids-sql-runner", default=None)
 SPILL_BYTES: ContextVar[int] = ContextVar("wids-sql-spill", default=0)
 
 DEFAULT_MEMORY_BYTES = 512 << 20
-# Functions whose value is another one at each call.
-_VARYING = frozenset({"random", "setseed", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval", "currval"})
+# Functions whose value is another one at each call, or in each process.
+_VARYING = frozenset(
+    {
+        *("random", "setseed", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval", "currval"),
+        *("now", "today", "current_date", "current_time", "current_timestamp", "current_localtime", "localtime"),
+        *(
+            "current_localtimestamp",
+            "get_current_time",
+            "get_current_timestamp",
+            "transaction_timestamp",
+            "txid_current",
+        ),
+    }
+)
 _DESCRIBE = "DESCRIBE samples"
 _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
@@ -612,9 +624,12 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     if not predicate.strip():
         raise _RefusedError("an expression of columns is needed, like width >= 512, and this is empty")
     given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
-    called = {
-        name.casefold() for part in _parts_of(given) if _is_dict(part) for name in _texts_of(part.get("function_name"))
-    }
+    parts = [part for part in _parts_of(given) if _is_dict(part)]
+    called = {name.casefold() for part in parts for name in _texts_of(part.get("function_name"))}
+    # Without brackets they are read as columns, if there are none of these names.
+    refs = {name.casefold() for part in parts for name in _texts_of(part.get("column_names"))} & _VARYING
+    if refs:
+        called |= refs - {str(name).casefold() for name, *_ in connection.execute(_DESCRIBE).fetchall()}
     error = given.get("error_message", "")
     if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
         raise _RefusedError(error)
@@ -622,8 +637,8 @@ def _check_predicate(connection: Any, predicate: str) -> None:
         raise _RefusedError("one expression is needed, as after WHERE, and this is more")
     if varying := sorted(called & _VARYING):
         raise _RefusedError(
-            f"{varying[0]}() has another value each time, and all processes of a job need the same samples; write what "
-            "depends on columns alone, such as hash(key) % 10 = 0"
+            f"{varying[0]} has another value each time, and all processes of a job need the same samples; write what "
+            "depends on columns alone, such as hash(key) % 10 = 0, or a date"
         )
 
 

@@ -193,6 +193,7 @@ class BatchEpochs:
         """The batches of some ranks from a place to its epoch's end, a block at a time."""
         end, total, recent = place.position, -place.offset, list[tuple[int, CutBlock]]()
         ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
+        is_endless, empty, size = self._span(place)[1] is None, 0, len(self.lane_epochs.plan)
         for block in self.cut(place, has_seeds=self.lane_epochs.has_seeds):
             self.known.clear()
             end, chunks = block.position + block.size, []
@@ -203,6 +204,9 @@ class BatchEpochs:
                 # The batch of a round that other ranks may not complete is held back: see `_last_round`.
                 held[k], dealt = ([], dealt) if ats[k] <= rank else (dealt[-1:], dealt[:-1])
                 chunks.append(self._chunk(dealt, size=len(block), end=end))
+            empty = 0 if len(block) else empty + block.size
+            if is_endless and empty > 2 * max(size, block.size):
+                raise InputError("no sample that an epoch without end reads is left for a batch; see `skipped`")
             if len(block):
                 recent = [(first, one) for first, one in recent if first + len(one) > total + len(block) - self.world]
                 recent.append((total, block))

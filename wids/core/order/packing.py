@@ -476,6 +476,11 @@ def _take(batch: Batch, where: Any, pieces: Pieces) -> Batch:
 
 def _split_tokens(batches: Sequence[Batch], count: int, size: int) -> list[Batch]:
     whole, pieces = _join(batches)
+    # Pieces that a document was cut into, one after another, are one piece again.
+    goes_on = (whole.positions[1:] == whole.positions[:-1]) & (pieces.first[1:] == pieces.last[:-1])
+    begins, stops = np.flatnonzero(np.append(True, ~goes_on)), np.flatnonzero(np.append(~goes_on, True))
+    pieces = pieces.take(begins)._replace(last=pieces.last[stops])
+    whole = _take(whole, begins, pieces)
     ends = np.cumsum(pieces.last - pieces.first)
     total = int(ends[-1])
     edges = np.array([total * k // min(count, total) for k in range(min(count, total) + 1)])
