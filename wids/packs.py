@@ -123,6 +123,7 @@ class PackSampler(BlockBatchSampler):
         self._cut_by(rule, block)
 
 
+@suggest_names
 def pack_collate(
     field: str, *, pack_tokens: int | None = None, separator: int | None = None, pad: int = 0
 ) -> PackCollate:

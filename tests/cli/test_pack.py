@@ -261,7 +261,11 @@ def test_several_sources_are_told_in_words(tmp_path):
         (("in", "-o", "o/x-%d.tar", "--field", "a=c"), 2, "--field is for manifests, and the source is taken as files"),
         (("in", "-o", "o/x-%d.tar", "--key", "b"), 2, "taken as files; for a manifest with another suffix say"),
         (("in", "-o", "o/x-%d.tar", "--keep-fields", ".a,"), 2, "--keep-fields: '' has an empty extension"),
-        (("in", "-o", "o/x-%d.tar", "--where", "true; drop view samples"), 1, "one expression, as after WHERE"),
+        (
+            ("in", "-o", "o/x-%d.tar", "--where", "true; drop view samples"),
+            1,
+            "one expression is needed, as after WHERE",
+        ),
         (("in", "-o", ""), 2, "--output='': expected `str` of length >= 1"),
         (("", "-o", "o/x-%d.tar"), 2, "SOURCE='': give a path"),
         (("in", "-o", "o/x-%d.tar", "--shuffle", 1, "--no-shuffle"), 2, "--shuffle and --no-shuffle are given; take"),
