@@ -92,7 +92,7 @@ def make(kind, *, loader=DataLoader, collate_fn=None, workers=0, reads_ahead=Fal
         data = wids.mix({"a": (data[:22], 0.6), "b": (data[22:], 0.4)})
         given = {"batch_sampler": wids.MixtureBatchSampler(data, 4, num_replicas=1, rank=0, **ends)}
     elif "buckets" in kind:
-        given = {"batch_sampler": wids.BucketBatchSampler(sampler, lengths=LENGTHS, max_tokens=60)}
+        given = {"batch_sampler": wids.BucketBatchSampler(sampler, lengths=LENGTHS, max_tokens=60, block=6)}
     elif "torch" in kind:
         given = {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
     found = loader(data, **given, num_workers=workers, collate_fn=collate_fn)

@@ -29,7 +29,7 @@ def collate_packs(samples):
 
 # The epochs of one rank have 15, 13 and 15 batches.
 BUCKETS = {
-    "batches": {"lengths": [1 + k % 5 for k in range(21)], "max_tokens": 9},
+    "batches": {"lengths": [1 + k % 5 for k in range(21)], "max_tokens": 9, "block": 2},
     "sampler": {"chunksize": 2, "seed": 3},
 }
 PACKS = {

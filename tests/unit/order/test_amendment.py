@@ -378,7 +378,8 @@ def test_batches_of_passes_go_on_over_changed_data(seed: int, kind: str) -> None
         if sum(counts.values()) > 4 * len(now.keys) and not state_of(samplers)["offset"]:
             break
     totals = {counts[key] for key in now.keys}
-    assert max(totals) - min(totals) <= 1 + bool(state_of(samplers)["offset"])
+    # Within a block, all samples may have come while a pass lacks some; what is new then comes in that pass, too.
+    assert max(totals) - min(totals) <= 1 + bool(state_of(samplers)["offset"]) + bool(state["offset"])
     assert set(counts) <= set(now.keys)
 
 
