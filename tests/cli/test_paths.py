@@ -117,6 +117,7 @@ PROGRAMS = [
     "demo --ranks 1 --workers 0 --epochs 3 --keep H/demo",
     f"bench H/train.json --step 0.001 --steps 2 --seconds 5 --warmup 0 --batch-size 1 {ORDER} --cache-dir H/cache",
     f"bench H/train.json --step 0.001 --steps 2 --seconds 5 --warmup 0 {PACKS} --cache-dir H/cache",
+    f"bench H/train.json --step 0.001 --steps 2 --seconds 5 --warmup 0 {LENGTHS} --cache-dir H/cache",
 ]
 SERVERS = {
     "serve H/train.json --no-open --cache-dir H/cache --tags H/tags.npy": "",
