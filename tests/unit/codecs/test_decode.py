@@ -29,7 +29,8 @@ from tests.support.clocks import PATIENCE_SECONDS
 from wids import errors
 from wids.core.codecs import decode, decoders
 from wids.core.codecs.decode import UNASKED, SampleDecoder, register_decoder
-from wids.errors import DecodeError, UnsafeFormatError
+from wids.core.codecs.decoders import SOUND_EXTENSIONS
+from wids.errors import DecodeError, DependencyError, UnsafeFormatError
 
 FORMATS = ["PIL", "numpy", "torch"]
 
@@ -76,7 +77,7 @@ def sample_of(extension, data):
 
 def decoded(extension, data, *args, **options):
     """What one member decodes to where all built-in decoders are asked for."""
-    return SampleDecoder(*args, also=UNASKED, **options)(sample_of(extension, data))[extension]
+    return SampleDecoder(*args, **{"also": UNASKED, **options})(sample_of(extension, data))[extension]
 
 
 def failure(extension, data, *args, **options):
@@ -167,8 +168,84 @@ def test_images_in_every_format(extension, kind, mode, gz):
 def test_every_built_in_extension_is_tested_here():
     """The tables above and the decoders know the same extensions, so none goes untested."""
     tested = {row[0][1:].lower() for row in PLAIN + IMAGES} - {"seg.png"}
-    elsewhere = {"npy", "npz", "pt", "pth", "safetensors", "ten"}
+    elsewhere = {"npy", "npz", "pt", "pth", "safetensors", "ten", *SOUND_EXTENSIONS}
     assert tested | elsewhere == set(decoders._PLAIN) | set(decoders._WITH_OPTIONS)
+
+
+def sound(form, subtype, *, channels=2, frames=30_000):
+    """The bytes of a sound of 48,000 frames a second, and its waveform."""
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    times = np.arange(frames, dtype=np.float32)[:, None] * np.arange(1, channels + 1, dtype=np.float32)
+    waveform, stream = np.sin(times / 50) / 2, io.BytesIO()
+    soundfile.write(stream, waveform, 48_000, format=form, subtype=subtype)
+    return stream.getvalue(), waveform.T
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("extension", "form", "subtype", "error"),
+    [
+        *((".wav", "WAV", "FLOAT", 0), (".WAV", "WAV", "PCM_16", 2**-15), (".flac", "FLAC", "PCM_24", 2**-23)),
+        *((".ogg", "OGG", "VORBIS", 0.1), (".opus", "OGG", "OPUS", 0.1), (".mp3", "MP3", "MPEG_LAYER_III", 0.1)),
+    ],
+)
+def test_sounds_in_every_format(kind, extension, form, subtype, error):
+    """(waveform, rate): float32, (channels, frames), an array or a tensor of the caller's own; by their content."""
+    for channels in (1, 2):
+        data, waveform = sound(form, subtype, channels=channels)
+        found, rate = decoded(extension, data, kind, also=extension)
+        assert type(found) is (torch.Tensor if kind == "torch" else np.ndarray)
+        assert (str(found.dtype).removeprefix("torch."), found.shape, rate) == ("float32", waveform.shape, 48_000)
+        assert type(rate) is int
+        assert np.abs(np.asarray(found) - waveform).max() <= error
+        found[0, 0] = 9
+        assert decoded(f"{extension}.gz", gzip.compress(data), kind, also=extension)[1] == 48_000
+    assert decoded(extension, data).getvalue() == data  # nobody asked
+
+
+def test_sounds_of_several_blocks_and_of_none(monkeypatch):
+    """All frames, also where the last block is full; a sound without frames has none."""
+    monkeypatch.setattr(decoders, "_SOUND_BLOCK", 20_000)  # 10,000 frames of two channels
+    data, waveform = sound("WAV", "FLOAT")
+    assert np.array_equal(decoded(".wav", data, also=".wav")[0], waveform)
+    assert decoded(".wav", sound("WAV", "PCM_16", channels=3)[0], also=".wav")[0].shape == (3, 30_000)
+    assert decoded(".wav", sound("WAV", "PCM_16", frames=0)[0], also=".wav")[0].shape == (2, 0)
+
+
+def test_sounds_stop_at_the_bound():
+    """At once where the header says so; where it says another number of frames, or none, as they are decoded."""
+    data, waveform = sound("FLAC", "PCM_16")
+    assert "max_inflate_bytes=100000" in str(failure(".flac", data, also=".flac", max_inflate_bytes=100_000))
+    assert decoded(".flac", data, also=".flac", max_inflate_bytes=waveform.nbytes)[0].shape == waveform.shape
+    other = bytearray(data)
+    other[21:26] = bytes([data[21] | 0x0F, 255, 255, 255, 255])  # the number of frames, of 36 bits
+    assert "max_inflate_bytes=1073741824" in str(failure(".flac", bytes(other), also=".flac"))
+    tracemalloc.start()
+    try:
+        error = failure(".flac", bytes(other), also=".flac", max_inflate_bytes=1 << 40)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "it ends after 30,000 of 68,719,476,735 frames" in str(error)
+    assert peak_bytes < 16 << 20
+    other[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # not known: of a stream
+    assert decoded(".flac", bytes(other), also=".flac")[0].shape == (2, 30_000)
+    assert "max_inflate_bytes=1000" in str(failure(".flac", bytes(other), also=".flac", max_inflate_bytes=1000))
+
+
+def test_damaged_sounds():
+    """Are named; half a .flac is an error."""
+    data, _ = sound("FLAC", "PCM_16")
+    assert "it is empty" in str(failure(".flac", b"", also=".flac"))
+    assert "lost sync" in str(failure(".flac", data[: len(data) // 2], also=".flac"))
+
+
+def test_sounds_without_soundfile(monkeypatch):
+    """Are an error that names the extra, and says nothing of the member; not asked for, they stay as they are."""
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    assert SampleDecoder()({".flac": b"a"}) == {".flac": b"a"}
+    with pytest.raises(DependencyError, match=r"wids\[sounds\]"):
+        SampleDecoder(also=".flac")({".flac": b"a"})
 
 
 def test_first_frame_of_an_animation():
@@ -661,7 +738,7 @@ def test_errors_without_a_place_and_across_pickle():
     assert (again.shard, again.key, again.field) == ("http://h/a.tar", "000123", ".cls")
 
 
-@pytest.mark.parametrize("extension", sorted(UNASKED))
+@pytest.mark.parametrize("extension", sorted(UNASKED.union(SOUND_EXTENSIONS)))
 @pytest.mark.parametrize("kind", FORMATS)
 def test_what_the_original_left_alone_is_decoded_only_where_it_is_asked_for(extension, kind):
     """A member that is no such thing, and that nobody looks at, must not fail its sample; gzip comes off."""
@@ -670,6 +747,8 @@ def test_what_the_original_left_alone_is_decoded_only_where_it_is_asked_for(exte
     assert SampleDecoder(kind)(sample) == {**sample, ".cls": 3}
     packed = SampleDecoder(kind)({f".{extension}.gz": gzip.compress(b"abc")})
     assert packed[f".{extension}.gz"].getvalue() == b"abc"
+    if extension in SOUND_EXTENSIONS:
+        pytest.importorskip("soundfile", reason="soundfile is not installed")
     for also in (extension, f".{extension.upper()}", [f".{extension}"]):
         for name in list(sample)[:2]:
             with pytest.raises(DecodeError):
@@ -679,7 +758,7 @@ def test_what_the_original_left_alone_is_decoded_only_where_it_is_asked_for(exte
 def test_an_extension_that_is_asked_for_is_one_of_those_left_alone():
     """Others are refused with the choices; a registered decoder needs no asking."""
     for also in (".xyz", [".gif", ".jpg"], ""):
-        with pytest.raises(ValueError, match="bmp, gif, index, jsonl, msgpack, npz, tif, tiff"):
+        with pytest.raises(ValueError, match="bmp, flac, gif, index, .* npz, ogg, opus, tif, tiff, wav"):
             SampleDecoder(also=also)
     register_decoder(".jsonl", bytes.upper)
     assert SampleDecoder()({".jsonl": b"a"}) == {".jsonl": b"A"}

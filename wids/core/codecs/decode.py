@@ -1,7 +1,7 @@
 """Turn the bytes of a sample's members into values, by their extension.
 
 Only keys that start with "." are decoded, and only if they hold bytes; a field with an unknown extension keeps its
-bytes. So do the extensions of `UNASKED`, which wids 0.1 did not decode, unless the caller asks for them: a program that
+bytes. So do sounds and the extensions of `UNASKED`, which wids 0.1 did not decode, unless the caller asks for them: a program that
 never looks at such a field must not fail by it. Decoders that the program registered go before the built-in ones
 (`wids.core.codecs.decoders`). Every failure is a `DecodeError` that names shard, key and field.
 """
@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from wids.core.codecs.decoders import Decoder, Options, decode_gzipped, find_decoder
+from wids.core.codecs.decoders import SOUND_EXTENSIONS, Decoder, Options, decode_gzipped, find_decoder
 from wids.core.order.validation import suggest_names
 from wids.core.tables.fields import Alternatives, FieldNames
-from wids.errors import DecodeError, InputError, UnsafeFormatError
+from wids.errors import DecodeError, DependencyError, InputError, UnsafeFormatError
 
 _Plan = dict[str, Decoder | None]
 
-# Built-in decoders that work only on request to a `SampleDecoder`.
+# Built-in decoders that work only on request to a `SampleDecoder`; those of sounds are not among `UNASKED`, which needs
+# no more packages than wids does.
 UNASKED = frozenset({"gif", "bmp", "tif", "tiff", "npz", "jsonl", "msgpack", "index"})
+_ON_REQUEST = UNASKED.union(SOUND_EXTENSIONS)
 
 _FORMATS = {"pil": "PIL", "numpy": "numpy", "torch": "torch", "raw": "raw"}
 _BINARY = (io.BytesIO, bytes, bytearray, memoryview)
@@ -90,9 +92,11 @@ class SampleDecoder:
             Both kinds are writable and the caller's own. "raw": every member becomes bytes, nothing is inflated or
             parsed.
         allow_pickle: decode .pkl and .pickle, objects in .pt, .pth, .npy and .npz. This runs code from the shard.
-        max_inflate_bytes: the most that one .gz or .npz member may inflate to.
+        max_inflate_bytes: the most that one .gz or .npz member may inflate to, and a sound's waveform take.
         also: members to decode that are left alone otherwise, an extension or several of .gif, .bmp, .tif, .tiff, .npz,
-            .jsonl, .msgpack and .index.
+            .jsonl, .msgpack and .index, and of sounds .flac, .wav, .mp3, .ogg and .opus: (waveform, sample rate), the
+            waveform float32 (channels, frames), an array or for "torch" a tensor, the rate an int in Hz. Sounds take
+            soundfile: ``pip install 'wids[sounds]'``.
 
     Raises:
         ValueError: an unknown format, a negative bound, or an extension in ``also`` that is none of these.
@@ -134,6 +138,7 @@ class SampleDecoder:
         Raises:
             DecodeError: a member cannot be decoded; `__cause__` is the error of its decoder.
             UnsafeFormatError: a member can only be decoded by running code from it.
+            DependencyError: there are sounds to decode, and soundfile is not installed.
         """
         seen, plan = self._plan  # read once: another thread may put a new pair there
         if seen is not _registry.current:
@@ -152,7 +157,7 @@ class SampleDecoder:
                 continue
             try:
                 result[field] = decoder(value.getvalue() if isinstance(value, io.BytesIO) else bytes(value))
-            except MemoryError:  # says something about the machine, not about the member
+            except (MemoryError, DependencyError):  # say something about the machine, not about the member
                 raise
             except Exception as error:
                 raise _explain(error, sample, field) from error
@@ -256,13 +261,13 @@ def _lookup(suffix: str, registered: Mapping[str, Decoder], options: Options) ->
             return registered[rest]
         rest = rest.partition(".")[2]
     name = suffix.rpartition(".")[2]
-    return None if name in UNASKED - options.also else find_decoder(name, options)
+    return None if name in _ON_REQUEST - options.also else find_decoder(name, options)
 
 
 def _parse_also(also: str | Iterable[str]) -> frozenset[str]:
     names = frozenset(name.removeprefix(".").lower() for name in ([also] if isinstance(also, str) else also))
-    if unknown := names - UNASKED:
-        raise ValueError(f"also has {sorted(unknown)}; choose from {', '.join(sorted(UNASKED))}")
+    if unknown := names - _ON_REQUEST:
+        raise ValueError(f"also has {sorted(unknown)}; choose from {', '.join(sorted(_ON_REQUEST))}")
     return names
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.core.codecs import jpeg, tenbin
 from wids.core.files import forks
-from wids.errors import DecodeError, UnsafeFormatError, shown
+from wids.errors import DecodeError, DependencyError, UnsafeFormatError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,11 @@ Decoder = Callable[[bytes], Any]
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 _JPEGS = ("JPEG", "MPO")  # a JPEG with more pictures behind it, as phones write, is an MPO
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
+
+# Of what libsndfile reads, what people store in shards.
+SOUND_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
+_SOUND_BLOCK = 1 << 20  # values that are decoded at a time
+_NO_FRAMES = 2**63 - 1  # what libsndfile says of a sound whose header does not say how many it has
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 _WINDOW_BYTES = 1 << 14  # fed at a time: the rest of the data is copied once for each gzip member
@@ -68,7 +73,7 @@ def _import_for(name: str, options: Options) -> None:
     arrays = ("numpy", "torch") if options.format == "torch" else ("numpy",)
     with forks.lock:
         for module in (*_MODULES.get(name, ()), *(arrays if name in _ARRAYS else ())):
-            with contextlib.suppress(ImportError):  # the decoder says so where shard and key are known
+            with contextlib.suppress(ImportError, OSError):  # the decoder says so; OSError: there is no libsndfile
                 importlib.import_module(module)
                 if module == "PIL.Image":
                     image_formats()  # imports Pillow's plugins
@@ -242,6 +247,34 @@ def _image_tensor(array: np.ndarray[Any, Any]) -> Any:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
+def _decode_sound(options: Options, data: bytes) -> tuple[Any, int]:
+    """(float32, (channels, frames); frames a second); what it decodes to counts as inflated."""
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise DependencyError("decoding sounds takes soundfile; install it: pip install 'wids[sounds]'") from error
+    import numpy as np
+
+    if not data:
+        raise DecodeError("it is empty; pack the sample again, or leave it out")
+    with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        sound.seekable = bool  # no: soundfile would seek behind each block, which libsndfile cannot in some of these
+        says, channels, rate = sound.frames, sound.channels, int(sound.samplerate)
+        left, count, blocks = options.max_inflate_bytes // (4 * channels), _SOUND_BLOCK // channels, []
+        if left < says < _NO_FRAMES:
+            raise _too_large(options.max_inflate_bytes)
+        while not blocks or len(blocks[-1]) == count:  # the header may lie
+            blocks.append(sound.read(count, dtype="float32", always_2d=True))
+            left -= len(blocks[-1])
+            if left < 0:
+                raise _too_large(options.max_inflate_bytes)
+        total = sum(map(len, blocks))
+        if total < says < _NO_FRAMES and sound.format != "MP3":  # where it is an estimate
+            raise ValueError(f"it ends after {total:,} of {says:,} frames")
+    waveform = np.concatenate([block.T for block in blocks], axis=1)
+    return (_to_tensor(waveform) if options.format == "torch" else waveform), rate
+
+
 def _decode_npy(options: Options, data: bytes) -> Any:
     array = _read_npy(data, allow_pickle=options.allow_pickle)
     return _to_tensor(array) if options.format == "torch" else array
@@ -324,9 +357,10 @@ _PLAIN: dict[str, Decoder] = {
     "jsonl": _decode_lines,
     "safetensors": _decode_safetensors,
 }
-_ARRAYS = frozenset({*_IMAGE_EXTENSIONS, "npy", "npz", "ten"})
+_ARRAYS = frozenset({*_IMAGE_EXTENSIONS, *SOUND_EXTENSIONS, "npy", "npz", "ten"})
 _MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, ("PIL.Image",)),
+    **dict.fromkeys(SOUND_EXTENSIONS, ("soundfile",)),
     **dict.fromkeys(("mp", "msgpack"), ("msgspec.msgpack",)),
     "npy": ("numpy.lib.format",),
     "npz": ("numpy.lib.format", "encodings.cp437"),  # zipfile's for names
@@ -335,6 +369,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 _WITH_OPTIONS: dict[str, Callable[[Options, bytes], Any]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, _decode_image),
+    **dict.fromkeys(SOUND_EXTENSIONS, _decode_sound),
     **dict.fromkeys(("pt", "pth"), _decode_checkpoint),
     **dict.fromkeys(("pkl", "pickle", "pyd"), _decode_pickle),
     "npy": _decode_npy,
