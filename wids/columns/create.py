@@ -25,9 +25,10 @@ from wids.columns.file import (
     place_beside,
     table_schema,
 )
-from wids.columns.packages import import_arrow, import_parquet, import_soundfile
+from wids.columns.headers import find_reader
+from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import KnownParts, digest_state
-from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
+from wids.columns.spec import HEADER_KEYS, MAX_SIZES, ColumnSpec, size_names
 from wids.core.collection.shard_collection import lists_shards, load_shards
 from wids.core.files import atomic
 from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of
@@ -159,7 +160,8 @@ def create_columns(
         JobError: some shards could not be read; ``found`` names them (URL -> reason). The next run does not read the
             other shards again. An earlier table stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
-            this one. DependencyError: pyarrow is not installed, or for columns of sounds soundfile.
+            this one. DependencyError: pyarrow is not installed, or for columns of sounds soundfile,
+            of videos av.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
 
     Example:
@@ -269,8 +271,8 @@ class _Creating(ShardJob[int, Part, ColumnsOutcome]):
             InputError: there is no such column. ColumnsError: the rules are not known.
             DependencyError: a rule takes a package that is not installed.
         """
-        if any(rule.how == "sound" for rule in spec.rules):
-            import_soundfile()
+        for how in {rule.how for rule in spec.rules} & HEADER_KEYS.keys():
+            find_reader(how)
         rules, outcome = self._earlier_rules({rule.name.casefold() for rule in spec.rules}), self.outcome
         self._spec = spec.added_to(rules, drop)
         now = {rule.name.casefold(): rule for rule in self._spec.rules}

@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import math
-import struct
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,10 @@ import msgspec
 import numpy as np
 
 from wids.columns import kinds
-from wids.columns.packages import import_arrow, import_soundfile
-from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
+from wids.columns.headers import find_reader
+from wids.columns.packages import import_arrow
+from wids.columns.spec import HEADER_KEYS, MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.core.codecs.decode import SampleDecoder
-from wids.core.codecs.decoders import open_image
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
 from wids.core.index.discovery import FoundShard, look_local
@@ -52,9 +51,7 @@ _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
 _INFLATED = ".wids-inflated.gz"
 # What a member is to be, for each way to read it.
-_WHOLE = {"json": "JSON object", "text": "UTF-8 text", "picture": "picture", "sound": "sound"}
-# The number of frames of a sound whose header does not say it.
-_NO_FRAMES = 2**63 - 1
+_WHOLE = {"json": "JSON object", "text": "UTF-8 text", **{how: how for how in HEADER_KEYS}}
 # So many members of a shard that cannot be parsed are named.
 _MAX_NAMED = 10
 
@@ -302,11 +299,9 @@ class _Values:
         self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
             "json": _parse_json,
             "text": _parse_text,
-            "picture": _parse_picture,
             "field": partial(decode_value, decoder, url, has_vectors=True),
         }
-        if any(rule.how == "sound" for rule in spec.rules):
-            self._parse["sound"] = partial(_parse_sound, import_soundfile())
+        self._read = {how: find_reader(how) for how in {rule.how for rule in spec.rules} & HEADER_KEYS.keys()}
 
     def add(self, sample: Sample) -> None:
         """The next sample."""
@@ -322,7 +317,10 @@ class _Values:
                     data = sample[extension].getvalue()
                     if how != "field" and extension.lower().endswith(".gz"):
                         data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
-                    value = self._parse[how](data, sample["__key__"], extension)
+                    if how in self._read:
+                        value = self._read[how](io.BytesIO(data))
+                    else:
+                        value = self._parse[how](data, sample["__key__"], extension)
                 except (WidsError, ValueError, RecursionError) as error:
                     self._note(error, sample["__key__"], extension, rules)
             for k, rule in rules:
@@ -366,26 +364,6 @@ def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
 
 def _parse_text(data: bytes, _key: str, _extension: str) -> str:
     return data.decode("utf-8-sig")  # a byte order mark is no part of the text
-
-
-def _parse_picture(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
-    """Properties of a picture: name -> value."""
-    try:
-        image = open_image(data)
-    except (DecodeError, OSError, SyntaxError, TypeError, IndexError, struct.error) as error:  # of Pillow's readers
-        raise ValueError(f"{error}") from error
-    with image:
-        return {"width": image.width, "height": image.height, "mode": image.mode}
-
-
-def _parse_sound(soundfile: Any, data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
-    """Properties of a sound: name -> value; a duration that its header does not say is None."""
-    try:
-        sound = soundfile.info(io.BytesIO(data))
-    except soundfile.LibsndfileError as error:
-        raise ValueError(error.error_string) from error
-    duration = sound.duration if sound.frames < _NO_FRAMES else None
-    return {"duration": duration, "sample_rate": sound.samplerate, "channels": sound.channels}
 
 
 def decode_value(

@@ -1,4 +1,4 @@
-"""Imports the packages that columns need when they are requested: pyarrow; for SQL, duckdb; of sounds, soundfile."""
+"""Imports the packages that columns need when they are requested: pyarrow, duckdb for SQL, soundfile, PyAV (`av`)."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def import_soundfile() -> Any:
         DependencyError: it is not installed, or finds no libsndfile.
     """
     return _import("soundfile", "columns of sounds take", extra="sounds")
+
+
+def import_av() -> Any:
+    """The package av.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    return _import("av", "columns of videos take", extra="videos")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -23,8 +23,13 @@ OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
 # Beyond so many extensions (file names with many dots make one of each member) there are no columns of sizes.
 MAX_SIZES = 256
 
+_HeaderHow: TypeAlias = Literal["picture", "sound", "video"]
 # What headers say, for each way to read them.
-HEADER_KEYS = {"picture": ("width", "height", "mode"), "sound": ("duration", "sample_rate", "channels")}
+HEADER_KEYS = {
+    "picture": ("width", "height", "mode"),
+    "sound": ("duration", "sample_rate", "channels"),
+    "video": ("width", "height", "frames", "fps", "duration", "codec"),
+}
 # Changed when the same rules give other columns: shards are then read again.
 _VERSION = 4
 _NOT_WORD = re.compile(r"\W+")
@@ -41,15 +46,17 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
         name: of the column.
         extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
-            ``"text"``: the member as text, UTF-8. ``"picture"``, ``"sound"``: a property, from the member's header.
+            ``"text"``: the member as text, UTF-8. ``"picture"``, ``"sound"``, ``"video"``: a property, from the
+            member's header.
         keys: the path in the JSON object: a key, and keys of nested objects; of a picture, ``width``,
-            ``height`` or ``mode``; of a sound, ``duration``, ``sample_rate`` or ``channels``.
+            ``height`` or ``mode``; of a sound, ``duration``, ``sample_rate`` or ``channels``; of a video, ``width``,
+            ``height``, ``frames``, ``fps``, ``duration`` or ``codec``.
         missing: ``"null"``: a member that cannot be parsed is null, and listed; ``"error"``: it fails its shard.
     """
 
     name: Text
     extension: Text
-    how: Literal["field", "json", "text", "picture", "sound"]
+    how: Literal["field", "json", "text", "picture", "sound", "video"]
     keys: tuple[Text, ...] = ()
     missing: Literal["error", "null"] = "error"
 
@@ -148,6 +155,7 @@ def parse_spec(
     texts: str | Iterable[str] = (),
     pictures: str | Iterable[str] = (),
     sounds: str | Iterable[str] = (),
+    videos: str | Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
     """Parse the rules of a program or a command line.
@@ -162,6 +170,9 @@ def parse_spec(
             ...) or ``.jpg=photo`` (``photo_width``, ...), from the headers of the pictures.
         sounds: each ``.wav`` (columns ``duration`` in seconds, ``sample_rate`` in Hz, and ``channels``) or
             ``.wav=speech`` (``speech_duration``, ...), from the headers of the sounds.
+        videos: each ``.mp4`` (columns ``width`` and ``height`` in pixels, ``frames``, ``fps``, ``duration`` in seconds,
+            and ``codec``, FFmpeg's: ``h264``, ``vp9``, ...) or ``.mp4=clip`` (``clip_width``, ...), from the headers of
+            the videos.
         missing: ``"null"``: a member that cannot be parsed is null; ``"error"``: it fails its shard.
 
     Raises:
@@ -179,12 +190,15 @@ def parse_spec(
     _check_new(rules, "jsons")
     rules += [_parse_whole(text, "text") for text in texts_of("texts", texts)]
     _check_new(rules, "texts")
-    for text in texts_of("pictures", pictures):
-        rules += _parse_header(text, "picture")
-    _check_new(rules, "pictures")
-    for text in texts_of("sounds", sounds):
-        rules += _parse_header(text, "sound")
-    _check_new(rules, "sounds")
+    headers: list[tuple[_HeaderHow, str | Iterable[str]]] = [
+        ("picture", pictures),
+        ("sound", sounds),
+        ("video", videos),
+    ]
+    for how, texts_of_how in headers:
+        for text in texts_of(f"{how}s", texts_of_how):
+            rules += _parse_header(text, how)
+        _check_new(rules, f"{how}s")
     return ColumnSpec(rules=tuple(msgspec.structs.replace(rule, missing=missing) for rule in rules))
 
 
@@ -273,13 +287,13 @@ def stem_of(extension: str) -> str:
     return _NOT_WORD.sub("_", extension).strip("_") or "field"
 
 
-def _parse_header(text: str, how: Literal["picture", "sound"]) -> list[ColumnRule]:
+def _parse_header(text: str, how: _HeaderHow) -> list[ColumnRule]:
     whole = _parse_whole(text, how)
     start = f"{whole.name}_" if "=" in text else ""
     return [msgspec.structs.replace(whole, name=f"{start}{key}", keys=(key,)) for key in HEADER_KEYS[how]]
 
 
-def _parse_whole(text: str, how: Literal["field", "text", "picture", "sound"]) -> ColumnRule:
+def _parse_whole(text: str, how: Literal["field", "text"] | _HeaderHow) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
     parameter, advice = f"{how}s", "write it like .cls=label"
     if ":" in extension:

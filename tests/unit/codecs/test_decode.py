@@ -758,7 +758,7 @@ def test_what_the_original_left_alone_is_decoded_only_where_it_is_asked_for(exte
 def test_an_extension_that_is_asked_for_is_one_of_those_left_alone():
     """Others are refused with the choices; a registered decoder needs no asking."""
     for also in (".xyz", [".gif", ".jpg"], ""):
-        with pytest.raises(ValueError, match="bmp, flac, gif, index, .* npz, ogg, opus, tif, tiff, wav"):
+        with pytest.raises(ValueError, match=r"bmp, flac, gif, index, .* npz, ogg, opus, tif, tiff, wav"):
             SampleDecoder(also=also)
     register_decoder(".jsonl", bytes.upper)
     assert SampleDecoder()({".jsonl": b"a"}) == {".jsonl": b"A"}

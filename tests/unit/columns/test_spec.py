@@ -53,6 +53,17 @@ def test_properties_of_sounds():
         ColumnSpec(rules=(ColumnRule(name="a", extension=".wav", how="sound", keys=("width",)),)).check()
 
 
+def test_properties_of_videos():
+    """Six columns of one member, as of pictures."""
+    spec = parse_spec(videos=[".mp4;.webm", ".cam.mp4=cam"])
+    names = ["width", "height", "frames", "fps", "duration", "codec"]
+    assert [rule.name for rule in spec.rules] == [*names, *(f"cam_{name}" for name in names)]
+    assert spec.rules[5] == ColumnRule(name="codec", extension=".mp4;.webm", how="video", keys=("codec",))
+    spec.check()
+    with pytest.raises(InputError, match="give one of width, height, frames, fps, duration, codec"):
+        ColumnSpec(rules=(ColumnRule(name="a", extension=".mp4", how="video", keys=("mode",)),)).check()
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -76,6 +87,7 @@ def test_properties_of_sounds():
         ({"pictures": [".jpg", ".png"]}, "two columns would be called 'mode'"),
         ({"pictures": [".jpg:width"]}, "':' in an extension"),
         ({"sounds": [".wav", ".mp3"]}, "two columns would be called 'channels'"),
+        ({"pictures": [".jpg"], "videos": [".mp4"]}, "two columns would be called 'height'"),
         ({"missing": "drop"}, "give one of 'error', 'null'"),
     ],
 )

@@ -1,9 +1,9 @@
 """Turn the bytes of a sample's members into values, by their extension.
 
 Only keys that start with "." are decoded, and only if they hold bytes; a field with an unknown extension keeps its
-bytes. So do sounds and the extensions of `UNASKED`, which wids 0.1 did not decode, unless the caller asks for them: a program that
-never looks at such a field must not fail by it. Decoders that the program registered go before the built-in ones
-(`wids.core.codecs.decoders`). Every failure is a `DecodeError` that names shard, key and field.
+bytes. So do sounds and the extensions of `UNASKED`, which wids 0.1 did not decode, unless the caller asks for them: a
+program that never looks at such a field must not fail by it. Decoders that the program registered go before the
+built-in ones (`wids.core.codecs.decoders`). Every failure is a `DecodeError` that names shard, key and field.
 """
 
 from __future__ import annotations

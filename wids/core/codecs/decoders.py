@@ -19,7 +19,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from wids.core.codecs import jpeg, tenbin
 from wids.core.files import forks
@@ -39,7 +39,7 @@ _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", 
 # Of what libsndfile reads, what people store in shards.
 SOUND_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
 _SOUND_BLOCK = 1 << 20  # values that are decoded at a time
-_NO_FRAMES = 2**63 - 1  # what libsndfile says of a sound whose header does not say how many it has
+NO_FRAMES = 2**63 - 1  # what libsndfile says of a sound whose header does not say how many it has
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 _WINDOW_BYTES = 1 << 14  # fed at a time: the rest of the data is copied once for each gzip member
@@ -204,21 +204,22 @@ def image_formats() -> tuple[str, ...]:
     return tuple(name for name in _IMAGE_FORMATS if name in Image.OPEN)
 
 
-def open_image(data: bytes) -> Any:
-    """The picture in these bytes, as Pillow opens it: size and mode of its header, no pixel yet.
+def open_image(file: IO[bytes]) -> Any:
+    """The picture in a file, as Pillow opens it: size and mode of its header, no pixel yet.
 
     Raises:
-        DecodeError: they are no picture, or one of too many pixels.
+        DecodeError: it is no picture, or one of too many pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(data), formats=image_formats())
+        return Image.open(file, formats=image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
-        if not data:
+        size = file.seek(0, io.SEEK_END)
+        if not size:
             raise DecodeError("it is empty; pack the sample again, or leave it out") from error
         raise DecodeError(
-            f"its {len(data):,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
+            f"its {size:,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
             f"or register a decoder with wids.register_decoder (known are {', '.join(image_formats())})"
         ) from error
     except Image.DecompressionBombError as error:
@@ -226,7 +227,7 @@ def open_image(data: bytes) -> Any:
 
 
 def _decode_image(options: Options, data: bytes) -> Any:
-    image, array = open_image(data), None
+    image, array = open_image(io.BytesIO(data)), None
     if options.format != "PIL" and image.format in _JPEGS and image.mode in ("L", "RGB"):
         array = jpeg.decode(data)
     if array is None:
@@ -260,8 +261,9 @@ def _decode_sound(options: Options, data: bytes) -> tuple[Any, int]:
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
         sound.seekable = bool  # no: soundfile would seek behind each block, which libsndfile cannot in some of these
         says, channels, rate = sound.frames, sound.channels, int(sound.samplerate)
-        left, count, blocks = options.max_inflate_bytes // (4 * channels), _SOUND_BLOCK // channels, []
-        if left < says < _NO_FRAMES:
+        left, count = options.max_inflate_bytes // (4 * channels), _SOUND_BLOCK // channels
+        blocks: list[np.ndarray[Any, Any]] = []
+        if left < says < NO_FRAMES:
             raise _too_large(options.max_inflate_bytes)
         while not blocks or len(blocks[-1]) == count:  # the header may lie
             blocks.append(sound.read(count, dtype="float32", always_2d=True))
@@ -269,7 +271,7 @@ def _decode_sound(options: Options, data: bytes) -> tuple[Any, int]:
             if left < 0:
                 raise _too_large(options.max_inflate_bytes)
         total = sum(map(len, blocks))
-        if total < says < _NO_FRAMES and sound.format != "MP3":  # where it is an estimate
+        if total < says < NO_FRAMES and sound.format != "MP3":  # where it is an estimate
             raise ValueError(f"it ends after {total:,} of {says:,} frames")
     waveform = np.concatenate([block.T for block in blocks], axis=1)
     return (_to_tensor(waveform) if options.format == "torch" else waveform), rate

@@ -53,6 +53,15 @@ class ColumnFlags:
             help="duration, sample_rate and channels of the first of these sounds, from its header; repeatable.",
         ),
     ] = None
+    videos: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--videos",
+            metavar=".EXT[;.EXT][=PREFIX]",
+            help="width, height, frames, fps, duration and codec of the first of these videos, from its header; "
+            "repeatable.",
+        ),
+    ] = None
     missing: Annotated[
         Literal["error", "null"],
         typer.Option("--missing", help="What a member that cannot be parsed is. One that is not there is always null."),
@@ -93,8 +102,8 @@ def create_columns(
 
     Always there: index, shard (its number), row (in the shard), key, bytes (of the sample), bytes of each field. Of
     remote shards only the members asked for are read, by byte ranges where that pays. A second run reads only shards
-    that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]', and --sounds
-    'wids[sounds]'.
+    that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]', --sounds
+    'wids[sounds]', and --videos 'wids[videos]'.
     """
     from wids.columns.create import create_columns as create
     from wids.columns.create import place_of_table
@@ -108,6 +117,7 @@ def create_columns(
         texts=flags.text or (),
         pictures=flags.pictures or (),
         sounds=flags.sounds or (),
+        videos=flags.videos or (),
         missing=flags.missing,
     )
     try:
