@@ -36,7 +36,7 @@ _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000"
 _JPEGS = ("JPEG", "MPO")  # a JPEG with more pictures behind it, as phones write, is an MPO
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 
-# Of what libsndfile reads, what people store in shards.
+# Sounds that libsndfile reads, and that people store in shards.
 SOUND_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
 _SOUND_BLOCK = 1 << 20  # values that are decoded at a time
 NO_FRAMES = 2**63 - 1  # what libsndfile says of a sound whose header does not say how many it has
