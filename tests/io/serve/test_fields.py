@@ -114,7 +114,7 @@ def test_an_empty_field(pages):
 
 def test_the_head_alone(pages, monkeypatch):
     """Without reading the field."""
-    monkeypatch.setattr(LocalReader, "read_part", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(LocalReader, "read_parts", lambda *_: pytest.fail("read"))
     answer = pages({".mp4": DATA}).head("/field/0/.mp4", headers={"range": "bytes=7-8"})
     assert (answer.status_code, answer.headers["content-length"], answer.content) == (206, "2", b"")
 
@@ -165,8 +165,13 @@ def test_a_remote_shard_is_read_by_ranges(own_cache, server, tmp_path):
 
 def test_a_field_goes_out_in_pieces(pages, monkeypatch):
     """None is held as a whole."""
-    real, sizes = LocalReader.pread, []
-    monkeypatch.setattr(LocalReader, "pread", lambda self, at, size: sizes.append(size) or real(self, at, size))
+    real, sizes = LocalReader.read_parts, []
+
+    def read_parts(self, parts):
+        sizes.extend(part.hi - part.lo for part in parts)
+        return real(self, parts)
+
+    monkeypatch.setattr(LocalReader, "read_parts", read_parts)
     assert pages({".mp4": DATA}).get("/field/0/.mp4").content == DATA
     assert max(sizes) <= 1 << 19
     assert sum(sizes) == len(DATA)

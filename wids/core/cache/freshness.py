@@ -35,6 +35,11 @@ def version_mark(version: Any) -> str:
     return "" if version is None else hashlib.sha256(str(version).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def state_in(known: Identity | None) -> str:
+    """What tells the bytes of a cached shard from later ones of its source: `version_in`, or a file's state; ""."""
+    return version_in(known) or _find(FILE, _marks(known))
+
+
 def version_in(known: Identity | None) -> str:
     """The version at its server of a shard that was downloaded; "": not known."""
     return _find(_VERSION, _marks(known))

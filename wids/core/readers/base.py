@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from wids.core.tables import member_tables
 from wids.events import Opened, RepeatedKeys, emit
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from wids.events import Hook
 
 Sample: TypeAlias = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """Bytes ``lo .. hi`` of one member (0 <= lo <= hi), fewer at its end.
+
+    Attributes:
+        row: of the sample.
+        name: extension of the member, as the table has it.
+        lo: counted from the member's first byte.
+        hi: their end, exclusive.
+    """
+
+    row: int
+    name: str
+    lo: int
+    hi: int
 
 
 class Rows(Protocol):
@@ -76,6 +92,8 @@ class Reader(Rows, Protocol):
         url: the shard's resolved URL.
         is_leased: its file is in the cache, and stays there as long as it is open.
         is_remote: each read waits for a server.
+        version: differs where another reader of the shard reads other bytes of the same layout; ``""``: not known, or
+            not yet.
     """
 
     __slots__ = ()
@@ -96,17 +114,15 @@ class Reader(Rows, Protocol):
         """Prepare reads of these samples, if that takes no time; they come soon, in any order."""
         return
 
-    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        """Bytes ``lo .. hi`` (0 <= lo <= hi) of one member, fewer at its end; of the others nothing is read.
+    @property
+    def version(self) -> str:
+        """Version of its bytes; see above."""
 
-        Args:
-            row: of the sample.
-            name: extension of the member, as the table has it.
-            lo: counted from the member's first byte.
-            hi: their end, exclusive.
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """The bytes of parts of members, in their order; of the members nothing else is read.
 
         Raises:
-            KeyError: the sample has no such member. ClosedReaderError, ShardError: see `read`.
+            KeyError: a sample has no such member. ClosedReaderError, ShardError: see `read`.
         """
 
     def pin(self) -> bool:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from wids.core.cache.freshness import state_in
 from wids.core.files import page_cache, system
 from wids.core.files.open_file import ClosedFileError
 from wids.core.readers.base import Reader
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from wids.core.files.open_file import OpenFile
-    from wids.core.readers.base import Sample
+    from wids.core.readers.base import Part, Sample
     from wids.core.tables.table import MemberTable
 
 _TAG_SHIFT = 44
@@ -144,7 +145,8 @@ class LocalReader(Reader):
     """
 
     tag: int
-    __slots__ = ("_blocks", "_file", "_hot", "_mtime_ns", "path", "table", "tag", "url")
+    _version: str | None
+    __slots__ = ("_blocks", "_file", "_hot", "_mtime_ns", "_version", "path", "table", "tag", "url")
 
     url: str
     path: str
@@ -166,6 +168,7 @@ class LocalReader(Reader):
         self.table = table
         known = table.identity.mtime_ns
         self._mtime_ns = os.fstat(file.fd).st_mtime_ns if known is None else known
+        self._version = None
         self.tag = next(_tags) << _TAG_SHIFT
         self._blocks = Blocks() if blocks is None else blocks
         # One attribute look-up a sample instead of twelve.
@@ -194,6 +197,16 @@ class LocalReader(Reader):
     def is_leased(self) -> bool:
         """True if its file stays in the cache as long as it is open."""
         return not self._file.is_inherited
+
+    @property
+    def version(self) -> str:
+        """In the cache, the version of its origin; else the file and the time at which it was written."""
+        if self._version is None:
+            self._version = state_in(self.table.identity)
+            if not self._version and not self.is_leased:
+                with suppress(ClosedFileError, OSError), self._file.using():
+                    self._version = f"{os.fstat(self._file.fd).st_ino}.{self._mtime_ns}"
+        return self._version
 
     def fileno(self) -> int:
         """The descriptor of the open shard; -1: it was closed."""
@@ -283,11 +296,10 @@ class LocalReader(Reader):
                 lo, last = offsets[starts[row]], starts[row + 1] - 1
                 page_cache.begin_reading(file.fd, lo, offsets[last] + sizes[last] - lo)
 
-    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        """Read a part of a member; see `Reader.read_part`."""
-        m = self.table.find_member(row, name)
-        size = self.table.sizes[m]
-        return self.pread(self.table.offsets[m] + min(lo, size), max(min(hi, size) - lo, 0))
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Read parts of members; see `Reader.read_parts`."""
+        spans = [self.table.span_of(part.row, part.name, part.lo, part.hi) for part in parts]
+        return self.pread_all([(lo, hi - lo) for lo, hi in spans])
 
     def pread(self, offset: int, size: int) -> bytes:
         """``size`` bytes of the shard from ``offset``; see `pread_all`."""

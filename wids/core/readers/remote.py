@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from wids.core.cache.freshness import version_mark
 from wids.core.files.open_file import Closable, ClosedFileError
 from wids.core.readers.base import Reader
 from wids.core.tables import headers, tar
@@ -31,7 +32,7 @@ from wids.events import RangesRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from wids.core.readers.base import Sample
+    from wids.core.readers.base import Part, Sample
     from wids.core.tables.keys import Split
     from wids.core.tables.table import MemberTable
     from wids.core.transport.range_client import ShardBytes
@@ -75,6 +76,7 @@ class RangeReader(Reader):
         "_is_proven",
         "_on_error",
         "_rescan",
+        "_seen",
         "_source",
         "_split",
         "path",
@@ -105,6 +107,7 @@ class RangeReader(Reader):
         self._closable = Closable()
         self._hooks, self._split = hooks, split
         self._is_proven = is_proven
+        self._seen: set[int] = set()  # members whose headers agreed with the table, in this version
 
     def pin(self) -> bool:
         """Keep the reader open for a use; see `Reader.pin`."""
@@ -126,9 +129,17 @@ class RangeReader(Reader):
         """Read several samples, all of them at the same time; see `Reader.read_rows`."""
         return self._try(lambda: self._read_rows(rows, fields))
 
-    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        """Read a part of a member, and its header, twice without strong versions; see `Reader.read_part`."""
-        return self._try(lambda: self._read_part(row, name, lo, hi))
+    @property
+    def version(self) -> str:
+        """The server's, once it has answered."""
+        return version_mark(self._source.known_version)
+
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Read parts of members, all of them at the same time; see `Reader.read_parts`.
+
+        The header of each member is read with the first part; without strong versions with each, and once more.
+        """
+        return self._try(lambda: self._read_parts(parts))
 
     def _try(self, read: Callable[[], T]) -> T:
         """The result of a read, if the shard is still to be read in this way."""
@@ -200,15 +211,27 @@ class RangeReader(Reader):
             samples.append(sample)
         return samples
 
-    def _read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
-        m = self.table.find_member(row, name)
-        begin, size, source = self.table.offsets[m], self.table.sizes[m], self._source
-        span, header = (begin + min(lo, size), begin + min(hi, size)), (begin - headers.BLOCK, begin)
+    def _read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        table, source = self.table, self._source
+        names = {table.find_member(part.row, part.name): (table.key(part.row), part.name) for part in parts}
+        spans = [table.span_of(*part) for part in parts]
+        if not source.is_strong:
+            self._seen.clear()
+        unseen = {m: name for m, name in names.items() if m not in self._seen}
+        places = [(table.offsets[m] - headers.BLOCK, table.offsets[m]) for m in unseen]
         start, before = time.perf_counter(), (source.requests, source.read_bytes)
-        header_bytes, part = source.read_many([header, span])
-        self._check({m: header_bytes}, {m: (self.table.key(row), name)}, (), None, (), is_part=True)
-        if len(part) != span[1] - span[0] or (not source.is_strong and source.read_many([header]) != [header_bytes]):
-            raise self._moved((self.table.key(row), name))
+        data = source.read_many([*places, *spans])
+        head, pieces = data[: len(places)], data[len(places) :]
+        self._check(dict(zip(unseen, head, strict=True)), unseen, (), None, (), is_part=True)
+        for (lo, hi), piece, part in zip(spans, pieces, parts, strict=True):
+            if len(piece) != hi - lo:
+                raise self._moved((table.key(part.row), part.name))
+        if source.is_strong:
+            self._seen.update(unseen)
+        elif len(unseen) < len(names):  # not any more: the headers that were seen may be of another version
+            return self._read_parts(parts)
+        elif source.read_many(places) != head:
+            raise self._moved(next(iter(unseen.values())))
         event = RangesRead(
             url=self.url,
             requests=source.requests - before[0],
@@ -216,7 +239,7 @@ class RangeReader(Reader):
             seconds=time.perf_counter() - start,
         )
         emit(self._hooks, event)
-        return part
+        return pieces
 
     def _read_in_one(
         self,

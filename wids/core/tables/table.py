@@ -219,6 +219,16 @@ class MemberTable:
                 return m
         raise KeyError(name)
 
+    def span_of(self, row: int, name: str, lo: int, hi: int) -> tuple[int, int]:
+        """The place in the shard of bytes ``lo .. hi`` (0 <= lo <= hi) of a member, fewer at its end: (first, end).
+
+        Raises:
+            KeyError: the sample has no such member.
+        """
+        m = self.find_member(row, name)
+        first, size = self.offsets[m], self.sizes[m]
+        return first + min(lo, size), first + min(hi, size)
+
     def ids_of(self, fields: Collection[str]) -> frozenset[int]:
         """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``.
 

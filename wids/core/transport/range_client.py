@@ -136,6 +136,11 @@ class ShardBytes:
         return self._look().version
 
     @property
+    def known_version(self) -> Any:
+        """`version`, without a request; None: nothing has answered yet, or the store has none."""
+        return None if self._stat is None else self._stat.version
+
+    @property
     def is_strong(self) -> bool:
         """True if the answers so far all had a strong version: pieces of several requests are then of one version.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from wids.core.codecs.decoders import inflate
+from wids.core.readers.base import Part
 from wids.errors import SelectionError, shown
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Member:
 
     def read_part(self, lo: int, hi: int) -> bytes:
         """Its bytes from ``lo`` to ``hi``, fewer at its end."""
-        return self._reader.read_part(self.row, self.name, lo, hi)
+        return self._reader.read_parts([Part(self.row, self.name, lo, hi)])[0]
 
     def read(self) -> bytes:
         """All of its bytes."""
