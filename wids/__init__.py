@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wids.batch_samplers import BucketBatchSampler, MixtureBatchSampler
     from wids.core.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
     from wids.core.codecs.decode import SampleDecoder, register_decoder
+    from wids.core.collection.member_file import MemberFile, lazy
     from wids.core.collection.seeds import rng, seeded
     from wids.core.order.weights import balance
     from wids.dataset import ShardListDataset
@@ -29,6 +30,7 @@ __all__ = [
     "BucketBatchSampler",
     "ChunkedSampler",
     "DistributedChunkedSampler",
+    "MemberFile",
     "Mixture",
     "MixtureBatchSampler",
     "PackSampler",
@@ -43,6 +45,7 @@ __all__ = [
     "errors",
     "events",
     "keep_most_recent_files",
+    "lazy",
     "mix",
     "pack_collate",
     "register_decoder",
@@ -56,6 +59,7 @@ _MODULES = {
     "BucketBatchSampler": "wids.batch_samplers",
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
+    "MemberFile": "wids.core.collection.member_file",
     "Mixture": "wids.mixtures",
     "MixtureBatchSampler": "wids.batch_samplers",
     "PackSampler": "wids.packs",
@@ -68,6 +72,7 @@ _MODULES = {
     "balance": "wids.core.order.weights",
     "create_cleanup_background_process": "wids.core.cache.cleanup",
     "keep_most_recent_files": "wids.core.cache.cleanup",
+    "lazy": "wids.core.collection.member_file",
     "mix": "wids.mixtures",
     "pack_collate": "wids.packs",
     "register_decoder": "wids.core.codecs.decode",

@@ -26,8 +26,18 @@ from typing_extensions import TypeVar
 
 from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.core.collection import arguments
-from wids.core.collection.batches import expect, read_batch, read_foreign, read_sample
+from wids.core.collection.batches import (
+    MemberPart,
+    expect,
+    parse_span,
+    read_batch,
+    read_foreign,
+    read_foreign_part,
+    read_parts,
+    read_sample,
+)
 from wids.core.collection.keys import Keys
+from wids.core.collection.member_file import open_lazily
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
 from wids.core.collection.views import PART, choose, find_samples, local_path, of_file, split
@@ -42,7 +52,7 @@ from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
-from wids.core.tables.fields import Alternatives
+from wids.core.tables.fields import Alternatives, parse_field, part_lazily
 from wids.core.transport import retrying, schemes
 from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
 from wids.events import format_size, logger
@@ -63,7 +73,7 @@ if TYPE_CHECKING:
     from wids.core.prefetch.ahead import CollectionSource
     from wids.core.readers.access import AccessMode
     from wids.core.readers.pool import OpenShard, OpenShards
-    from wids.core.tables.fields import FieldsArgument
+    from wids.core.tables.fields import FieldsArgument, Wanted
     from wids.core.tables.table import Group, KeyRule
     from wids.events import Hook
 
@@ -168,7 +178,8 @@ class ShardListDataset(Dataset[T_co]):
         localname: a function URL -> path that decides where each shard is, or goes. A file that exists already is
             read in place.
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"``, ``"raw"`` (bytes), a function, or a list of these, applied
-            in turn; none (``[]``, ``()``, ``None``) leaves each member an ``io.BytesIO``.
+            in turn; `wids.lazy` among them opens members as files; none (``[]``, ``()``, ``None``) leaves each member
+            an ``io.BytesIO``.
         keep: this dataset's shards are not evicted from the cache by any job or cleaner.
         base: base of relative URLs, patterns and directories; overrides the index's own ``base`` and its
             place.
@@ -178,7 +189,8 @@ class ShardListDataset(Dataset[T_co]):
             alternatives (``".jpg;.jpeg;.png"``) the first that a sample has. With names
             (``{"image": "jpg;jpeg;png", "label": "cls"}``) these are the keys, from after the decoders that
             ``transformations`` begin with; a sample that has none of a field, or two that differ in case alone, is a
-            `wids.errors.SelectionError` (see ``on_error``).
+            `wids.errors.SelectionError` (see ``on_error``). Those of `wids.lazy` are opened, and not read:
+            ``{"video": wids.lazy("mp4"), "label": "cls"}``.
         key_rule: how a member path splits into key and extension: ``"first-dot"`` of the basename, ``"last-dot"``, or a
             function name -> (key, extension) or None; None: as the index says, else ``"first-dot"``.
         group: ``"adjacent"``: a sample's members are adjacent; ``"key"``: members anywhere in the shard are merged;
@@ -240,7 +252,6 @@ class ShardListDataset(Dataset[T_co]):
         (10, 6)
     """
 
-    fields: tuple[str, ...] | None
     cache_dir: str | None
     base: str | None
     dataset_name: str
@@ -253,6 +264,9 @@ class ShardListDataset(Dataset[T_co]):
     _given_index: Any  # the argument ``shards``, if it is a path or URL
     _columns: SampleColumns | None  # None: none was asked for
     _transformations: list[Transform]
+    _fields: tuple[str, ...] | None
+    _wanted: Wanted  # the members that are read
+    _lazy: Alternatives | None  # and those that are opened as files
     _steps: tuple[str, ...]  # that made this view
     _lists: tuple[str, ...] = ()  # the files that named its samples, absolute
     _is_transforming: bool
@@ -304,7 +318,7 @@ class ShardListDataset(Dataset[T_co]):
         reading, self._ahead = arguments.parse_reading(
             cache, access=access, early_reads=early_reads, use_mmap=use_mmap, prefetch=prefetch, lru_size=lru_size
         )
-        self.fields = arguments.parse_samples(key_rule=key_rule, group=group, fields=fields)
+        self._fields = arguments.parse_samples(key_rule=key_rule, group=group, fields=fields)
         self._decoding = arguments.parse_decoding(allow_pickle=allow_pickle, max_inflate_bytes=max_inflate_bytes)
         index = arguments.parse_index(
             base=base, options=options, storage_options=storage_options, allow_local=allow_local, allow_pipe=allow_pipe
@@ -536,7 +550,7 @@ class ShardListDataset(Dataset[T_co]):
                 try:
                     if not collection.provider.is_here(collection.shards[k]):
                         break
-                    previews.append({**read_sample(collection, index, self.fields), "__classes__": classes})
+                    previews.append({**read_sample(collection, index, self._wanted), "__classes__": classes})
                 except Exception as error:  # noqa: BLE001 - also of a key_rule or localname
                     previews.append(error)
             if len(previews) >= count:
@@ -865,7 +879,7 @@ class ShardListDataset(Dataset[T_co]):
             return self._read_anew(index)
         row = index - lo if rows is None else rows[index]
         try:
-            sample = reader.read(row, self.fields)
+            sample = reader.read(row, self._wanted)
         except (ClosedReaderError, ShardReadError):  # another thread opened or released shards; the disk failed
             sample = None
         if sample is None:  # not in the except clause, which would become the context of errors raised here
@@ -886,13 +900,18 @@ class ShardListDataset(Dataset[T_co]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
-        if self._is_transforming and self._collection.is_large(len(indices)) and expect(self._collection, indices):
+        wanted = self._wanted
+        if (
+            self._is_transforming
+            and self._collection.is_large(len(indices))
+            and expect(self._collection, indices, wanted)
+        ):
             return [self[index] for index in indices]  # each is transformed, and its bytes are freed, before the next
         is_plain, count = set(map(type, indices)) == {int}, len(indices)
         pool.accesses += count  # without a call in between, during which another thread may add its own
         misses = pool.misses
         try:
-            samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], self.fields)
+            samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], wanted)
         except ShardReadError:
             if self._substitutes is None:
                 raise
@@ -918,6 +937,57 @@ class ShardListDataset(Dataset[T_co]):
         shard = self._collection.open(k)
         return shard, row % len(shard), self._collection.describe(k)
 
+    @suggest_names
+    def read(self, index: int, field: str, lo: int = 0, hi: int | None = None) -> bytes:
+        """The bytes ``lo .. hi`` of one member of a sample; nothing else of it is read, and nothing is decoded.
+
+        Args:
+            index: of the sample.
+            field: the member's extension (``".mp4"``) in any case, alternatives (``"mp4;webm"``), or a name that
+                ``fields`` of this dataset has.
+            lo: the first byte, counted from the member's first.
+            hi: one past the last; None, or more than the member has: its end.
+
+        Returns:
+            Fewer bytes than were asked for only at the member's end.
+
+        Raises:
+            IndexError: no such sample exists. SelectionError: the sample has no such member. InputError: ``lo`` is
+                negative, or behind ``hi``. FetchError, CacheError, ShardError: it cannot be read.
+
+        Example:
+            >>> dataset.read(5, ".txt"), dataset.read(5, ".txt", 1, 3)
+            (b'text 5', b'ex')
+        """
+        return self.read_parts([(index, field, lo, hi)])[0]
+
+    def read_parts(self, parts: Iterable[tuple[int, str, int, int | None]]) -> list[bytes]:
+        """Several parts of members, ``(index, field, lo, hi)`` each, as `read` takes them, in their order.
+
+        They are read shard by shard; of remote shards at the same time, close ones of a shard in one request.
+
+        Raises:
+            Exception: see `read`; none is returned if one cannot be read.
+        """
+        asked = [
+            MemberPart(self._collection.plain(index), parse_field(field, self.fields), *parse_span(lo, hi))
+            for index, field, lo, hi in parts
+        ]
+        if type(self).get_shard is ShardListDataset.get_shard:
+            return read_parts(self._collection, asked)
+        return [read_foreign_part(self.get_shard, part) for part in asked]
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """The extensions of the members that samples have; None: all."""
+        return self._fields
+
+    @fields.setter
+    def fields(self, fields: tuple[str, ...] | None) -> None:
+        part_lazily(fields, self._transformations)
+        self._fields = fields
+        self._note_work()
+
     @property
     def transformations(self) -> list[Transform]:
         """The transformations of samples, in turn. Assign a format name, a function, a list of these, or nothing."""
@@ -925,7 +995,9 @@ class ShardListDataset(Dataset[T_co]):
 
     @transformations.setter
     def transformations(self, value: Transforms) -> None:
-        self._transformations = name_fields(parse_transformations(value, **self._decoding), self.fields)
+        steps = name_fields(parse_transformations(value, **self._decoding), self.fields)
+        part_lazily(self.fields, steps)  # raises, before anything has changed
+        self._transformations = steps
         self._note_work()
 
     def add_transform(self, transform: Transforms) -> Self:
@@ -935,7 +1007,9 @@ class ShardListDataset(Dataset[T_co]):
             transform: a format, a function of a sample, or a list of these, as ``transformations`` has them.
         """
         steps = [*self._transformations, *parse_transformations(transform, **self._decoding)]
-        self._transformations[:] = name_fields(steps, self.fields)
+        steps = name_fields(steps, self.fields)
+        part_lazily(self.fields, steps)
+        self._transformations[:] = steps
         self._note_work()
         return self
 
@@ -950,9 +1024,11 @@ class ShardListDataset(Dataset[T_co]):
 
     def _note_work(self) -> None:
         """Note if anything is done to samples after they are read."""
+        self._wanted, self._lazy = part_lazily(self.fields, self._transformations)
         self._is_transforming = (
             bool(self._transformations or (self._columns is not None and self._columns.shown))
             or self._substitutes is not None
+            or self._lazy is not None
         )
 
     # --- the pool of open shards
@@ -1048,7 +1124,7 @@ class ShardListDataset(Dataset[T_co]):
             advice=arguments.advise,
         )
         collection.name, collection.index_url = original.name, original.index_url
-        undecoded.fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
+        undecoded._fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
         undecoded._columns, undecoded._transformations = self._own_columns().unshown(), []  # noqa: SLF001
         undecoded._take(collection)  # noqa: SLF001
         undecoded._note_work()  # noqa: SLF001
@@ -1071,11 +1147,11 @@ class ShardListDataset(Dataset[T_co]):
         pool = self.cache
         accesses, misses = pool.accesses, pool.misses
         if type(self).get_shard is ShardListDataset.get_shard:
-            sample = read_sample(self._collection, self._collection.plain(asked), self.fields)
+            sample = read_sample(self._collection, self._collection.plain(asked), self._wanted)
             if pool.misses != misses:
                 self.check_cache_misses()
         else:  # a subclass's own, which may count the sample a second time, and misses in its own way
-            sample = read_foreign(self.get_shard, to_int(asked), len(self), self.fields)
+            sample = read_foreign(self.get_shard, to_int(asked), len(self), self.fields, self._wanted)
             pool.accesses = accesses
             self.check_cache_misses()
         return sample
@@ -1094,6 +1170,8 @@ class ShardListDataset(Dataset[T_co]):
     def _apply(self, sample: Any) -> T_co:
         if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
+        if self._lazy is not None:
+            open_lazily(self.cache, sample, self._lazy)
         as_read = sample
         try:
             for transform in self._transformations:

@@ -536,7 +536,7 @@ def test_a_table_of_a_thousand_million(browser, huge):
 
 
 def wait_for_badges(page, *expected):
-    """Wait until the first cells show these tags, one string per cell; a page asks for them after it has told of a change."""
+    """Wait until the first cells show these tags, a string each: a page tells of a change before it asks for them."""
     shown = "[...document.querySelectorAll('.cell[data-index=\"{}\"] .badge')].map((badge) => badge.innerText).join('')"
     for k, tags in enumerate(expected):
         until(page, f"{shown.format(k)} === '{tags}'")

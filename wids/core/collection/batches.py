@@ -9,14 +9,18 @@ import operator
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import suppress
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wids.core.collection.shard_collection import CLOSED
 from wids.core.index.selection import no_sample
+from wids.core.order.validation import parse_int
+from wids.core.readers.base import Part
 from wids.core.readers.pool import OpenShard
 from wids.core.tables.fields import Alternatives
 from wids.core.transport import concurrency
-from wids.errors import ClosedReaderError
+from wids.errors import ClosedReaderError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,13 +28,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.readers.base import Sample
+    from wids.core.readers.base import Reader, Sample
+    from wids.core.tables.fields import Wanted
 
     # Gives (shard, row in it, the shard's dict) of an index.
     GetShard: TypeAlias = Callable[[int], tuple[Any, Any, dict[str, Any]]]
 
 
-def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] | None) -> Sample:
+def read_sample(collection: ShardCollection, index: int, fields: Wanted) -> Sample:
     """Sample ``index``, 0 <= index < len, its shard opened if need be.
 
     Raises:
@@ -61,8 +66,15 @@ def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] |
     return sample
 
 
-def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[str] | None) -> Sample:
+def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[str] | None, wanted: Wanted) -> Sample:
     """Sample ``index`` of a dataset of ``total``, through a subclass's own ``get_shard``.
+
+    Args:
+        get_shard: the method.
+        index: of the sample.
+        total: number of samples.
+        fields: all that a sample has; None: whatever it has. One that is no shard of wids has them as they are.
+        wanted: those of them that are read, of a shard of wids.
 
     Raises:
         IndexError: a negative one is out of range; ``get_shard`` decides about the others.
@@ -73,15 +85,15 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
     shard, row, desc = get_shard(index)
     row = operator.index(row)
     if isinstance(shard, OpenShard):
-        sample, url = shard.read(row, fields), shard.url
+        sample, url = shard.read(row, wanted), shard.url
     else:
         sample, url = dict(shard[row]), desc["url"]
         if fields is not None:
             if isinstance(fields, Alternatives):
                 there = list(sample)
-                fields = [there[position] for group in fields.choose(there) for position in group]
-            wanted = frozenset(map(str.casefold, fields))
-            sample = {name: v for name, v in sample.items() if name.casefold() in wanted or name.startswith("__")}
+                fields = [there[position] for position in fields.positions(there)]
+            kept = frozenset(map(str.casefold, fields))
+            sample = {name: v for name, v in sample.items() if name.casefold() in kept or name.startswith("__")}
     sample["__dataset__"] = desc.get("dataset") or ""
     sample["__index__"] = index
     sample["__shard__"] = url
@@ -89,7 +101,7 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
     return sample
 
 
-def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
+def expect(collection: ShardCollection, indices: Sequence[Any], fields: Wanted) -> bool:
     """True if these samples can be read one by one: no shard has to be downloaded, or is opened twice.
 
     The kernel begins to read those of open shards from a cold disk, in the order of the files.
@@ -107,11 +119,11 @@ def expect(collection: ShardCollection, indices: Sequence[Any]) -> bool:
             return False
         if reader is not CLOSED:  # `hi`: a shard that repeats its samples ends here once before its end
             here = [wanted[position] for position in places if wanted[position] < hi]
-            reader.expect([index - lo if rows is None else rows[index] for index in here])
+            reader.expect([index - lo if rows is None else rows[index] for index in here], fields)
     return True
 
 
-def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[str] | None) -> list[Sample]:
+def read_batch(collection: ShardCollection, wanted: list[int], fields: Wanted) -> list[Sample]:
     """The samples at ``wanted``, in that order; negative indices count from the end.
 
     Raises:
@@ -128,15 +140,104 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
         for places in groups:
             _read_into(samples, collection, places, wanted, fields)
 
+    _read_groups(ready, far, read)
+    return samples
+
+
+_END = 1 << 62
+
+
+class MemberPart(NamedTuple):
+    """Bytes of one member of a sample.
+
+    Attributes:
+        sample: its index, 0 <= sample < len.
+        field: the member's extension, or alternatives, of which the first that the sample has counts.
+        lo: the first byte, counted from the member's.
+        hi: one past the last; more than the member has are those that it has.
+    """
+
+    sample: int
+    field: Alternatives
+    lo: int
+    hi: int
+
+
+def parse_span(lo: Any, hi: Any) -> tuple[int, int]:
+    """The bytes that a program asks for; ``hi`` None: to the member's end.
+
+    Raises:
+        InputError: they are no integers, ``lo`` is negative, or ``hi`` is before it.
+    """
+    try:
+        first, end = parse_int("lo", lo, minimum=0), _END if hi is None else parse_int("hi", hi)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if end < first:
+        raise InputError(f"lo is {first} and hi is {end}; hi is one past the last byte, and not before lo")
+    return first, min(end, _END)
+
+
+def read_foreign_part(get_shard: GetShard, part: MemberPart) -> bytes:
+    """The bytes of a part of a member, through a subclass's own ``get_shard``; of a shard of its own, from the sample.
+
+    Raises:
+        SelectionError: the sample has no such member. WidsError: it cannot be read.
+    """
+    shard, row, desc = get_shard(part.sample)
+    row = operator.index(row)
+    if isinstance(shard, OpenShard):
+        while True:
+            with shard.pinned() as reader, suppress(ClosedReaderError):  # which then closed itself
+                return reader.read_parts([Part(row, _name_of(reader, row, part), part.lo, part.hi)])[0]
+    sample = dict(shard[row])
+    names = [name for name in sample if name.startswith(".")]
+    key = str(sample.get("__key__", ""))
+    name = names[part.field.one_position(names, index=part.sample, key=key, shard=str(desc.get("url")))]
+    value = sample[name]
+    return bytes(value.getvalue() if isinstance(value, BytesIO) else value)[part.lo : part.hi]
+
+
+def read_parts(collection: ShardCollection, parts: Sequence[MemberPart]) -> list[bytes]:
+    """The bytes of parts of members, in their order; nothing else of the members is read.
+
+    Raises:
+        SelectionError: a sample has no such member. WidsError: one cannot be read.
+    """
+    wanted = [part.sample for part in parts]
+    data: list[Any] = [None] * len(parts)
+
+    def read_stretch(reader: Reader, _: str, now: list[int], rows: list[int]) -> None:
+        mine = [parts[position] for position in now]
+        asked = [Part(row, _name_of(reader, row, part), part.lo, part.hi) for row, part in zip(rows, mine, strict=True)]
+        for position, piece in zip(now, reader.read_parts(asked), strict=True):
+            data[position] = piece
+
+    def read(groups: list[list[int]]) -> None:
+        for places in groups:
+            _read_stretches(collection, places, wanted, read_stretch)
+
+    _read_groups(*_by_shard(collection, wanted, sorted(range(len(wanted)), key=wanted.__getitem__)), read)
+    return data
+
+
+def _name_of(reader: Reader, row: int, part: MemberPart) -> str:
+    """The extension of the member of a part, as the table has it."""
+    extensions = [extension for extension, _, _ in reader.table.members(row)]
+    key = reader.table.key(row)
+    return extensions[part.field.one_position(extensions, index=part.sample, key=key, shard=reader.url)]
+
+
+def _read_groups(ready: list[list[int]], far: list[list[int]], read: Callable[[list[list[int]]], None]) -> None:
+    """Read groups of places, those that wait for servers (``far``) at the same time; see `_by_shard`."""
     if not far:
         read(ready)
-        return samples
+        return
     here, apart_groups = (ready, far) if ready else (far[:1], far[1:])
     with _Apart(read) as apart:
         for k in range(min(len(apart_groups), concurrency.LIMITS.max_requests)):
             apart.begin(apart_groups[k :: concurrency.LIMITS.max_requests])
         read(here)
-    return samples
 
 
 class _Apart:
@@ -227,9 +328,36 @@ def _read_into(
     collection: ShardCollection,
     places: list[int],
     wanted: list[int],
-    fields: Sequence[str] | None,
+    fields: Wanted,
 ) -> None:
     """Set ``samples[p]`` for each of ``places`` to the sample ``wanted[p]``; all are in one shard, in order."""
+
+    def read(reader: Reader, name: str, now: list[int], rows: list[int]) -> None:
+        url = reader.url
+        for position, row, sample in zip(now, rows, reader.read_rows(rows, fields)):  # noqa: B905 - strict takes longer
+            sample["__dataset__"] = name
+            sample["__index__"] = wanted[position]
+            sample["__shard__"] = url
+            sample["__shardindex__"] = row
+            samples[position] = sample
+
+    _read_stretches(collection, places, wanted, read)
+
+
+def _read_stretches(
+    collection: ShardCollection,
+    places: list[int],
+    wanted: list[int],
+    read: Callable[[Reader, str, list[int], list[int]], None],
+) -> None:
+    """Call ``read(reader, name of the sub-dataset, places, their rows)`` for ``places``, in parts that are in one pass.
+
+    Args:
+        collection: of the samples.
+        places: those of samples in one shard, in order.
+        wanted: the index of the sample at each place.
+        read: called again, with another reader, if one was closed.
+    """
     must_pin = False
     while places:
         lo, hi, reader, name, chosen = collection.find(wanted[places[0]])
@@ -242,17 +370,11 @@ def _read_into(
             now, rest = places[:count], places[count:]
         rows = [wanted[position] - lo if chosen is None else chosen[wanted[position]] for position in now]
         try:
-            read = reader.read_rows(rows, fields)
+            read(reader, name, now, rows)
         except ClosedReaderError:  # another thread opened or released shards
             must_pin = True
             continue
         finally:
             if is_pinned:
                 reader.unpin()
-        url, places = reader.url, rest
-        for position, row, sample in zip(now, rows, read):  # noqa: B905 - to be strict takes longer
-            sample["__dataset__"] = name
-            sample["__index__"] = wanted[position]
-            sample["__shard__"] = url
-            sample["__shardindex__"] = row
-            samples[position] = sample
+        places = rest

@@ -9,8 +9,9 @@ from wids.core.tables import member_tables
 from wids.events import Opened, RepeatedKeys, emit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from wids.core.tables.fields import Wanted
     from wids.core.tables.table import MemberTable
     from wids.events import Hook
 
@@ -51,12 +52,13 @@ class Rows(Protocol):
     def table(self) -> MemberTable:
         """The member table; see above."""
 
-    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+    def read(self, row: int, fields: Wanted = None) -> Sample:
         """Sample ``row`` (0 <= row < samples) as a dict of extension -> ``io.BytesIO``, plus ``__key__``.
 
         Args:
             row: of the sample.
-            fields: extensions of the members to read, in any case; no other byte is touched. None: all of them.
+            fields: extensions of the members to read, in any case, or all but some; no other byte is touched. None:
+                all of them.
 
         Raises:
             ClosedReaderError: it was closed, or the shard is to be read in another way: open it again.
@@ -107,10 +109,10 @@ class Reader(Rows, Protocol):
     def is_leased(self) -> bool:
         """True if its file stays in the cache; see above."""
 
-    def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
+    def read_rows(self, rows: Sequence[int], fields: Wanted = None) -> list[Sample]:
         """`read` of each row; in ascending order, the file is read forwards."""
 
-    def expect(self, rows: Sequence[int]) -> None:  # noqa: ARG002 - not all readers can
+    def expect(self, rows: Sequence[int], fields: Wanted = None) -> None:  # noqa: ARG002 - not all readers can
         """Prepare reads of these samples, if that takes no time; they come soon, in any order."""
         return
 

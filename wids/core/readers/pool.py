@@ -18,6 +18,7 @@ import errno
 import itertools
 import os
 import sys
+import uuid
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,12 @@ from wids.errors import ClosedReaderError
 from wids.events import Closed, emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wids.core.readers.base import Reader, Sample
     from wids.core.readers.provider import ShardProvider
     from wids.core.shard import Shard
+    from wids.core.tables.fields import Wanted
     from wids.core.tables.table import MemberTable
     from wids.events import Hook
 
@@ -98,7 +100,7 @@ class OpenShard(Rows):
         """True if its file is in the cache, and stays there as long as it is open."""
         return self.reader.is_leased
 
-    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+    def read(self, row: int, fields: Wanted = None) -> Sample:
         """Read a sample; the shard is never closed meanwhile. See `wids.core.readers.base.Reader.read`."""
         while True:
             with self.pinned() as reader, contextlib.suppress(ClosedReaderError):  # which then closed itself
@@ -158,6 +160,7 @@ class OpenShards:
             other pools that are given None.
         find: the shard that has a URL; may be assigned.
         hooks: called with `Closed` events.
+        token: text that its copies have too, in any process; None: a new one.
 
     Attributes:
         lru: URL -> `OpenShard`, least recently used first; ``lru.capacity`` may be changed.
@@ -169,14 +172,22 @@ class OpenShards:
     find: Callable[[str], Shard]
     provider: ShardProvider
     is_sharing: bool
+    token: str
     lru: _Entries
     accesses: int
     misses: int
 
     def __init__(
-        self, provider: ShardProvider, *, capacity: int | None, find: Callable[[str], Shard], hooks: Sequence[Hook]
+        self,
+        provider: ShardProvider,
+        *,
+        capacity: int | None,
+        find: Callable[[str], Shard],
+        hooks: Sequence[Hook] = (),
+        token: str | None = None,
     ) -> None:
         self.provider, self.find = provider, find
+        self.token = uuid.uuid4().hex if token is None else token
         self.is_sharing = capacity is None
         self._hooks = hooks
         self._begin(default_capacity() if capacity is None else capacity)
@@ -293,6 +304,11 @@ def _live() -> list[OpenShards]:
     """The pools of this process."""
     with forks.lock:  # while other threads make pools
         return list(_pools)
+
+
+def find_pool(token: str) -> OpenShards | None:
+    """A pool of this process that has this token; None: none has."""
+    return next((pool for pool in _live() if pool.token == token), None)
 
 
 def _keep_budget() -> None:

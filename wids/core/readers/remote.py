@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from wids.core.readers.base import Part, Sample
+    from wids.core.tables.fields import Wanted
     from wids.core.tables.keys import Split
     from wids.core.tables.table import MemberTable
     from wids.core.transport.range_client import ShardBytes
@@ -121,11 +122,11 @@ class RangeReader(Reader):
         """Close the connection; see `Reader.close`."""
         self._closable.close()
 
-    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+    def read(self, row: int, fields: Wanted = None) -> Sample:
         """Read a sample; see `Reader.read`."""
         return self.read_rows([row], fields)[0]
 
-    def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
+    def read_rows(self, rows: Sequence[int], fields: Wanted = None) -> list[Sample]:
         """Read several samples, all of them at the same time; see `Reader.read_rows`."""
         return self._try(lambda: self._read_rows(rows, fields))
 
@@ -164,7 +165,7 @@ class RangeReader(Reader):
     def _closed(self) -> ClosedReaderError:
         return ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url)
 
-    def _read_rows(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
+    def _read_rows(self, rows: Sequence[int], fields: Wanted) -> list[Sample]:
         table = self.table
         spans_of_rows = [range(table.starts[row], table.starts[row + 1]) for row in rows]
         members = [[*span] if fields is None else table.chosen(span, fields) for span in spans_of_rows]

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wids.errors import InputError, SelectionError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from typing_extensions import Self
 
-# The argument ``fields``: extensions, or names for them; alternatives are joined by ";".
-FieldsArgument: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
+T = TypeVar("T")
+# The members that a reader reads: those with some extensions, all but some, or all.
+Wanted: TypeAlias = "Collection[str] | AllBut | None"
+# The argument ``fields``: extensions, or names for them; alternatives are joined by ";"; those of `Lazy` are opened.
+FieldsArgument: TypeAlias = "str | Lazy | Sequence[str | Lazy] | Mapping[str, str | Lazy | Sequence[str]] | None"
+
+
+class Lazy:
+    """Members that are opened as files, and not read; `wids.lazy` makes it.
+
+    As a transformation it changes nothing: a dataset looks for it before it reads.
+
+    Attributes:
+        extensions: of the members, each with its dot; alternatives, where it is a field.
+
+    Args:
+        extensions: one, or several that are joined by ";" or in a sequence.
+
+    Raises:
+        TypeError: one of them is no text. InputError: one is empty, or there is none.
+    """
+
+    extensions: tuple[str, ...]
+
+    def __init__(self, extensions: str | Sequence[str]) -> None:
+        self.extensions = tuple(_split(extensions))
+
+    def __call__(self, sample: T) -> T:
+        """The same sample."""
+        return sample
+
+    def __eq__(self, other: object) -> bool:
+        return self.extensions == other.extensions if isinstance(other, Lazy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.extensions)
+
+    def __repr__(self) -> str:
+        return f"lazy({';'.join(self.extensions)!r})"
 
 
 class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slots
@@ -24,6 +61,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
     Args:
         groups: the alternatives of each field, in their order, each with its dot.
         names: the program's names of the fields; None: those of the members.
+        lazy: the numbers of the groups whose member is opened, and not read.
 
     Raises:
         InputError: an extension stands in two groups.
@@ -31,11 +69,15 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
 
     groups: tuple[tuple[str, ...], ...]
     names: tuple[str, ...] | None
+    lazy: frozenset[int]
     _places: dict[str, tuple[int, int]]
 
-    def __new__(cls, groups: Sequence[Sequence[str]], names: Sequence[str] | None = None) -> Self:  # noqa: D102
+    def __new__(  # noqa: D102
+        cls, groups: Sequence[Sequence[str]], names: Sequence[str] | None = None, lazy: Iterable[int] = ()
+    ) -> Self:
         self = super().__new__(cls, [extension for group in groups for extension in group])
         self.groups, self.names = tuple(map(tuple, groups)), None if names is None else tuple(names)
+        self.lazy = frozenset(lazy)
         self._places = {}
         for number, group in enumerate(self.groups):
             for rank, extension in enumerate(group):
@@ -44,10 +86,11 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.groups, self.names
+        return self.groups, self.names, self.lazy
 
     def __repr__(self) -> str:
-        texts = tuple(map(";".join, self.groups))
+        joined = map(";".join, self.groups)
+        texts = tuple(Lazy(text) if number in self.lazy else text for number, text in enumerate(joined))
         return repr(texts if self.names is None else dict(zip(self.names, texts, strict=True)))
 
     def choose(self, extensions: Iterable[str]) -> list[list[int]]:
@@ -63,6 +106,85 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
             elif rank == best[number][0]:
                 best[number][1].append(position)
         return [positions for _, positions in best]
+
+    def one_position(self, extensions: Sequence[str], *, index: int, key: str, shard: str) -> int:
+        """The position of the one member of a sample that these stand for.
+
+        Args:
+            extensions: of the sample's members.
+            index: of the sample, for the error.
+            key: likewise.
+            shard: its URL, likewise.
+
+        Raises:
+            SelectionError: it has none, or two that differ in case alone.
+        """
+        positions = self.choose(extensions)[0]
+        if len(positions) == 1:
+            return positions[0]
+        several = " and ".join(shown(extensions[position]) for position in positions)
+        words = (
+            f"{several}, which differ in case alone: read the sample, and choose"
+            if positions
+            else f"no {' or '.join(self)}, but {', '.join(map(shown, extensions[:20])) or 'no member'}"
+        )
+        raise SelectionError(
+            f"sample {shown(key)} (index {index}) in shard {shard} has {words}", shard=shard, key=key, field=self[0]
+        )
+
+    def positions(self, extensions: Iterable[str]) -> list[int]:
+        """`choose`, of all groups together, ascending."""
+        return sorted(position for positions in self.choose(extensions) for position in positions)
+
+
+class AllBut:
+    """All members but those that others choose.
+
+    Args:
+        others: the members that are left out.
+    """
+
+    def __init__(self, others: Alternatives) -> None:
+        self.others = others
+
+    def __repr__(self) -> str:
+        return f"AllBut({self.others!r})"
+
+    def positions(self, extensions: Iterable[str]) -> list[int]:
+        """As `Alternatives.positions`."""
+        there = list(extensions)
+        left_out = frozenset(self.others.positions(there))
+        return [position for position in range(len(there)) if position not in left_out]
+
+
+def part_lazily(fields: tuple[str, ...] | None, steps: Iterable[object]) -> tuple[Wanted, Alternatives | None]:
+    """(the members that are read; those that are opened as files, or None: there are none).
+
+    Args:
+        fields: of a dataset; None: all.
+        steps: its transformations; each extension of a `Lazy` among them is a field by itself.
+
+    Raises:
+        InputError: such a step has an extension that is in none of the fields.
+    """
+    extensions = {name.casefold(): name for step in steps if isinstance(step, Lazy) for name in step.extensions}
+    if fields is None:
+        others = Alternatives([(name,) for name in extensions.values()])
+        return (AllBut(others), others) if extensions else (None, None)
+    groups = fields.groups if isinstance(fields, Alternatives) else tuple((name,) for name in fields)
+    lazy = set(fields.lazy) if isinstance(fields, Alternatives) else set()
+    lazy.update(k for k, group in enumerate(groups) if not extensions.keys().isdisjoint(map(str.casefold, group)))
+    if missing := extensions.keys() - {name.casefold() for name in fields}:
+        name = extensions[min(missing)]
+        raise InputError(f"transformations: lazy({name!r}) is none of fields={fields!r}, all that a sample has")
+    if not lazy:
+        return fields, None
+    read = [group for k, group in enumerate(groups) if k not in lazy]
+    is_plain = all(len(group) == 1 for group in read)
+    return (
+        tuple(group[0] for group in read) if is_plain else Alternatives(read),
+        Alternatives([group for k, group in enumerate(groups) if k in lazy]),
+    )
 
 
 class FieldNames:
@@ -126,12 +248,32 @@ def parse_fields(fields: FieldsArgument) -> tuple[str, ...] | None:
     if isinstance(fields, Mapping):
         if not fields:
             raise InputError("fields is empty; give them like {'image': 'jpg;png'}, or None for all")
-        return Alternatives([_split(each) for each in fields.values()], [*map(_check_name, fields)])
-    names = [fields] if isinstance(fields, str) else list(fields)
-    groups = [_split(name) for name in names]
-    if any(len(group) > 1 for group in groups):
-        return Alternatives(groups)
+        values: list[Any] = list(fields.values())
+        return Alternatives(list(map(_split, values)), [*map(_check_name, fields)], _numbers_of_lazy(values))
+    listed = [fields] if isinstance(fields, (str, Lazy)) else list(fields)
+    groups, lazy = list(map(_split, listed)), _numbers_of_lazy(listed)
+    if lazy or any(len(group) > 1 for group in groups):
+        return Alternatives(groups, None, lazy)
     return tuple(group[0] for group in groups)
+
+
+def parse_field(field: Any, fields: tuple[str, ...] | None = None) -> Alternatives:
+    """One field: its extension, alternatives, or a name.
+
+    Args:
+        field: the argument of a program.
+        fields: of the dataset, some with names.
+
+    Raises:
+        TypeError: it is no text. InputError: it is empty.
+    """
+    if isinstance(fields, Alternatives) and fields.names is not None and field in fields.names:
+        return Alternatives([fields.groups[fields.names.index(field)]])
+    return Alternatives([_split(field)])
+
+
+def _numbers_of_lazy(values: Sequence[Any]) -> list[int]:
+    return [number for number, value in enumerate(values) if isinstance(value, Lazy)]
 
 
 def _check_name(name: Any) -> str:
@@ -144,6 +286,8 @@ def _check_name(name: Any) -> str:
 
 def _split(alternatives: Any) -> list[str]:
     """The extensions that a text, or several, stands for: each once, with its dot."""
+    if isinstance(alternatives, Lazy):
+        return list(alternatives.extensions)
     texts = [alternatives] if isinstance(alternatives, str) else alternatives
     if (
         not isinstance(texts, Sequence)

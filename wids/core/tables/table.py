@@ -17,7 +17,7 @@ import numpy as np
 
 from wids.core.files.identity import Identity
 from wids.core.tables import widx
-from wids.core.tables.fields import Alternatives
+from wids.core.tables.fields import AllBut, Alternatives
 from wids.core.tables.keys import KeyRule, decode_name, encode_name, find_alike_fields, first_dot, last_dot, parse_rule
 from wids.core.tables.tar import Members
 from wids.core.tables.widx import SUFFIX
@@ -246,14 +246,13 @@ class MemberTable:
             self._asked = fields, ids
         return ids
 
-    def chosen(self, span: range, fields: Collection[str]) -> list[int]:
+    def chosen(self, span: range, fields: Collection[str] | AllBut) -> list[int]:
         """The members of a sample, ``span``, with these extensions; of `Alternatives`, the first that it has."""
         ids = self.extension_ids
         asked, kinds = self._asked
         if fields is not asked:
-            if isinstance(fields, Alternatives):
-                groups = fields.choose([self.extensions[ids[m]] for m in span])
-                return sorted([span[position] for group in groups for position in group])
+            if isinstance(fields, (Alternatives, AllBut)):
+                return [span[position] for position in fields.positions([self.extensions[ids[m]] for m in span])]
             kinds = self.ids_of(fields)
         return [m for m in span if ids[m] in kinds]
 

@@ -1,0 +1,378 @@
+"""A member as a file: decoders seek in it, and only the bytes that they ask for are read. Without torch.
+
+Each read pins the shard's reader, so nothing is held between reads: the shard may be evicted, and is opened again.
+Bytes of a remote shard are kept in memory, up to 8 MiB a file. If a decoder reads on, more is read than it asks for, by
+a fifth of all that it has asked for so far (at least 128 KiB). Once the shard is on the disk, the file is read there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from wids.core.order.validation import suggest_names
+from wids.core.readers.base import Part
+from wids.core.readers.pool import OpenShards, find_pool
+from wids.core.tables.fields import Lazy
+from wids.errors import ChangedShardError, ClosedReaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.core.readers.base import Reader, Sample
+    from wids.core.readers.provider import AutoProvider
+    from wids.core.shard import Shard
+    from wids.core.tables.fields import Alternatives
+    from wids.core.tables.table import MemberTable
+
+
+class MemberLimits(NamedTuple):
+    """The sizes of reads; the default is in force, and tests put another in its place.
+
+    Attributes:
+        least_bytes: a shorter read of a decoder reads so much.
+        ahead_bytes: a decoder that reads on has at least so much read ahead, in all.
+        ahead_share: or this share of all that it asked for.
+        kept_bytes: the most that one file keeps in memory.
+    """
+
+    least_bytes: int = 16 << 10
+    ahead_bytes: int = 128 << 10
+    ahead_share: float = 0.2
+    kept_bytes: int = 8 << 20
+
+
+LIMITS = MemberLimits()
+
+
+@suggest_names
+def lazy(extensions: str | Sequence[str]) -> Lazy:
+    """Have members opened as a `wids.MemberFile`, and not read: a decoder then reads the parts that it needs.
+
+    In ``fields`` it stands where the extensions would: ``fields={"video": wids.lazy("mp4;webm"), "label": "cls"}``.
+    Among ``transformations`` it stands for members with any of these extensions, beside all others, which are read:
+    ``dataset.add_transform(wids.lazy(".mp4"))``. Decoders by extension leave a `wids.MemberFile` as it is.
+
+    Args:
+        extensions: one (``".mp4"``), or several that are joined by ";" or in a sequence.
+
+    Raises:
+        TypeError: one of them is no text. InputError: one is empty, or there is none.
+    """
+    return Lazy(extensions)
+
+
+class _Place(NamedTuple):
+    """A member of a shard, as it was when it was opened.
+
+    Attributes:
+        pool: opens the shard.
+        shard: the shard.
+        row: of the sample.
+        key: of the sample.
+        extension: of the member, as the table has it.
+        offset: of its data in the shard, in bytes.
+        size: of its data, in bytes.
+    """
+
+    pool: OpenShards
+    shard: Shard
+    row: int
+    key: str
+    extension: str
+    offset: int
+    size: int
+
+
+class MemberFile(io.RawIOBase):
+    """One member of one sample as a binary file that is read in parts; `wids.lazy` has a dataset open them.
+
+    Any decoder that takes a file object reads it: ``seek``, ``tell``, ``read`` and ``readinto`` are those of
+    `io.RawIOBase`; all bytes that were asked for are returned, fewer only at the end. Reads of less than 16 KiB are
+    read as 16 KiB and kept, as are all of a remote shard, up to 8 MiB.
+
+    Nothing is held between reads, so closing is optional: the cache may evict the shard, which is then opened again. A
+    copy, a pickle and a forked process have their own position. Threads use one each (``copy.copy(file)``).
+
+    Attributes:
+        name: key and extension, as ``"film/0017.mp4"``.
+        size: bytes of the member.
+        url: resolved URL of its shard.
+
+    Raises:
+        ChangedShardError: from reads: the shard was replaced by one with other bytes, or with the member elsewhere.
+        FetchError, CacheError, ShardError: from reads: see ``dataset[i]``.
+    """
+
+    name: str
+    size: int
+    url: str
+
+    def __init__(self, place: _Place, *, position: int = 0, version: str = "") -> None:
+        super().__init__()
+        self._place, self._position, self._version = place, position, version
+        self.name, self.size, self.url = place.key + place.extension, place.size, place.shard.url
+        self._table: MemberTable | None = None  # in which the member was found at its place
+        self._pieces = _Pieces()
+        self._next = -1  # where a decoder that reads on reads next
+        self._asked_bytes = self._read_bytes = 0
+
+    # --- of io.RawIOBase
+
+    def readable(self) -> bool:
+        """True."""
+        self._check_open()
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        self._check_open()
+        return True
+
+    def tell(self) -> int:
+        """The position of the next read, in bytes."""
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Set the position: from the beginning, from here (``whence=1``) or from the end (``whence=2``)."""
+        self._check_open()
+        try:
+            start = (0, self._position, self.size)[(os.SEEK_SET, os.SEEK_CUR, os.SEEK_END).index(whence)]
+        except ValueError:
+            raise ValueError(f"seek: whence is {whence!r:.100}; it is 0, 1 or 2") from None
+        if start + offset < 0:
+            raise ValueError(f"seek: position {start + offset} of {self.name} is before its beginning")
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a writable buffer, as much as it holds; the number of bytes, fewer only at the end."""
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next ``size`` bytes, fewer only at the end; all that are left, if it is negative or None."""
+        self._check_open()
+        lo = min(self._position, self.size)
+        hi = self.size if size is None or size < 0 else min(lo + size, self.size)
+        if hi == lo:
+            return b""
+        data = self._read(lo, hi)
+        self._position = hi
+        return data
+
+    def readall(self) -> bytes:
+        """All that is left."""
+        return self.read()
+
+    def close(self) -> None:
+        """Free what is kept in memory; reads are an error from then on. It may be left out, or repeated."""
+        if not self.closed:
+            super().close()
+            self._pieces = _Pieces()
+
+    # --- copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        pool, *place = self._place
+        return _open_again, (pool.token, pool.provider, tuple(place), self._position, self._version)
+
+    def __repr__(self) -> str:
+        return f"<wids.MemberFile {self.name} of {self.size:,} bytes>"
+
+    # --- inside
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+
+    def _read(self, lo: int, hi: int) -> bytes:
+        """The bytes ``lo .. hi``, 0 <= lo < hi <= size."""
+        goes_on, self._next = lo == self._next, hi
+        self._asked_bytes += hi - lo
+        gaps = self._pieces.gaps(lo, hi)
+        if not gaps:
+            return self._pieces.join(lo, hi)
+        is_kept, data = self._fetch(lo, hi, gaps, goes_on=goes_on)
+        if not is_kept:
+            return data[0]
+        for (begin, _), piece in zip(gaps, data, strict=True):
+            self._pieces.add(begin, piece)
+        joined = self._pieces.join(lo, hi)
+        self._pieces.trim(LIMITS.kept_bytes)
+        return joined
+
+    def _fetch(self, lo: int, hi: int, gaps: list[tuple[int, int]], *, goes_on: bool) -> tuple[bool, list[bytes]]:
+        """(True, at least the bytes of ``gaps``, which are to be kept), or (False, [those of ``lo .. hi``])."""
+        pool, shard, row, _, extension, *_ = self._place
+        while True:
+            reader = pool.pin(shard)
+            try:
+                self._check_place(reader)
+                is_kept = reader.is_remote or hi - lo < LIMITS.least_bytes
+                spans = self._extend(gaps, goes_on=goes_on and reader.is_remote) if is_kept else [(lo, hi)]
+                data = reader.read_parts([Part(row, extension, *span) for span in spans])
+                self._check_version(reader)
+            except ClosedReaderError:  # it closed itself, and the next one is another
+                continue
+            finally:
+                reader.unpin()
+            self._read_bytes += sum(map(len, data))
+            return is_kept, data
+
+    def _extend(self, gaps: list[tuple[int, int]], *, goes_on: bool) -> list[tuple[int, int]]:
+        """The gaps, the last of which is longer: short reads are, and those of a decoder that reads on."""
+        lo, hi = gaps[-1]
+        count = hi - lo
+        if goes_on:
+            asked, ahead = self._asked_bytes, max(LIMITS.ahead_bytes, int(LIMITS.ahead_share * self._asked_bytes))
+            count += max(asked + ahead - self._read_bytes - sum(end - begin for begin, end in gaps), 0)
+        end = self._pieces.free_until(hi, min(max(hi, lo + max(count, LIMITS.least_bytes)), self.size))
+        return [*gaps[:-1], (lo, end)]
+
+    def _check_place(self, reader: Reader) -> None:
+        """Raise unless the member is still where it was when it was opened.
+
+        Raises:
+            ChangedShardError: it is not.
+        """
+        table, place = reader.table, self._place
+        if table is self._table:
+            return
+        member = (place.extension, place.offset, place.size)
+        is_there = place.row < len(table) and table.key(place.row) == place.key and member in table.members(place.row)
+        if not is_there:
+            raise self._changed("is not where it was")
+        self._table = table
+
+    def _check_version(self, reader: Reader) -> None:
+        """Raise if bytes that were read earlier are of another version than those of now.
+
+        Raises:
+            ChangedShardError: they are.
+        """
+        version = reader.version
+        if version and self._version and version != self._version:
+            raise self._changed("may have other bytes now")
+        self._version = version or self._version
+
+    def _changed(self, what: str) -> ChangedShardError:
+        return ChangedShardError(
+            f"{self.url}: it was replaced while {self.name} was read, which {what}; open the sample again",
+            shard=self.url,
+        )
+
+
+class _Pieces:
+    """Pieces of a file in memory, none of which overlap."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # sorted
+        self._data: dict[int, bytes] = {}  # by their starts; the oldest first
+        self._total = 0
+
+    def _at(self, position: int) -> int:
+        """The number of the first piece that ends behind a position."""
+        k = max(bisect_right(self._starts, position) - 1, 0)
+        while k < len(self._starts) and self._starts[k] + len(self._data[self._starts[k]]) <= position:
+            k += 1
+        return k
+
+    def gaps(self, lo: int, hi: int) -> list[tuple[int, int]]:
+        """The stretches of ``lo .. hi`` that no piece has, in order."""
+        gaps, position = [], lo
+        for start in self._starts[self._at(lo) :]:
+            if start >= hi:
+                break
+            if start > position:
+                gaps.append((position, start))
+            position = start + len(self._data[start])
+        if position < hi:
+            gaps.append((position, hi))
+        return gaps
+
+    def free_until(self, position: int, end: int) -> int:
+        """The end of the stretch from a position on that no piece has, at most ``end``."""
+        k = self._at(position)
+        return end if k == len(self._starts) else min(max(self._starts[k], position), end)
+
+    def add(self, start: int, data: bytes) -> None:
+        """Keep bytes, of which none are kept already."""
+        self._starts.insert(bisect_right(self._starts, start), start)
+        self._data[start] = data
+        self._total += len(data)
+
+    def join(self, lo: int, hi: int) -> bytes:
+        """The bytes ``lo .. hi``, all of which are kept."""
+        k = self._at(lo)
+        start = self._starts[k]
+        first = self._data[start]
+        if hi <= start + len(first):
+            return first[lo - start : hi - start]
+        parts = [memoryview(first)[lo - start :]]
+        for start in self._starts[k + 1 :]:
+            if start >= hi:
+                break
+            parts.append(memoryview(self._data[start])[: hi - start])
+        return b"".join(parts)
+
+    def trim(self, most: int) -> None:
+        """Forget the oldest pieces, until so many bytes are left."""
+        while self._total > most:
+            start = next(iter(self._data))
+            self._total -= len(self._data.pop(start))
+            self._starts.remove(start)
+
+
+def open_member(
+    pool: OpenShards, shard: Shard, table: MemberTable, row: int, member: tuple[str, int, int]
+) -> MemberFile:
+    """A member of a sample as a file.
+
+    Args:
+        pool: opens the shard.
+        shard: the shard.
+        table: its member table.
+        row: of the sample.
+        member: as `MemberTable.members` has it.
+    """
+    return MemberFile(_Place(pool, shard, row, table.key(row), *member))
+
+
+def _open_again(token: str, provider: AutoProvider, place: tuple[Any, ...], position: int, version: str) -> MemberFile:
+    """A file in another process, or a copy: by the dataset of its maker, if that lives here, too."""
+    pool = find_pool(token) or OpenShards(provider, capacity=None, find=_find_none, token=token)
+    return MemberFile(_Place(pool, *place), position=position, version=version)
+
+
+def _find_none(url: str) -> NoReturn:
+    raise KeyError(url)
+
+
+def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives) -> None:
+    """Add files for the members of a sample that are to be opened, unless it has them.
+
+    Args:
+        pool: the open shards of its dataset.
+        sample: as it was read, with ``__shard__`` and ``__shardindex__``.
+        lazy: the members.
+    """
+    there = frozenset(map(str.casefold, sample))
+    if all(not there.isdisjoint(map(str.casefold, group)) for group in lazy.groups):
+        return
+    try:
+        shard = pool.find(sample["__shard__"])
+    except KeyError:  # of a subclass, which reads shards of its own
+        return
+    table, row = pool.open(shard).table, sample["__shardindex__"]
+    members = table.members(row)
+    for positions in lazy.choose(extension for extension, _, _ in members):
+        for position in positions:
+            if members[position][0] not in sample:
+                sample[members[position][0]] = open_member(pool, shard, table, row, members[position])
