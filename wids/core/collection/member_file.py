@@ -170,6 +170,10 @@ class MemberFile(io.RawIOBase):
         """All that is left."""
         return self.read()
 
+    def write(self, data: Any, /) -> NoReturn:  # noqa: ARG002 - the method of a base
+        """Not possible: io.UnsupportedOperation."""
+        raise io.UnsupportedOperation(f"{self.name} is read only")
+
     def close(self) -> None:
         """Free what is kept in memory; reads are an error from then on. It may be left out, or repeated."""
         if not self.closed:
@@ -347,7 +351,9 @@ def open_member(
 
 def _open_again(token: str, provider: AutoProvider, place: tuple[Any, ...], position: int, version: str) -> MemberFile:
     """A file in another process, or a copy: by the dataset of its maker, if that lives here, too."""
-    pool = find_pool(token) or OpenShards(provider, capacity=None, find=_find_none, token=token)
+    pool = find_pool(token)
+    if pool is None:
+        pool = OpenShards(provider, capacity=None, find=_find_none, token=token)
     return MemberFile(_Place(pool, *place), position=position, version=version)
 
 

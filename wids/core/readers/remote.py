@@ -194,7 +194,8 @@ class RangeReader(Reader):
             size_bytes=source.read_bytes - before[1],
             seconds=time.perf_counter() - start,
         )
-        emit(self._hooks, event)
+        if flat:
+            emit(self._hooks, event)
         if is_strong and not source.is_strong:  # not any more: these may be of several versions
             return self._read_rows(rows, fields)
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
