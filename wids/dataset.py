@@ -37,7 +37,6 @@ from wids.core.collection.batches import (
     read_sample,
 )
 from wids.core.collection.keys import Keys
-from wids.core.collection.member_file import open_lazily
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
 from wids.core.collection.views import PART, choose, find_samples, local_path, of_file, split
@@ -962,9 +961,12 @@ class ShardListDataset(Dataset[T_co]):
         return self.read_parts([(index, field, lo, hi)])[0]
 
     def read_parts(self, parts: Iterable[tuple[int, str, int, int | None]]) -> list[bytes]:
-        """Several parts of members, ``(index, field, lo, hi)`` each, as `read` takes them, in their order.
+        """Several parts of members, in their order.
 
         They are read shard by shard; of remote shards at the same time, close ones of a shard in one request.
+
+        Args:
+            parts: ``(index, field, lo, hi)`` of each, as `read` takes them.
 
         Raises:
             Exception: see `read`; none is returned if one cannot be read.
@@ -1171,6 +1173,8 @@ class ShardListDataset(Dataset[T_co]):
         if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
         if self._lazy is not None:
+            from wids.core.collection.member_file import open_lazily
+
             open_lazily(self.cache, sample, self._lazy)
         as_read = sample
         try:

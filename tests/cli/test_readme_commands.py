@@ -30,8 +30,8 @@ ELSEWHERE = {
         '"demo"',
     ),
     "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
-    "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 chromium && python3 -m venv .venv && "
-    ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 4": (".ci/run", "^apt-get .*pytest"),
+    "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 ffmpeg chromium && python3 -m venv .venv "
+    "&& .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 4": (".ci/run", "^apt-get .*pytest"),
     ".venv/bin/pip install '.[notebooks]' && .venv/bin/jupyter lab notebooks": (
         "tests/e2e/test_notebooks.py",
         "papermill",

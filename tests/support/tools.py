@@ -15,6 +15,7 @@ PACKAGES = {
     "bash": ("bash", "bash"),
     "chromium": ("chromium", None),
     "bsdtar": ("libarchive-tools", "libarchive"),
+    "ffmpeg": ("ffmpeg", "ffmpeg"),  # its libraries, which torchcodec loads
     "fusermount3": ("fuse3", None),
     "nginx": ("nginx-light", "nginx"),
     "tar": ("tar", "gnu-tar"),  # GNU's

@@ -395,6 +395,7 @@ def test_public_names():
         "BucketBatchSampler",
         "ChunkedSampler",
         "DistributedChunkedSampler",
+        "MemberFile",
         "Mixture",
         "MixtureBatchSampler",
         "PackSampler",
@@ -409,6 +410,7 @@ def test_public_names():
         "errors",
         "events",
         "keep_most_recent_files",
+        "lazy",
         "mix",
         "pack_collate",
         "register_decoder",
@@ -425,8 +427,8 @@ def test_public_names():
 # What every dataset has of wids 0.1, and what it has besides.
 OF_0_1 = """add_transform base cache cache_dir check_cache_misses close cum_lengths dataset_name get_shard get_stats
     lengths localname shards spec total_length transformations"""
-DATASET = """column_names contents exclude fields find_rows fingerprint keys locate prefetch preview query read_column
-    save select split stats unseen where with_columns with_table"""
+DATASET = """column_names contents exclude fields find_rows fingerprint keys locate prefetch preview query read
+    read_column read_parts save select split stats unseen where with_columns with_table"""
 MIXTURE = "add_transform close datasets lengths names save stats weights"
 OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank

@@ -36,7 +36,7 @@ def version_mark(version: Any) -> str:
 
 
 def state_in(known: Identity | None) -> str:
-    """What tells the bytes of a cached shard from later ones of its source: `version_in`, or a file's state; ""."""
+    """The mark of a cached shard by which its bytes differ from later ones of its source; "": it has none."""
     return version_in(known) or _find(FILE, _marks(known))
 
 

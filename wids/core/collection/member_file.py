@@ -60,6 +60,14 @@ def lazy(extensions: str | Sequence[str]) -> Lazy:
 
     Raises:
         TypeError: one of them is no text. InputError: one is empty, or there is none.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json", fields={"text": wids.lazy("txt"), "label": "cls"})
+        >>> sample = dataset[5]
+        >>> sample["text"], sample["label"]
+        (<wids.MemberFile 0005.txt of 6 bytes>, 2)
+        >>> sample["text"].seek(2), sample["text"].read(3)
+        (2, b'xt ')
     """
     return Lazy(extensions)
 
@@ -101,9 +109,20 @@ class MemberFile(io.RawIOBase):
         size: bytes of the member.
         url: resolved URL of its shard.
 
+    Args:
+        place: the member, as a dataset has it; `wids.lazy` has datasets make these.
+        position: of the first read, in bytes.
+        version: of the bytes that were read before; ``""``: not known.
+
     Raises:
         ChangedShardError: from reads: the shard was replaced by one with other bytes, or with the member elsewhere.
         FetchError, CacheError, ShardError: from reads: see ``dataset[i]``.
+
+    Example:
+        >>> dataset = wids.ShardListDataset("train.json", transformations=wids.lazy(".txt"))
+        >>> with dataset[5][".txt"] as file:
+        ...     file.size, file.read(), file.tell()
+        (6, b'text 5', 6)
     """
 
     name: str

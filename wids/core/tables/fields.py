@@ -151,7 +151,7 @@ class AllBut:
         return f"AllBut({self.others!r})"
 
     def positions(self, extensions: Iterable[str]) -> list[int]:
-        """As `Alternatives.positions`."""
+        """The positions of a sample's members that are left, ascending."""
         there = list(extensions)
         left_out = frozenset(self.others.positions(there))
         return [position for position in range(len(there)) if position not in left_out]
