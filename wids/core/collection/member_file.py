@@ -129,6 +129,7 @@ class MemberFile(io.RawIOBase):
     size: int
     url: str
 
+    @suggest_names
     def __init__(self, place: _Place, *, position: int = 0, version: str = "") -> None:
         super().__init__()
         self._place, self._position, self._version = place, position, version

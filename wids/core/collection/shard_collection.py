@@ -150,11 +150,11 @@ def load_shards(
         is_file = base is not None and Place(shards).is_local and os.path.isfile(Place(shards).path)
         if is_archive(shards) or (not is_file and is_several(_based(shards, base))):
             return base, _list([shards], base, options, session), session
+    elif words := words_of_misuse(shards):  # before what has `read`, as a dataset does
+        raise SpecError(f"shards {words}", path="shards")
     elif hasattr(shards, "read"):
         data = shards.read()
     else:
-        if words := words_of_misuse(shards):
-            raise SpecError(f"shards {words}", path="shards")
         return base, _list(shards, base, options, session), session
     request = IndexRequest(
         url=shards if isinstance(shards, str) else None,
