@@ -96,7 +96,7 @@ def test_a_key_that_is_not_text(tmp_path):
 def test_what_is_no_video(tmp_path):
     """It fails its shard, or is null and named; a playlist is none, so that nothing is opened that it names."""
     whole = video(tmp_path)
-    playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///made.ts\n#EXT-X-ENDLIST\n".encode()
+    playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///made.ts\n#EXT-X-ENDLIST\n"
     for data in (
         *(b"", b"\0", b"a text\n" * 100, playlist, b"ffconcat version 1.0\nfile made.mp4\n", bytes(1 << 20)),
         *(whole[: len(whole) // 2], whole[:40]),
