@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
+from wids.core.codecs.decode import DEFAULT_INFLATE_BYTES, SampleDecoder, name_fields, parse_transformations
 from wids.core.collection import arguments
 from wids.core.collection.batches import (
     MemberPart,
@@ -51,13 +51,13 @@ from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
-from wids.core.tables.fields import Alternatives, parse_field, part_lazily
+from wids.core.tables.fields import Alternatives, FieldNames, parse_field, part_lazily
 from wids.core.transport import retrying, schemes
 from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
 from wids.events import format_size, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from wids.core.tables.fields import FieldsArgument, Wanted
     from wids.core.tables.table import Group, KeyRule
     from wids.events import Hook
+    from wids.windows import Offsets, Stack, Windows
 
     Transform: TypeAlias = Callable[[Any], Any]
     # The argument ``transformations``.
@@ -476,10 +477,12 @@ class ShardListDataset(Dataset[T_co]):
     def __wids__(self) -> SamplerInterface:
         return SamplerInterface(
             shard_ends=self._collection.cum_lengths,
+            breaks=self._collection.breaks,
             takes_marks=True,
             mixed_parts=self._collection.mixed_parts,
             prefetch_source=self._prefetch_source,
             named=self._named,
+            narrowed=self._narrowed,
             listed=lambda: (
                 self._collection.shards,
                 self._collection.index_url,
@@ -739,6 +742,47 @@ class ShardListDataset(Dataset[T_co]):
                 *(nulls, len(self), shown(predicate)),
             )
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
+
+    @suggest_names
+    def windows(
+        self,
+        length: int | None = None,
+        *,
+        stride: int = 1,
+        step: int = 1,
+        by: Any = None,
+        pad: Literal["repeat"] | None = None,
+        offsets: Offsets | None = None,
+        stack: Stack | None = None,
+    ) -> Windows:
+        """Windows of consecutive samples, as a dataset: ``dataset.windows(8, by="episode")[i]`` has 8 samples.
+
+        For clips of videos, episodes of robots, histories. Samplers, mixtures, states and prefetching take windows as
+        they take samples. Nothing is read here but the column ``by``.
+
+        Args:
+            length: samples of a window.
+            stride: distance of consecutive samples within a window: with 2, it has every other sample.
+            step: distance of the first samples of consecutive windows: 1: a window begins at each sample; ``length``
+                (times ``stride``): windows do not overlap.
+            by: a window never crosses a change of this: the name of a column, an SQL expression over columns, or an
+                array with a value for each sample. None: it never crosses a shard. In a view, consecutive samples are
+                those that are neighbours in the whole dataset; a window never crosses a gap, or a sub-dataset.
+            pad: None: all samples of a window lie in its run. ``"repeat"``: a window begins at each ``step`` in any
+                case, and beyond the ends of the run its nearest sample is repeated; ``__pad__`` says where.
+            offsets: instead of a length, distances from the anchor, a sample: ``[-2, -1, 0, 5]``; or those of each
+                field: ``{".jpg": [-1, 0], ".json": range(16)}``, with all other fields of the anchor.
+            stack: makes one value of the list of a field, such as ``torch.stack``; or a function for each field,
+                ``{".npy": numpy.stack}``. None: lists stay lists.
+
+        Raises:
+            InputError: no run is as long as a window; a sample has no value for ``by``, or there are not as many as
+                samples; arguments that exclude each other. ValueError: a length, stride or step below 1. QueryError,
+                ColumnsError, DependencyError: see `query`.
+        """
+        from wids.windows import Windows
+
+        return Windows(self, length, stride=stride, step=step, by=by, pad=pad, offsets=offsets, stack=stack)
 
     # --- columns
 
@@ -1099,6 +1143,29 @@ class ShardListDataset(Dataset[T_co]):
         renamed._collection = self._collection.named(name)  # noqa: SLF001 - of this class
         renamed._transformations = list(self._transformations)  # noqa: SLF001
         return renamed
+
+    def _narrowed(self, names: Collection[str]) -> Self | None:
+        """This dataset, whose samples have these fields and no other members; see `SamplerInterface.narrowed`."""
+        cls, fields = type(self), self.fields
+        is_plain = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
+        if not is_plain or any(type(step) not in (SampleDecoder, FieldNames) for step in self._transformations):
+            return None
+        if isinstance(fields, Alternatives) and fields.names is not None:
+            groups = [(name, group) for name, group in zip(fields.names, fields.groups, strict=True) if name in names]
+            narrow: tuple[str, ...] = Alternatives([group for _, group in groups], [name for name, _ in groups])
+        else:
+            wanted = {name.casefold(): name for name in names if name.startswith(".")}
+            if isinstance(fields, Alternatives):
+                narrow = Alternatives(
+                    [group for group in fields.groups if not wanted.keys().isdisjoint(map(str.casefold, group))]
+                )
+            else:
+                narrow = tuple(
+                    name for key, name in wanted.items() if fields is None or key in {*map(str.casefold, fields)}
+                )
+        narrowed = copy.copy(self)
+        narrowed.fields, narrowed._transformations = narrow, name_fields(self._transformations, narrow)  # noqa: SLF001 - of this class
+        return narrowed
 
     def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
         if not len(indices) and len(self._collection):

@@ -549,6 +549,22 @@ class ShardCollection:
         chosen = self.shards.selection
         return None if chosen is None else chosen.whole_indices(self.shards.nsamples)
 
+    def breaks(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The samples that do not follow the one before: after a gap of a view, or of another sub-dataset; ascending.
+
+        A sub-dataset is what has another name in the index.
+        """
+        shards, whole = self.shards, self.whole_indices()
+        edges = {
+            *shards.starts,
+            *(k + more for k, keys in shards.extras.items() if "dataset" in keys for more in (0, 1)),
+        }
+        others = [k for k in sorted(edges) if 0 < k < len(shards) and shards.dataset_of(k) != shards.dataset_of(k - 1)]
+        begins = np.array([self.ends[k - 1] for k in others], np.int64)
+        gaps = np.zeros(0, np.int64) if whole is None else np.flatnonzero(np.diff(whole) != 1) + 1
+        joined: np.ndarray[Any, np.dtype[np.int64]] = np.union1d(begins[(begins > 0) & (begins < len(self))], gaps)
+        return joined
+
     def span_of(self, index: int) -> tuple[int, int]:
         """The indices of the samples in the shard of a sample, half-open."""
         k = bisect_right(self.ends, index)

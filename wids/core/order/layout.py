@@ -23,7 +23,7 @@ from wids.core.order.validation import shard_ends
 from wids.errors import ColumnsError, InputError, QueryError, a_kind, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +36,11 @@ def _nothing() -> None:
     """None: a dataset does not have it."""
 
 
+def _no_samples() -> Indices:
+    """No samples."""
+    return np.zeros(0, np.int64)
+
+
 class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     """The interface of a dataset for samplers, mixtures and prefetching, which programs do not need.
 
@@ -43,11 +48,17 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shard_ends: end of each shard's samples, int64, one for each; None: its samples lie in no shards.
+        further_ends: ends of the same shards for further samples that an index reads, such as the last of a window:
+            the indices whose such sample lies before each. Downloads ahead look there, too.
+        breaks: finds the samples that do not follow the one before them: after a gap of a view, or of another
+            sub-dataset; int64, ascending.
         takes_marks: a `wids.core.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
         prefetch_source: finds the source of downloads or reads ahead (`wids.core.prefetch.ahead.CollectionSource`);
             None: it has none.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
+        narrowed: makes the same dataset, whose samples have these fields and no other members; its result is None where
+            its transformations may need others. None: it has no such fields.
         listed: finds its shards, the place of the index that lists them (or None), and whether its samples have their
             fields and no others; None: it has no shards.
         fingerprint: computes the result of the function of this name; None: see there.
@@ -56,10 +67,13 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     shard_ends: Indices | None = None
+    further_ends: tuple[Indices, ...] = ()
+    breaks: Callable[[], Indices] = _no_samples
     takes_marks: bool = False
     mixed_parts: Callable[[], list[SourceSpan] | None] = _nothing
     prefetch_source: Callable[[], object] = _nothing
     named: Callable[[str], Any] | None = None
+    narrowed: Callable[[Collection[str]], Any] | None = None
     listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
     contents: Callable[[], dict[str, str] | None] = _nothing
@@ -222,26 +236,26 @@ def layout(dataset: Any) -> Layout | None:
         return None
 
 
-def _ends_by_lengths(dataset: Any) -> Indices | None:
-    for ends in (shard_ends(getattr(dataset, "lengths", None)), _ends_by_class(dataset)):
+def _ends_by_lengths(dataset: Any) -> tuple[Indices, ...]:
+    for ends in (shard_ends(getattr(dataset, "lengths", None)), *_ends_by_class(dataset)[:1]):
         # Some other dataset's `lengths`, or a subclass's (of its sentences, say), are not samples in shards, and would
         # not add up.
         if ends is not None and len(ends) and ends[-1] == len(dataset):
-            return ends
-    return None
+            return (ends,)
+    return ()
 
 
-def _ends_by_class(dataset: Any) -> Indices | None:
-    """None for what chooses samples by itself: a wrapper that hands attributes on, a subclass with its own length."""
+def _ends_by_class(dataset: Any) -> tuple[Indices, ...]:
+    """None for what chooses samples by itself: a wrapper that hands attributes on, a class with its own length."""
     interface = interface_of(dataset)
     if interface is None or interface.shard_ends is None:
-        return None
+        return ()
     ends = interface.shard_ends
-    return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
+    return (ends, *interface.further_ends) if len(dataset) == (int(ends[-1]) if len(ends) else 0) else ()
 
 
-def _layouts(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> list[Layout]:
-    """The layouts of a dataset: one of each dataset in a stack; of any other dataset one or none."""
+def _layouts(dataset: Any, ends_of: Callable[[Any], tuple[Indices, ...]]) -> list[Layout]:
+    """The layouts of a dataset: one of each dataset in a stack, or of each of the samples that an index reads."""
     if (joined := parts_of(dataset)) is not None:  # before its lengths, which may be those of its parts
         layouts = [_layouts(part, ends_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
         unknown = [_consecutive(np.array([len(part)]), None) for part in joined]
@@ -250,8 +264,8 @@ def _layouts(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> list[Lay
         return [each for each in joins if each is not None]
     if (stacked := stack_of(dataset)) is not None:
         return [each for part in stacked for each in _layouts(part, ends_of)]
-    if (ends := ends_of(dataset)) is not None:
-        return [_consecutive(ends, dataset)]
+    if ends := ends_of(dataset):
+        return [_consecutive(each, dataset) for each in ends]
     if (part := part_of(dataset)) is not None:
         picked = (_pick(inner, part[1]) for inner in _layouts(part[0], ends_of))
         return [each for each in picked if each is not None]

@@ -159,5 +159,6 @@ class FarFile(UpcomingShard):
         if self._rows is None:
             return visit.part
         (rows, count), (begin, end, share) = self._rows(), visit.part
-        first, last = round(begin * len(rows)), round(end * len(rows)) - 1
+        first = min(round(begin * len(rows)), len(rows) - 1)  # shares may be of windows, not of the rows themselves
+        last = max(round(end * len(rows)) - 1, first)
         return rows[first] / count, (rows[last] + 1) / count, share * len(rows) / count
