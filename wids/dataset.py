@@ -1164,7 +1164,8 @@ class ShardListDataset(Dataset[T_co]):
                     name for key, name in wanted.items() if fields is None or key in {*map(str.casefold, fields)}
                 )
         narrowed = copy.copy(self)
-        narrowed.fields, narrowed._transformations = narrow, name_fields(self._transformations, narrow)  # noqa: SLF001 - of this class
+        decoders = [step for step in self._transformations if type(step) is SampleDecoder]
+        narrowed.fields, narrowed._transformations = narrow, name_fields(decoders, narrow)  # noqa: SLF001 - of this class
         return narrowed
 
     def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
