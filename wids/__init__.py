@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wids.mixtures import Mixture, mix
     from wids.packs import PackSampler, pack_collate
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+    from wids.windows import Windows
     from wids.writing.writer import ShardWriter
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "ShardWriter",
     "ShardedSampler",
     "WidsError",
+    "Windows",
     "balance",
     "create_cleanup_background_process",
     "errors",
@@ -69,6 +71,7 @@ _MODULES = {
     "ShardWriter": "wids.writing.writer",
     "ShardedSampler": "wids.samplers",
     "WidsError": "wids.errors",
+    "Windows": "wids.windows",
     "balance": "wids.core.order.weights",
     "create_cleanup_background_process": "wids.core.cache.cleanup",
     "keep_most_recent_files": "wids.core.cache.cleanup",

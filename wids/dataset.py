@@ -1148,7 +1148,8 @@ class ShardListDataset(Dataset[T_co]):
         """This dataset, whose samples have these fields and no other members; see `SamplerInterface.narrowed`."""
         cls, fields = type(self), self.fields
         is_plain = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
-        if not is_plain or any(type(step) not in (SampleDecoder, FieldNames) for step in self._transformations):
+        is_decoding = all(type(step) in (SampleDecoder, FieldNames) for step in self._transformations)
+        if not is_plain or not is_decoding or self._lazy is not None:
             return None
         if isinstance(fields, Alternatives) and fields.names is not None:
             groups = [(name, group) for name, group in zip(fields.names, fields.groups, strict=True) if name in names]
@@ -1166,6 +1167,7 @@ class ShardListDataset(Dataset[T_co]):
         narrowed = copy.copy(self)
         decoders = [step for step in self._transformations if type(step) is SampleDecoder]
         narrowed.fields, narrowed._transformations = narrow, name_fields(decoders, narrow)  # noqa: SLF001 - of this class
+        narrowed._note_work()  # noqa: SLF001
         return narrowed
 
     def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from wids.jobs.progress import Progress
     from wids.jobs.progress import ShowProgress as ShowProgress
     from wids.jobs.runner import Engine, EngineName
+    from wids.windows import Offsets as Offsets
+    from wids.windows import Stack as Stack
     from wids.writing.pack.listing import SampleProblem
 
 # Module -> its types.
@@ -56,6 +58,7 @@ _TYPES = {
     "wids.jobs.index_verify": ("KeyCensus",),
     "wids.jobs.progress": ("Progress", "ShowProgress"),
     "wids.jobs.runner": ("Engine", "EngineName"),
+    "wids.windows": ("Offsets", "Stack"),
     "wids.writing.pack.listing": ("SampleProblem",),
 }
 

@@ -98,15 +98,16 @@ class Windows(Dataset[dict[str, Any]]):
         interface, total = _check_dataset(dataset), len(dataset)
         self._stack = _parse_stack(stack, rule.fields)
         of = f"by={by!r:.60}" if isinstance(by, str) else "by"
-        breaks, values = interface.breaks(), None
+        breaks, values, runs = interface.breaks(), None, f"runs of equal {of}"
         if by is None:
+            runs = "runs of neighbouring samples" if len(breaks) else "shards"
             breaks = np.concatenate([breaks, interface.shard_ends])
         else:
             values = read_values(dataset, by, of="by")
         self._places = WindowPlaces(rule, find_runs(total, breaks, values, of=of), total)
         self._transformations: list[Callable[[Any], Any]] = []
-        _tell_of_short(self._places, f"runs of equal {of}" if by is not None else "shards")
-        # Of the offsets of each field, their places among all.
+        _tell_of_short(self._places, runs)
+        # Places of the offsets of each field among all.
         self._columns = {name: np.searchsorted(rule.offsets, each) for name, each in (rule.fields or {}).items()}
         self._anchor_column = int(np.searchsorted(rule.offsets, 0))
 

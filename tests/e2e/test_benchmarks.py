@@ -238,6 +238,13 @@ def test_one_sample_is_told():
     assert "too small" in said
 
 
+def test_windows_are_timed():
+    """`windows.py --quick` reads windows in each way, and sees that they are the right ones."""
+    said = run_quick("windows.py")
+    assert said.count("remote") == 2
+    assert "too small" in said
+
+
 def test_the_first_grid_is_timed():
     """`serve.py --quick` asks for a grid as its page does, from a new process and from a running server."""
     said = run_quick("serve.py")

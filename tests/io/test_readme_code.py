@@ -63,6 +63,9 @@ HERE = {
     f"{GUIDES}/video.md#torchcodec",
     f"{GUIDES}/video.md#video-and-long-members",
     f"{GUIDES}/video.md#zipfile",
+    f"{GUIDES}/windows.md#a-history",
+    f"{GUIDES}/windows.md#offsets-by-field",
+    f"{GUIDES}/windows.md#windows-clips-episodes-histories",
     f"{GUIDES}/your-data.md#segmentation-masks",
     f"{GUIDES}/your-data.md#video-and-audio",
     "README.md#train-on-your-own-pictures",
@@ -340,6 +343,48 @@ def test_packs(tmp_path):
     )
     tokens = [batch["input_ids"][batch["doc_ids"] >= 0] for batch in found["loader"]]
     assert sorted(torch.cat(tokens).tolist()) == sorted(token for k in range(30) for token in range(k + 1))
+
+
+def write_frames(path, *, column, columns):
+    """An index of frames and of arrays, of two episodes of 20 and 12 steps, with a column of their numbers."""
+    picture = Image.frombytes("RGB", (4, 4), bytes(48))
+    with wids.ShardWriter(path.with_name("out-%06d.tar"), samples=10) as writer:
+        for k in range(32):
+            fields = {".json": {column: int(k >= 20)}, ".npy": np.full(3, k, np.float32)}
+            writer.write({"__key__": f"{k:04d}", **fields, **({".jpg": picture} if columns else {})})
+    os.rename(path.with_name("out.json"), path)
+    made.make_columns(path, spec=made.parse_spec(jsons=[f".json:{column}"]))
+
+
+def test_clips(tmp_path):
+    """Each window of eight frames of a video comes, as a tensor."""
+    write_frames(tmp_path / "frames.json", column="video", columns=True)
+    steps: list[tuple[torch.Tensor]] = []
+    names = {"wids": wids, "torch": torch, "train_step": keep(steps)}
+    place = f"{GUIDES}/windows.md#windows-clips-episodes-histories"
+    execute(only(place), {"num_workers=4": "num_workers=0"}, **names)
+    assert sum(len(clips) for (clips,) in steps) == 13 + 5
+    assert {clips.shape[1:] for (clips,) in steps} == {(8, 3, 4, 4)}
+
+
+def test_offsets_by_field(tmp_path):
+    """Two pictures and sixteen actions, and where an episode has no more of them."""
+    write_frames(tmp_path / "frames.json", column="episode", columns=True)
+    names = execute(only(f"{GUIDES}/windows.md#offsets-by-field"), {}, wids=wids, torch=torch)
+    assert names["offsets"] == {".jpg": [-1, 0], ".npy": list(range(16))}
+    assert len(names["steps"]) == 32
+    step = names["step"]
+    assert (step[".jpg"].shape, step[".npy"].shape) == ((2, 3, 4, 4), (16, 3))
+    assert names["loss_mask"].tolist() == [True] * 16
+    assert names["steps"][10]["__pad__"][".npy"].tolist() == [False] * 10 + [True] * 6
+
+
+def test_a_history(tmp_path):
+    """What lies before the beginning of a series is masked."""
+    write_frames(tmp_path / "series.json", column="series", columns=False)
+    names = execute(only(f"{GUIDES}/windows.md#a-history"), {}, wids=wids, numpy=np)
+    assert names["attention_mask"].tolist() == [False] * 63 + [True]
+    assert (names["inputs"].shape, names["target"].tolist()) == ((64, 3), [1.0] * 3)
 
 
 def test_workers_that_are_threads(tmp_path):

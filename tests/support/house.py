@@ -16,6 +16,7 @@ FACE = frozenset(
     (
         "__init__",
         "dataset",
+        "windows",
         "samplers",
         "batch_samplers",
         "packs",

@@ -56,7 +56,7 @@ CORE = (
     ("collection",),
     ("prefetch",),
 )
-FACE = (("dataset", "samplers", "batch_samplers", "packs", "mixtures", "loaders", "loader_threads"),)
+FACE = (("dataset", "windows", "samplers", "batch_samplers", "packs", "mixtures", "loaders", "loader_threads"),)
 WINGS = (
     ("hub",),
     ("jobs",),
@@ -76,7 +76,7 @@ BESIDE = {
     "batch_samplers": {"samplers"},
     "packs": {"samplers", "batch_samplers"},
     "loaders": {"samplers", "loader_threads"},
-    "dataset": {"columns"},
+    "dataset": {"columns", "windows"},
 }
 # These only name what other rooms have, for users: `wids.jobs.pack`.
 DOORS = {ROOT / "__init__.py", ROOT / "jobs" / "__init__.py"}
@@ -335,7 +335,9 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    faces = {"batch_samplers", "dataset", "lightning", "loader_threads", "loaders", "mixtures", "packs", "samplers"}
+    faces = {"batch_samplers", "dataset", "lightning", "loader_threads", "loaders", "mixtures", "packs", "samplers"} | {
+        "windows"
+    }
     assert at_top == {f"{name}.py" for name in faces}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
@@ -405,6 +407,7 @@ def test_public_names():
         "ShardWriter",
         "ShardedSampler",
         "WidsError",
+        "Windows",
         "balance",
         "create_cleanup_background_process",
         "errors",
@@ -428,13 +431,14 @@ def test_public_names():
 OF_0_1 = """add_transform base cache cache_dir check_cache_misses close cum_lengths dataset_name get_shard get_stats
     lengths localname shards spec total_length transformations"""
 DATASET = """column_names contents exclude fields find_rows fingerprint keys locate prefetch preview query read
-    read_column read_parts save select split stats unseen where with_columns with_table"""
+    read_column read_parts save select split stats unseen where windows with_columns with_table"""
 MIXTURE = "add_transform close datasets lengths names save stats weights"
 OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank
     reshuffle reweight rng sample_seeds seed set_epoch shuffle shufflefirst state_dict tail window"""
 DISTRIBUTED = "drop_last num_samples total_size"
 LOADER = "batches_done close load_state_dict set_epoch state_dict"  # besides what its DataLoader has
+WINDOWS = "add_transform anchors close dataset samples stats"
 BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
 
 
@@ -443,6 +447,7 @@ BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
     [
         (lambda dataset: dataset, f"{OF_0_1} {DATASET}"),
         (lambda dataset: dataset.select([0]), f"{OF_0_1} {DATASET}"),
+        (lambda dataset: dataset.windows(2), WINDOWS),
         (lambda dataset: wids.mix([dataset]), f"{MIXTURE} {OF_TORCH}"),
         (wids.ChunkedSampler, SAMPLER),
         (wids.ShardListSampler, SAMPLER),
@@ -451,7 +456,16 @@ BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
         (lambda dataset: wids.resumable(DataLoader(dataset, sampler=wids.ChunkedSampler(dataset))), LOADER),
     ],
     ids=[
-        *("dataset", "view", "mixture", "ChunkedSampler", "ShardListSampler", "DistributedChunkedSampler", "batches"),
+        *(
+            "dataset",
+            "view",
+            "windows",
+            "mixture",
+            "ChunkedSampler",
+            "ShardListSampler",
+            "DistributedChunkedSampler",
+            "batches",
+        ),
         "resumable",
     ],
 )

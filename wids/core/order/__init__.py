@@ -10,6 +10,7 @@
     progress      a population and a cursor -> iterations and states
     iteration     an iterator that knows its position
     state         a position as a dict, and back
+    windowing     runs of consecutive samples -> windows of them
     mask          indices that are marked as repeated or not
     validation    arguments -> integers
 
