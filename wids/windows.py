@@ -80,6 +80,8 @@ class Windows(Dataset[dict[str, Any]]):
         (6, ['text 4', 'text 5', 'text 6'], [4, 5, 6])
     """
 
+    dataset: Any
+
     @suggest_names
     def __init__(
         self,

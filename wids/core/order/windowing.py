@@ -203,6 +203,11 @@ class WindowPlaces:
         total: the argument.
     """
 
+    rule: WindowRule
+    longest: int
+    too_short: tuple[int, int]
+    total: int
+
     def __init__(self, rule: WindowRule, starts: Indices, total: int) -> None:
         self.rule, self.total = rule, total
         lengths = np.diff(starts, append=total).astype(np.int64)
