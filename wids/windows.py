@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from wids.core.collection.arguments import warn_of_none
 from wids.core.collection.shard_collection import to_int
 from wids.core.files.lazy import Lazy
-from wids.core.order.layout import SamplerInterface, SourceSpan, interface_of, read_values
+from wids.core.order.layout import Anchored, SamplerInterface, SourceSpan, interface_of, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.order.windowing import WindowPlaces, find_runs, parse_rule
@@ -208,6 +208,7 @@ class Windows(Dataset[dict[str, Any]]):
             named=None if named is None else self._named,
             fingerprint=lambda: self._mark(interface.fingerprint()),
             contents=interface.contents,
+            anchored=Anchored(self.dataset, self._places.anchors, self._places.find, self._places.rule.mark()),
             evaluate=None if evaluate is None else lambda text: np.asarray(evaluate(text))[self.anchors()],
         )
 

@@ -483,8 +483,6 @@ def test_states_of_other_data(tmp_path, dataset):
     for other in others:
         with pytest.raises(StateError):
             sampler_of(other).load_state_dict(state)
-    with pytest.raises(InputError, match=r"Windows, .* of which no shards are known|no shards are known"):
-        sampler_of(windows).load_state_dict(state, old=dataset.windows(3))
 
 
 def test_substitutes(tmp_path, shards):
@@ -512,3 +510,84 @@ def test_windows_are_pickled_with_their_dataset(dataset):
     other.close()
     assert other[0]["n"] == [0, 1, 2, 3]
     assert other.stats() is not None
+
+
+# --- data that change in mid-epoch
+
+
+class Changing:
+    """Random shards of whole episodes, of which some go, come and change places; nothing is read."""
+
+    def __init__(self, seed):
+        self.draws = draws = random.Random(seed)
+        self.options = draws.choice(
+            [
+                {"length": 3},
+                {"length": 2, "step": 2},
+                {"offsets": [-1, 0, 2], "pad": "repeat"},
+                {"offsets": {"x": [1, 2]}, "step": 3, "pad": "repeat"},
+            ]
+        )
+        self.then = [self.shard(k) for k in range(draws.randint(2, 6))]
+        self.now = [shard for shard in self.then if draws.random() < 0.7]
+        self.now += [self.shard(100 + k) for k in range(draws.randint(0, 3))]
+        draws.shuffle(self.now)
+        self.now = self.now or [self.shard(200)]
+
+    def shard(self, number):
+        """(URL, episode of each sample)."""
+        values = [(number, k) for k in range(self.draws.randint(1, 3)) for _ in range(self.draws.randint(3, 9))]
+        return f"http://h/{number}.tar", values
+
+    def windows(self, shards):
+        """The windows of shards, and a name for the anchor of each that does not change."""
+        dataset = wids.ShardListDataset([(url, len(values)) for url, values in shards], prefetch=False)
+        episodes = [f"{value}" for _, values in shards for value in values]
+        names = [(url, row) for url, values in shards for row in range(len(values))]
+        windows = dataset.windows(**self.options, by=episodes)
+        return windows, [names[k] for k in windows.anchors()]
+
+
+@pytest.mark.parametrize("form", ["windows", "mixture"])
+@pytest.mark.parametrize("seed", range(40))
+def test_windows_that_were_read_do_not_come_again(seed, form):
+    """The rest of the epoch of a state has each window that it had not read, and what is new, each once."""
+    changing = Changing(seed)
+    (then, before), (now, after) = changing.windows(changing.then), changing.windows(changing.now)
+    make = (lambda windows: wids.mix({"a": windows})) if form == "mixture" else lambda windows: windows
+    options = {"lanes": 3, "chunksize": 4, **({"epoch_size": 10**6} if form == "mixture" else {})}
+    ranks = [sampler_of(make(then), num_replicas=2, rank=rank, **options) for rank in range(2)]
+    count = changing.draws.randint(0, (len(then) - 1) // 2)
+    read = [before[index] for iterator in map(iter, ranks) for index in (next(iterator) for _ in range(count))]
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    others = [sampler_of(make(now), num_replicas=3, rank=rank, **options) for rank in range(3)]
+    for sampler in others:
+        sampler.load_state_dict(state, old=make(then))
+    due = Counter(after) - Counter(read)
+    if not due:
+        return  # nothing is left of the epoch
+    if form == "mixture":
+        iterators, drawn = list(map(iter, others)), []
+        while len(drawn) < due.total():
+            drawn += [next(iterator) for iterator in iterators]
+        rest = [after[index] for index in drawn[: due.total()]]
+        assert Counter(rest) == due
+    else:
+        rest = Counter(after[index] for sampler in others for index in sampler)
+        assert set(rest) == set(due)
+        assert rest.total() - due.total() < 3
+
+
+def test_windows_of_other_shapes_are_not_the_same(dataset, shards):
+    """``old=`` has to be windows, too, and of one shape; the message says how to make them."""
+    windows = dataset.windows(4, by=EPISODES)
+    sampler = sampler_of(windows)
+    next(iter(sampler))
+    state = sampler.state_dict()
+    sampler_of(windows).load_state_dict(state, old=dataset.windows(4, by=EPISODES))
+    more = wids.ShardListDataset([*shards, {"url": "http://h/new.tar", "nsamples": 9}], prefetch=False)
+    later = more.windows(4, by=[*EPISODES, *[3] * 9])
+    sampler_of(later).load_state_dict(state, old=windows)
+    for old in (dataset.windows(3, by=EPISODES), dataset, shards):
+        with pytest.raises((InputError, StateError)):
+            sampler_of(later).load_state_dict(state, old=old)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from wids.core.index.fingerprint import contents as contents_of_shards
 from wids.core.index.shardlist import ShardList
 from wids.core.order.amendment import Earlier
 from wids.core.order.budgets import name_limit
+from wids.core.order.index_set import IndexSet
 from wids.core.order.layout import (
+    Anchored,
     SamplerInterface,
     contents,
     fingerprint,
@@ -26,7 +28,12 @@ from wids.core.order.layout import (
 from wids.errors import InputError, a_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wids.core.order.permutation import Indices
+
+
+_EMPTY = IndexSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def find_earlier(
@@ -57,7 +64,84 @@ def find_earlier(
         and all(contents(old).get(kind, value) == value for kind, value in contents(now).items())
     )
     carrying = Carrying(list_parts(old, "old"), list_parts(now, "the dataset"))
-    return Earlier(old, carrying.carry, is_same, readers)
+    then_spans, now_spans = _list_spans(old), _list_spans(now)
+    if all(span.anchored is None for span in (*then_spans, *now_spans)):
+        return Earlier(old, carrying.carry, is_same, readers)
+    return Earlier(old, partial(_carry_windows, carrying, then_spans, now_spans), is_same, readers)
+
+
+class _Span(NamedTuple):
+    """Indices of a dataset that are windows, or samples: its own part, or one of a join.
+
+    Attributes:
+        first: the first index.
+        last: one past the last.
+        sample: the first sample, counted over the samples of all parts.
+        end: one past the last.
+        anchored: their windows; None: the indices are the samples.
+    """
+
+    first: int
+    last: int
+    sample: int
+    end: int
+    anchored: Anchored | None
+
+
+def _list_spans(dataset: Any, first: int = 0, sample: int = 0) -> list[_Span]:
+    """The spans of a dataset whose indices begin with ``first``, and its samples with ``sample``."""
+    interface = interface_of(dataset)
+    anchored = None if interface is None else interface.anchored
+    joined = parts_of(dataset) if interface is None or interface.listed is None else None
+    if anchored is not None or joined is None:
+        count = len(dataset if anchored is None else anchored.dataset)
+        return [_Span(first, first + len(dataset), sample, sample + count, anchored)]
+    spans: list[_Span] = []
+    for part in joined:
+        spans += _list_spans(part, spans[-1].last if spans else first, spans[-1].end if spans else sample)
+    return spans
+
+
+def _carry_windows(
+    carrying: Carrying,
+    then: Sequence[_Span],
+    now: Sequence[_Span],
+    there: tuple[int, int],
+    here: tuple[int, int],
+    seen: IndexSet,
+) -> IndexSet:
+    """`Carrying.carry` of windows: a window is the one of before whose anchor is the same sample.
+
+    Raises:
+        InputError: they have another shape now.
+    """
+    those, these = (
+        [span for span in each if span.first < b and a < span.last]
+        for each, (a, b) in zip((then, now), (there, here), strict=True)
+    )
+    marks = [{None if span.anchored is None else span.anchored.mark for span in each} for each in (those, these)]
+    if those and these and marks[0] != marks[1]:
+        raise InputError(
+            "old= and the dataset are not windows of one shape, so nothing says which are the same; make the earlier "
+            "ones as those of now: old=wids.ShardListDataset(OLD).windows(...), with the same length, offsets and step"
+        )
+    samples = []
+    for span in those:
+        part = seen.within(span.first, span.last).moved(-span.first)
+        part = part if span.anchored is None else _map_set(span.anchored.anchors, part)
+        samples.append(part.moved(span.sample))
+    before, after = ((each[0].sample, each[-1].end) if each else (0, 0) for each in (those, these))
+    carried, windows = carrying.carry(before, after, _EMPTY.union(*samples)), []
+    for span in these:
+        part = carried.within(span.sample, span.end).moved(-span.sample)
+        part = part if span.anchored is None else _map_set(span.anchored.windows, part)
+        windows.append(part.moved(span.first))
+    return _EMPTY.union(*windows).within(*here)
+
+
+def _map_set(function: Callable[[Indices], Indices], indices: IndexSet) -> IndexSet:
+    """The values of a function, which ascend, at all indices of a set."""
+    return _EMPTY.union(*(IndexSet.of_sorted(function(each)) for each in indices.pieces()))
 
 
 class EarlierShards:
@@ -106,12 +190,14 @@ def list_parts(dataset: Any, name: str, first: int = 0) -> list[ListedPart]:
     Args:
         dataset: see `find_earlier`.
         name: names it in a message.
-        first: the index of its first sample in the whole.
+        first: the index of its first sample among the samples of the whole.
 
     Raises:
         InputError: its samples are of no list of shards.
     """
     interface = interface_of(dataset)
+    if interface is not None and interface.anchored is not None:
+        return list_parts(interface.anchored.dataset, name, first)
     if interface is not None and interface.listed is not None:
         return [ListedPart(interface.listed()[0], first)]
     joined = parts_of(dataset)
@@ -123,5 +209,5 @@ def list_parts(dataset: Any, name: str, first: int = 0) -> list[ListedPart]:
     parts: list[ListedPart] = []
     for part in joined:
         parts += list_parts(part, name, first)
-        first += len(part)
+        first = max([first, *(span.end for span in _list_spans(part, sample=first))])
     return parts

@@ -36,6 +36,22 @@ def _nothing() -> None:
     """None: a dataset does not have it."""
 
 
+class Anchored(NamedTuple):
+    """Windows of a dataset, of which each stands for its anchor, a sample.
+
+    Attributes:
+        dataset: has the samples.
+        anchors: finds the anchors of n windows: (n,) -> (n,).
+        windows: finds the windows of those of n samples that are anchors: (n,) -> (m,).
+        mark: differs where the shapes of windows do.
+    """
+
+    dataset: Any
+    anchors: Callable[[Indices], Indices]
+    windows: Callable[[Indices], Indices]
+    mark: bytes
+
+
 def _no_samples() -> Indices:
     """No samples."""
     return np.zeros(0, np.int64)
@@ -63,6 +79,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
             fields and no others; None: it has no shards.
         fingerprint: computes the result of the function of this name; None: see there.
         contents: likewise.
+        anchored: the dataset whose samples its indices stand for; None: it has samples of its own.
         evaluate: computes a column, or an SQL expression over columns: (nsamples,); None: it has no columns.
     """
 
@@ -77,6 +94,7 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     listed: Callable[[], tuple[Any, str | None, bool]] | None = None
     fingerprint: Callable[[], str | None] = _nothing
     contents: Callable[[], dict[str, str] | None] = _nothing
+    anchored: Anchored | None = None
     evaluate: Callable[[str], NDArray[Any]] | None = None
 
 

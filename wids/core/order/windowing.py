@@ -231,6 +231,17 @@ class WindowPlaces:
             return np.repeat(self._starts, counts) + self._first + inside * self.rule.step
         return self._place(windows)[1]
 
+    def find(self, anchors: Indices) -> Indices:
+        """The windows of those of n samples that are anchors: (n,) -> (m,)."""
+        if not len(self):
+            return np.zeros(0, np.int64)
+        runs = np.searchsorted(self._starts, anchors, side="right") - 1
+        inside = anchors - self._starts[runs] - self._first
+        numbers = np.where(runs > 0, self._ends[runs - 1], 0) + inside // self.rule.step
+        is_anchor = (runs >= 0) & (inside >= 0) & (inside % self.rule.step == 0) & (numbers < self._ends[runs])
+        windows: Indices = numbers[is_anchor]
+        return windows
+
     def samples(self, windows: Indices, offsets: Indices) -> tuple[Indices, NDArray[np.bool_]]:
         """The samples of n windows at L offsets: (n,), (L,) -> (n, L); and which of them repeat another one: (n, L)."""
         runs, anchors = self._place(windows)
