@@ -29,6 +29,7 @@ from wids.core.collection import arguments
 from wids.core.collection.batches import (
     MemberPart,
     expect,
+    parse_part,
     parse_span,
     read_batch,
     read_foreign,
@@ -51,7 +52,7 @@ from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
-from wids.core.tables.fields import Alternatives, FieldNames, parse_field, part_lazily
+from wids.core.tables.fields import Alternatives, FieldNames, parse_field, parse_fields, part_lazily
 from wids.core.transport import retrying, schemes
 from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
 from wids.events import format_size, logger
@@ -1017,7 +1018,7 @@ class ShardListDataset(Dataset[T_co]):
         """
         asked = [
             MemberPart(self._collection.plain(index), parse_field(field, self.fields), *parse_span(lo, hi))
-            for index, field, lo, hi in parts
+            for index, field, lo, hi in map(parse_part, parts)
         ]
         if type(self).get_shard is ShardListDataset.get_shard:
             return read_parts(self._collection, asked)
@@ -1025,13 +1026,15 @@ class ShardListDataset(Dataset[T_co]):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The extensions of the members that samples have; None: all."""
+        """The extensions of the members that samples have; None: all. Assign what the argument takes."""
         return self._fields
 
     @fields.setter
-    def fields(self, fields: tuple[str, ...] | None) -> None:
-        part_lazily(fields, self._transformations)
-        self._fields = fields
+    def fields(self, fields: FieldsArgument) -> None:
+        parsed = parse_fields(fields)
+        steps = name_fields([step for step in self._transformations if not isinstance(step, FieldNames)], parsed)
+        part_lazily(parsed, steps)  # raises, before anything has changed
+        self._fields, self._transformations[:] = parsed, steps
         self._note_work()
 
     @property
@@ -1245,7 +1248,8 @@ class ShardListDataset(Dataset[T_co]):
         if self._lazy is not None:
             from wids.core.collection.member_file import open_lazily
 
-            open_lazily(self.cache, sample, self._lazy)
+            is_foreign = type(self).get_shard is not ShardListDataset.get_shard
+            open_lazily(self.cache, sample, self._lazy, is_foreign=is_foreign)
         as_read = sample
         try:
             for transform in self._transformations:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import errno
 import gc
 import io
 import itertools
@@ -10,6 +11,7 @@ import pickle
 import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -21,7 +23,10 @@ from tests.support.range_faults import WEAK, said
 from tests.support.servers import whole
 from tests.support.tars import publish
 from wids.core.collection import member_file
+from wids.core.files import system
+from wids.core.readers import pool
 from wids.core.readers.pool import OpenShards
+from wids.core.tables.fields import Alternatives
 from wids.errors import ChangedShardError, InputError, SelectionError, WidsError
 from wids.events import RangesRead
 from wids.testing.promises import files_open_in
@@ -118,6 +123,9 @@ def test_bad_parts(place):
         dataset.read(1, "")
     with pytest.raises(TypeError):
         dataset.read(1, 5)
+    for bad in ((0, ".mp4"), 5, "text", (0, ".mp4", 0, 1, 2)):
+        with pytest.raises(InputError, match=r"each of them is \(index, field, lo, hi\)"):
+            dataset.read_parts([bad])
     both, _ = place("local", [("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(SelectionError, match="differ in case alone"):
         both.read(0, ".jpg")
@@ -147,6 +155,21 @@ def test_subclasses_with_shards_of_their_own(place, tmp_path):
     back = _Backwards(shards, transformations=[wids.lazy(".mp4")])
     assert back.read(1, ".mp4") == VALUES[4] == back[1][".mp4"].read()
     assert [sample[".mp4"].read() for sample in back.__getitems__([0, 3])] == [VALUES[5], VALUES[2]]
+
+
+def test_values_that_are_no_bytes(place, tmp_path):
+    """A subclass's own samples may have any: what has no bytes has no parts."""
+    place("local")
+
+    class Decoded(wids.ShardListDataset):
+        def get_shard(self, index):
+            return [{"__key__": "k", ".cls": 5, ".list": [1, 2], ".txt": memoryview(b"text")}], 0, {"url": "mine"}
+
+    decoded = Decoded([(str(tmp_path / "a.tar"), 6)])
+    assert decoded.read(0, ".txt", 1) == b"ext"
+    for field, kind in ((".cls", "an int"), (".list", "a list")):
+        with pytest.raises(SelectionError, match=f"has {kind} as its {field}, and no bytes"):
+            decoded.read(0, field)
 
 
 # --- files
@@ -204,6 +227,41 @@ def test_small_pieces_of_all_sizes(place, set_limits):
         assert sum(map(len, file._pieces._data.values())) <= 3000
         spans = sorted((start, start + len(data)) for start, data in file._pieces._data.items())
         assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
+
+
+def test_positions_of_any_integer_type(place):
+    """Those of numpy do not overflow; a float is none; a buffer that takes no bytes is refused before the read."""
+    dataset, _ = place("local", fields=[wids.lazy("mp4")])
+    file = dataset[3][".mp4"]
+    file.seek(np.uint8(200))
+    assert file.read(np.uint8(100)) == VALUES[3][200:300]
+    assert type(file.tell()) is int
+    assert file.seek(np.int32(-5), 2) == len(VALUES[3]) - 5
+    for call in (lambda: file.seek(1.5), lambda: file.read(2.5), lambda: file.read("5"), lambda: file.readinto(b"abc")):
+        with pytest.raises(TypeError):
+            call()
+    assert file.tell() == len(VALUES[3]) - 5
+    assert file.readinto(np.empty(0)) == 0
+    file.seek(0)
+    pixels = np.zeros((2, 3), np.float32)
+    assert file.readinto(pixels) == 24
+    assert pixels.tobytes() == VALUES[3][:24]
+
+
+def test_a_name_that_is_no_utf8(place):
+    """It is escaped where it is shown."""
+    members = [("a.cls", b"1"), ("a.mp4", b"film")]
+    dataset, _ = place("local", members, fields=[wids.lazy("mp4")], key_rule=_undecodable)
+    file = dataset[0][".mp4"]
+    assert file.name == "a\udcff.mp4"
+    assert repr(file) == r"<wids.MemberFile a\udcff.mp4 of 4 bytes>"
+    file.close()
+    with pytest.raises(ValueError, match=r"a\\udcff\.mp4 is closed"):
+        file.read()
+
+
+def _undecodable(name):
+    return name[:1] + "\udcff", name[1:]
 
 
 def test_a_file_is_a_raw_file(place):
@@ -278,6 +336,23 @@ def test_which_members_are_lazy(place):
             wids.lazy(bad)
 
 
+def test_fields_that_are_assigned(place):
+    """They may be all that the argument may be, and names go with them; so may those of another dataset."""
+    dataset, _ = place("local", transformations="raw")
+    names = [{"film": wids.lazy("mp4"), "label": "cls"}, {"class": "cls;txt"}, wids.lazy("MP4"), "cls", None]
+    keys = [["film", "label"], ["class"], [".mp4"], [".cls"], [".mp4", ".cls"]]
+    for fields, wanted in zip(names, keys, strict=True):
+        dataset.fields = fields
+        assert [name for name in dataset[3] if not name.startswith("__")] == wanted
+        assert len(dataset.transformations) == 1 + isinstance(fields, dict)
+    with pytest.raises(InputError):
+        dataset.fields = {"film": "mp4", "again": "mp4"}
+    assert dataset.fields is None
+    dataset.fields = names[0]
+    other = wids.ShardListDataset(dataset.shards, fields=dataset.fields)
+    assert (other[3]["film"].read(), other[3]["label"]) == (VALUES[3], 3)
+
+
 def test_substitutes_have_files_too(place):
     """A sample that fails is replaced by one whose file is its own."""
 
@@ -310,6 +385,19 @@ def test_a_decoder_that_reads_on(place, access):
     file.seek(1_000_000)
     assert file.read(asked) == VALUES[4][1_000_000 : 1_000_000 + asked]
     assert [event for event in events if isinstance(event, RangesRead)] == reads
+
+
+def test_bytes_that_are_read_again_count_once(place):
+    """A decoder that looks at the header again and again has no more read ahead by that."""
+    dataset, events = place("range", fields=[wids.lazy("mp4")])
+    file = dataset[4][".mp4"]
+    for _ in range(1000):
+        file.seek(0)
+        file.read(4096)
+    before = read_bytes(events)
+    file.seek(1_000_000)
+    asked = sum(len(file.read(8192)) for _ in range(6))
+    assert read_bytes(events) - before <= asked + (128 << 10) + 1024
 
 
 def test_small_reads_are_kept(place):
@@ -416,6 +504,63 @@ def test_replaced_on_the_disk(place, tmp_path, is_same_layout):
         assert dataset[0][".bin"].read(5) == b"nnnnn"
 
 
+@pytest.mark.parametrize("access", ACCESS)
+def test_replaced_before_the_first_read(server, place, tmp_path, access):
+    """A file is of the version of its sample, of which other members were read."""
+    members = [("a.bin", b"o" * 400_000), ("a.cls", b"1")]
+    dataset, _ = place(access, members, fields=[wids.lazy("bin"), "cls"], cache_dir=tmp_path / "cache")
+    sample = dataset[0]
+    assert sample[".cls"].read() == b"1"
+    data = pack([("a.bin", b"n" * 400_000), ("a.cls", b"2")])
+    if access == "local":
+        (tmp_path / "new.tar").write_bytes(data)
+        os.replace(tmp_path / "new.tar", tmp_path / "a.tar")
+    else:
+        server.add("/a.tar", data)
+    dataset.close()
+    if access == "fetch":
+        wids.keep_most_recent_files(tmp_path / "cache", maxsize=1)
+    with pytest.raises(ChangedShardError):
+        sample[".bin"].read(30_000)
+
+
+@pytest.mark.parametrize("members", [[("b.bin", b"n" * 50), ("b.cls", b"2"), ("a.bin", b"o"), ("a.cls", b"1")], []])
+def test_replaced_while_a_sample_is_read(place, tmp_path, members):
+    """Its file is not of another sample that has its row now."""
+
+    def replace(sample):
+        (tmp_path / "new.tar").write_bytes(pack(members))
+        os.replace(tmp_path / "new.tar", tmp_path / "a.tar")
+        dataset.close()
+        return sample
+
+    old = [("a.bin", b"o"), ("a.cls", b"1"), ("b.bin", b"o"), ("b.cls", b"2")]
+    dataset, _ = place("local", old, fields=["cls"], on_count_mismatch="warn")
+    sample = replace(dataset[0])
+    with pytest.raises(ChangedShardError, match=r"a\.tar: it was replaced while sample 'a' was read"):
+        member_file.open_lazily(dataset.cache, sample, Alternatives([(".bin",)]), is_foreign=False)
+
+
+def test_lost_by_a_network_file_system(place, tmp_path, monkeypatch):
+    """A file of the same layout that took the shard's place is opened, but not read as the rest of a member."""
+    dataset, _ = place("local", [("a.bin", b"o" * 400_000), ("a.cls", b"1")], fields=[wids.lazy("bin")])
+    file = dataset[0][".bin"]
+    assert file.read(30_000) == b"o" * 30_000
+    lost, real = os.stat(tmp_path / "a.tar").st_ino, os.pread
+
+    def pread(fd, size, offset):
+        if os.fstat(fd).st_ino == lost:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(system, "pread", pread)
+    (tmp_path / "new.tar").write_bytes(pack([("a.bin", b"n" * 400_000), ("a.cls", b"1")]))
+    os.replace(tmp_path / "new.tar", tmp_path / "a.tar")
+    with pytest.raises(ChangedShardError, match="it was replaced while"):
+        file.read(30_000)
+    assert dataset[0][".bin"].read(5) == b"nnnnn"
+
+
 def test_gone_from_the_disk(place, tmp_path):
     """Whoever has it open reads on; then it is the error of any read."""
     dataset, _ = place("local", fields=[wids.lazy("mp4")])
@@ -499,6 +644,18 @@ def test_from_workers(place, access, context):
     one, two = (len(pickle.dumps([sample["film"] for sample in samples[:k]])) for k in (1, 6))
     assert one < 4000
     assert two - one < 5 * 300
+
+
+def test_of_a_dataset_that_cannot_be_pickled(place, monkeypatch):
+    """Its workers return files all the same; where the dataset does not live, the error says why they are none."""
+    hooks = [lambda event: None]
+    dataset, _ = place("local", fields=[wids.lazy("mp4")], hooks=hooks)
+    loader = DataLoader(dataset, batch_size=3, num_workers=1, collate_fn=lists, multiprocessing_context="fork")
+    assert [sample[".mp4"].read() for batch in loader for sample in batch] == VALUES
+    data = pickle.dumps(dataset[3][".mp4"])
+    monkeypatch.setattr(pool, "_live", list)
+    with pytest.raises(InputError, match=r"s3\.mp4 of .*a\.tar cannot be opened in this process: .*lambda"):
+        pickle.loads(data)
 
 
 def test_where_no_dataset_is(place):

@@ -20,7 +20,7 @@ from wids.core.readers.base import Part
 from wids.core.readers.pool import OpenShard
 from wids.core.tables.fields import Alternatives
 from wids.core.transport import concurrency
-from wids.errors import ClosedReaderError, InputError
+from wids.errors import ClosedReaderError, InputError, SelectionError, a_kind, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,6 +163,17 @@ class MemberPart(NamedTuple):
     hi: int
 
 
+def parse_part(part: Any) -> tuple[Any, Any, Any, Any]:
+    """(index, field, lo, hi), each as a program gives it.
+
+    Raises:
+        InputError: it is no such tuple.
+    """
+    if not isinstance(part, (tuple, list)) or len(part) != 4:
+        raise InputError(f"parts has {shown(part)}; each of them is (index, field, lo, hi), hi None to the end")
+    return tuple(part)
+
+
 def parse_span(lo: Any, hi: Any) -> tuple[int, int]:
     """The bytes that a program asks for; ``hi`` None: to the member's end.
 
@@ -195,7 +206,16 @@ def read_foreign_part(get_shard: GetShard, part: MemberPart) -> bytes:
     key = str(sample.get("__key__", ""))
     name = names[part.field.one_position(names, index=part.sample, key=key, shard=str(desc.get("url")))]
     value = sample[name]
-    return bytes(value.getvalue() if isinstance(value, BytesIO) else value)[part.lo : part.hi]
+    data = value.getvalue() if isinstance(value, BytesIO) else value
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise SelectionError(
+            f"sample {shown(key)} (index {part.sample}) has {a_kind(data)} as its {name}, and no bytes, of which parts "
+            "can be read: its get_shard is of a subclass",
+            shard=desc.get("url"),
+            key=key,
+            field=name,
+        )
+    return bytes(data)[part.lo : part.hi]
 
 
 def read_parts(collection: ShardCollection, parts: Sequence[MemberPart]) -> list[bytes]:

@@ -8,6 +8,7 @@ a fifth of all that it has asked for so far (at least 128 KiB). Once the shard i
 from __future__ import annotations
 
 import io
+import operator
 import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -16,13 +17,13 @@ from wids.core.order.validation import suggest_names
 from wids.core.readers.base import Part
 from wids.core.readers.pool import OpenShards, find_pool
 from wids.core.tables.fields import Lazy
-from wids.errors import ChangedShardError, ClosedReaderError
+from wids.errors import ChangedShardError, ClosedReaderError, InputError, a_kind, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.core.readers.base import Reader, Sample
-    from wids.core.readers.provider import AutoProvider
+    from wids.core.readers.provider import ShardProvider
     from wids.core.shard import Shard
     from wids.core.tables.fields import Alternatives
     from wids.core.tables.table import MemberTable
@@ -137,7 +138,7 @@ class MemberFile(io.RawIOBase):
         self._table: MemberTable | None = None  # in which the member was found at its place
         self._pieces = _Pieces()
         self._next = -1  # where a decoder that reads on reads next
-        self._asked_bytes = self._read_bytes = 0
+        self._asked_bytes = self._read_bytes = 0  # of what went through the pieces; bytes asked for again do not count
 
     # --- of io.RawIOBase
 
@@ -163,23 +164,30 @@ class MemberFile(io.RawIOBase):
             start = (0, self._position, self.size)[(os.SEEK_SET, os.SEEK_CUR, os.SEEK_END).index(whence)]
         except ValueError:
             raise ValueError(f"seek: whence is {whence!r:.100}; it is 0, 1 or 2") from None
-        if start + offset < 0:
-            raise ValueError(f"seek: position {start + offset} of {self.name} is before its beginning")
-        self._position = start + offset
-        return self._position
+        position = start + operator.index(offset)
+        if position < 0:
+            raise ValueError(f"seek: position {position} of {self._shown} is before its beginning")
+        self._position = position
+        return position
 
     def readinto(self, buffer: Any, /) -> int:
         """Read into a writable buffer, as much as it holds; the number of bytes, fewer only at the end."""
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
+        view = memoryview(buffer)
+        if view.readonly:
+            raise TypeError(f"readinto: a buffer that can be written is needed, and this is {a_kind(buffer)}")
+        if not view.nbytes:  # such a one cannot be cast
+            self._check_open()
+            return 0
+        data = self.read(view.nbytes)
+        view.cast("B")[: len(data)] = data
         return len(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
         """The next ``size`` bytes, fewer only at the end; all that are left, if it is negative or None."""
         self._check_open()
+        count = -1 if size is None else operator.index(size)
         lo = min(self._position, self.size)
-        hi = self.size if size is None or size < 0 else min(lo + size, self.size)
+        hi = self.size if count < 0 else min(lo + count, self.size)
         if hi == lo:
             return b""
         data = self._read(lo, hi)
@@ -192,7 +200,7 @@ class MemberFile(io.RawIOBase):
 
     def write(self, data: Any, /) -> NoReturn:  # noqa: ARG002 - the method of a base
         """Not possible: io.UnsupportedOperation."""
-        raise io.UnsupportedOperation(f"{self.name} is read only")
+        raise io.UnsupportedOperation(f"{self._shown} is read only")
 
     def close(self) -> None:
         """Free what is kept in memory; reads are an error from then on. It may be left out, or repeated."""
@@ -205,21 +213,26 @@ class MemberFile(io.RawIOBase):
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         pool, *place = self._place
-        return _open_again, (pool.token, pool.provider, tuple(place), self._position, self._version)
+        return _open_again, (pool.token, pool.portable_provider(), tuple(place), self._position, self._version)
 
     def __repr__(self) -> str:
-        return f"<wids.MemberFile {self.name} of {self.size:,} bytes>"
+        return f"<wids.MemberFile {self._shown} of {self.size:,} bytes>"
 
     # --- inside
 
+    @property
+    def _shown(self) -> str:
+        """The name as messages show it: that of a shard may be no UTF-8, or act on a terminal."""
+        return printable(self.name)
+
     def _check_open(self) -> None:
         if self.closed:
-            raise ValueError(f"{self.name} is closed")
+            raise ValueError(f"{self._shown} is closed")
 
     def _read(self, lo: int, hi: int) -> bytes:
         """The bytes ``lo .. hi``, 0 <= lo < hi <= size."""
         goes_on, self._next = lo == self._next, hi
-        self._asked_bytes += hi - lo
+        self._asked_bytes += self._pieces.use(lo, hi)
         gaps = self._pieces.gaps(lo, hi)
         if not gaps:
             return self._pieces.join(lo, hi)
@@ -228,6 +241,7 @@ class MemberFile(io.RawIOBase):
             return data[0]
         for (begin, _), piece in zip(gaps, data, strict=True):
             self._pieces.add(begin, piece)
+        self._asked_bytes += self._pieces.use(lo, hi)
         joined = self._pieces.join(lo, hi)
         self._pieces.trim(LIMITS.kept_bytes)
         return joined
@@ -247,7 +261,8 @@ class MemberFile(io.RawIOBase):
                 continue
             finally:
                 reader.unpin()
-            self._read_bytes += sum(map(len, data))
+            if is_kept:
+                self._read_bytes += sum(map(len, data))
             return is_kept, data
 
     def _extend(self, gaps: list[tuple[int, int]], *, goes_on: bool) -> list[tuple[int, int]]:
@@ -255,8 +270,9 @@ class MemberFile(io.RawIOBase):
         lo, hi = gaps[-1]
         count = hi - lo
         if goes_on:
-            asked, ahead = self._asked_bytes, max(LIMITS.ahead_bytes, int(LIMITS.ahead_share * self._asked_bytes))
-            count += max(asked + ahead - self._read_bytes - sum(end - begin for begin, end in gaps), 0)
+            asked = self._asked_bytes + sum(end - begin for begin, end in gaps)
+            ahead = max(LIMITS.ahead_bytes, int(LIMITS.ahead_share * asked))
+            count += max(self._asked_bytes + ahead - self._read_bytes, 0)
         end = self._pieces.free_until(hi, min(max(hi, lo + max(count, LIMITS.least_bytes)), self.size))
         return [*gaps[:-1], (lo, end)]
 
@@ -288,7 +304,7 @@ class MemberFile(io.RawIOBase):
 
     def _changed(self, what: str) -> ChangedShardError:
         return ChangedShardError(
-            f"{self.url}: it was replaced while {self.name} was read, which {what}; open the sample again",
+            f"{self.url}: it was replaced while {self._shown} was read, which {what}; open the sample again",
             shard=self.url,
         )
 
@@ -299,6 +315,7 @@ class _Pieces:
     def __init__(self) -> None:
         self._starts: list[int] = []  # sorted
         self._data: dict[int, bytes] = {}  # by their starts; the oldest first
+        self._used: dict[int, int] = {}  # how far each was asked for
         self._total = 0
 
     def _at(self, position: int) -> int:
@@ -326,10 +343,22 @@ class _Pieces:
         k = self._at(position)
         return end if k == len(self._starts) else min(max(self._starts[k], position), end)
 
+    def use(self, lo: int, hi: int) -> int:
+        """The number of the kept bytes of ``lo .. hi`` that are behind all of their piece that was asked for so far."""
+        count = 0
+        for start in self._starts[self._at(lo) :]:
+            if start >= hi:
+                break
+            end, used = min(hi, start + len(self._data[start])), self._used[start]
+            if end > used:
+                count += end - max(used, lo)
+                self._used[start] = end
+        return count
+
     def add(self, start: int, data: bytes) -> None:
         """Keep bytes, of which none are kept already."""
         self._starts.insert(bisect_right(self._starts, start), start)
-        self._data[start] = data
+        self._data[start], self._used[start] = data, start
         self._total += len(data)
 
     def join(self, lo: int, hi: int) -> bytes:
@@ -351,28 +380,26 @@ class _Pieces:
         while self._total > most:
             start = next(iter(self._data))
             self._total -= len(self._data.pop(start))
+            del self._used[start]
             self._starts.remove(start)
 
 
-def open_member(
-    pool: OpenShards, shard: Shard, table: MemberTable, row: int, member: tuple[str, int, int]
+def _open_again(
+    token: str, provider: ShardProvider | str, place: tuple[Any, ...], position: int, version: str
 ) -> MemberFile:
-    """A member of a sample as a file.
+    """A file in another process, or a copy: by the dataset of its maker, if that lives here, too.
 
-    Args:
-        pool: opens the shard.
-        shard: the shard.
-        table: its member table.
-        row: of the sample.
-        member: as `MemberTable.members` has it.
+    Raises:
+        InputError: it does not, and could not be sent with the file (``provider`` says why).
     """
-    return MemberFile(_Place(pool, shard, row, table.key(row), *member))
-
-
-def _open_again(token: str, provider: AutoProvider, place: tuple[Any, ...], position: int, version: str) -> MemberFile:
-    """A file in another process, or a copy: by the dataset of its maker, if that lives here, too."""
     pool = find_pool(token)
     if pool is None:
+        if isinstance(provider, str):
+            raise InputError(
+                f"{printable(place[2] + place[3])} of {place[0].url} cannot be opened in this process: its dataset is "
+                f"in another one, and cannot be pickled ({provider}). Read what is needed of it there, or give the "
+                "dataset functions of a module as hooks, key_rule and localname, no lambdas"
+            )
         pool = OpenShards(provider, capacity=None, find=_find_none, token=token)
     return MemberFile(_Place(pool, *place), position=position, version=version)
 
@@ -381,13 +408,17 @@ def _find_none(url: str) -> NoReturn:
     raise KeyError(url)
 
 
-def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives) -> None:
+def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_foreign: bool) -> None:
     """Add files for the members of a sample that are to be opened, unless it has them.
 
     Args:
         pool: the open shards of its dataset.
         sample: as it was read, with ``__shard__`` and ``__shardindex__``.
         lazy: the members.
+        is_foreign: a subclass reads samples in its own way, which may be no samples of the shard.
+
+    Raises:
+        ChangedShardError: the shard was replaced since the sample was read. WidsError: it cannot be opened.
     """
     there = frozenset(map(str.casefold, sample))
     if all(not there.isdisjoint(map(str.casefold, group)) for group in lazy.groups):
@@ -396,9 +427,19 @@ def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives) -> None:
         shard = pool.find(sample["__shard__"])
     except KeyError:  # of a subclass, which reads shards of its own
         return
-    table, row = pool.open(shard).table, sample["__shardindex__"]
+    reader, row, key = pool.open(shard).reader, sample["__shardindex__"], sample["__key__"]
+    table = reader.table
+    if row >= len(table) or table.key(row) != key:
+        if is_foreign:
+            return
+        raise ChangedShardError(
+            f"{reader.url}: it was replaced while sample {shown(key)} was read, which is not where it was; open the "
+            "sample again",
+            shard=reader.url,
+            key=key,
+        )
     members = table.members(row)
     for positions in lazy.choose(extension for extension, _, _ in members):
-        for position in positions:
-            if members[position][0] not in sample:
-                sample[members[position][0]] = open_member(pool, shard, table, row, members[position])
+        for member in map(members.__getitem__, positions):
+            if member[0] not in sample:
+                sample[member[0]] = MemberFile(_Place(pool, shard, row, key, *member), version=reader.version)

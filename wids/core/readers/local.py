@@ -443,7 +443,7 @@ class LocalReader(Reader):
             return False
         finally:
             other.close()
-        self._mtime_ns = status.st_mtime_ns
+        self._mtime_ns, self._version = status.st_mtime_ns, None  # of another file, perhaps
         logger.warning("%s: %s could not be read any more (%s), and was opened again", self.url, self.path, error)
         return True
 

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import itertools
 import os
+import pickle
 import sys
 import uuid
 import weakref
@@ -27,7 +28,7 @@ from wids.core.cache.leases import leases
 from wids.core.files import finalizers, forks, system
 from wids.core.readers.base import Rows
 from wids.core.readers.lru import LRUCache
-from wids.errors import ClosedReaderError
+from wids.errors import ClosedReaderError, shorten
 from wids.events import Closed, emit
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ class OpenShards:
         self.token = uuid.uuid4().hex if token is None else token
         self.is_sharing = capacity is None
         self._hooks = hooks
+        self._portable: ShardProvider | str | None = None
         self._begin(default_capacity() if capacity is None else capacity)
 
     def _begin(self, capacity: int) -> None:
@@ -256,6 +258,17 @@ class OpenShards:
                 # The program needs more descriptors than it left us: continue with half as many shards open.
                 if not (_lacks_descriptors(error) and _close_half()):
                     raise
+
+    def portable_provider(self) -> ShardProvider | str:
+        """The provider, if it can be pickled; else the reason why it cannot: a hook or key rule that is a lambda."""
+        if self._portable is None:
+            try:
+                pickle.dumps(self.provider)
+            except Exception as error:  # noqa: BLE001 - whatever a program's objects raise
+                self._portable = shorten(str(error) or type(error).__name__)
+            else:
+                self._portable = self.provider
+        return self._portable
 
     def reset_stats(self) -> None:
         """Count from zero."""

@@ -134,7 +134,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
 
     def positions(self, extensions: Iterable[str]) -> list[int]:
         """`choose`, of all groups together, ascending."""
-        return sorted(position for positions in self.choose(extensions) for position in positions)
+        return sorted([position for positions in self.choose(extensions) for position in positions])
 
 
 class AllBut:
@@ -243,8 +243,8 @@ def parse_fields(fields: FieldsArgument) -> tuple[str, ...] | None:
     Raises:
         TypeError: one of them is no text. InputError: one is empty, repeated, or a name that samples have anyway.
     """
-    if fields is None:
-        return None
+    if fields is None or isinstance(fields, Alternatives):  # those of another dataset
+        return fields
     if isinstance(fields, Mapping):
         if not fields:
             raise InputError("fields is empty; give them like {'image': 'jpg;png'}, or None for all")
