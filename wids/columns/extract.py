@@ -1,8 +1,11 @@
 """The columns of one shard, from its member table and the requested members.
 
 The result is a function of the shard and the rules; any process on any machine can compute it. A local shard is read in
-place. The members of a remote shard are read by byte ranges, unless a download is cheaper (small members, no member
-table beside the shard): then the shard is copied to a temporary directory, which is deleted afterwards.
+place. The members of a remote shard are read by byte ranges, unless a download is cheaper (small members, headers of
+the shard that are as costly): then the shard is copied to a temporary directory, which is deleted afterwards.
+
+Where headers are asked for alone, the beginnings of all members of a batch are read together, of short members all;
+a decoder that needs more, such as the end of an MP4, has it read then.
 """
 
 from __future__ import annotations
@@ -19,25 +22,28 @@ import msgspec
 import numpy as np
 
 from wids.columns import kinds
-from wids.columns.headers import find_reader
+from wids.columns.headers import PartFile, find_reader
 from wids.columns.packages import import_arrow
 from wids.columns.spec import HEADER_KEYS, MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.core.codecs.decode import SampleDecoder
+from wids.core.collection.member_file import open_member
 from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
 from wids.core.index.discovery import FoundShard, look_local
 from wids.core.place import Place
+from wids.core.readers.base import Part as MemberPart
+from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.core.transport.failures import CancelledTransferError
 from wids.core.transport.session import PLAIN, Session
-from wids.errors import ClosedReaderError, DecodeError, WidsError, a_kind, shown
+from wids.errors import ClosedReaderError, DecodeError, a_kind, shown
 from wids.events import Fetched, RangesRead, TableRead
 from wids.jobs.runner import TaskContext
 from wids.jobs.scan import look_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from wids.core.readers.access import AccessMode
     from wids.core.readers.base import Sample
@@ -46,6 +52,13 @@ if TYPE_CHECKING:
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
+# Of members whose header is asked for, all of those that are not longer, since another request would cost as much;
+# of the others so much first.
+_WHOLE_BYTES, _HEAD_BYTES = 1 << 20, 64 << 10
+# Samples are read together until they have so many bytes.
+_BATCH_BYTES = 64 << 20
+# Samples between two looks if the job was cancelled.
+_LOOK = 64
 # At least so much comes in the time of a request: samples of fewer bytes are copied with their shard.
 _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
@@ -179,7 +192,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         spec = ColumnSpec(rules=rules)
         values = _Values(spec, shard.url, table)
         if rules:
-            for sample in samples.read(spec.extensions, context.is_cancelled):
+            for sample in samples.read(values.whole, values.headers, context.is_cancelled):
                 values.add(sample)
         values.check()
         extensions = list(dict.fromkeys(map(fold, table.extensions)))
@@ -232,31 +245,77 @@ class _Samples:
     """The samples of a shard; the reader may change from byte ranges to a copy in between."""
 
     def __init__(self, provider: AutoProvider, shard: Shard) -> None:
-        self._provider, self._shard = provider, shard
-        self._reader = provider.open(shard)
-        self.table: MemberTable = self._reader.table
+        self._pool = OpenShards(provider, capacity=1, find=lambda _: shard)
+        self._shard = shard
+        self.table: MemberTable = self._pool.open(shard).table
 
     def close(self) -> None:
-        self._reader.close()
+        self._pool.clear()
 
-    def read(self, extensions: tuple[str, ...], is_cancelled: Callable[[], bool]) -> Iterator[Sample]:
+    def read(
+        self, whole: Collection[str], headers: Collection[str], is_cancelled: Callable[[], bool]
+    ) -> Iterator[Sample]:
         """All samples, in order, with only these members.
+
+        Args:
+            whole: extensions of members to read, as the table has them.
+            headers: extensions of members whose header is wanted; these may be a `PartFile`.
+            is_cancelled: asked every now and then.
 
         Raises:
             CancelledTransferError: it was cancelled.
         """
-        for first in range(0, len(self.table), _ROWS):
-            if is_cancelled():
-                raise CancelledTransferError(f"{self._shard.url}: cancelled")
-            yield from self._read_rows(range(first, min(first + _ROWS, len(self.table))), extensions)
+        first = 0
+        while first < len(self.table):
+            samples = self._read_rows(first, whole, headers)
+            first += len(samples)
+            for number, sample in enumerate(samples):
+                if not number % _LOOK and is_cancelled():
+                    raise CancelledTransferError(f"{self._shard.url}: cancelled")
+                yield sample
 
-    def _read_rows(self, rows: range, extensions: tuple[str, ...]) -> list[Sample]:
+    def _read_rows(self, first: int, whole: Collection[str], headers: Collection[str]) -> list[Sample]:
+        """The next samples, as many as are read together."""
+        rows = range(first, min(first + _ROWS, len(self.table)))
         while True:
+            reader = self._pool.pin(self._shard)
             try:
-                return self._reader.read_rows(rows, extensions)
+                if not headers:
+                    return reader.read_rows(rows, whole)
+                count, plan = self._plan(rows, whole, headers, _WHOLE_BYTES if reader.is_remote else _HEAD_BYTES)
+                rows = rows[:count]
+                samples: list[Sample] = [{"__key__": self.table.key(row)} for row in rows]
+                if whole:
+                    samples = reader.read_rows(rows, whole)
+                heads = reader.read_parts([part for part, _ in plan])
             except ClosedReaderError:  # from here on, a copy is cheaper
-                self._reader.close()
-            self._reader = self._provider.open(self._shard)
+                continue
+            finally:
+                reader.unpin()
+            for (part, member), head in zip(plan, heads, strict=True):
+                open_rest = partial(open_member, self._pool, self._shard, self.table, part.row, member)
+                is_all = len(head) == member[2]
+                file = io.BytesIO(head) if is_all else PartFile(head, member[2], open_rest)
+                samples[part.row - first][part.name] = file
+            return samples
+
+    def _plan(
+        self, rows: range, whole: Collection[str], headers: Collection[str], whole_bytes: int
+    ) -> tuple[int, list[tuple[MemberPart, tuple[str, int, int]]]]:
+        """How many samples are read together, and the beginnings of members to read, with the members."""
+        plan, left = [], _BATCH_BYTES
+        for count, row in enumerate(rows, 1):
+            for member in self.table.members(row):
+                extension, _, size = member
+                if extension in headers:
+                    head = MemberPart(row, extension, 0, size if size <= whole_bytes else _HEAD_BYTES)
+                    plan.append((head, member))
+                    left -= head.hi
+                elif extension in whole:
+                    left -= size
+            if left <= 0:
+                return count, plan
+        return len(rows), plan
 
 
 class _Values:
@@ -271,6 +330,8 @@ class _Values:
         columns: the values so far, for each rule.
         unparsed: the members that could not be parsed, for each.
         trouble: the reason for the first of them.
+        headers: extensions, as the table has them, of members of which the header is all that is wanted.
+        whole: those of the others.
     """
 
     def __init__(self, spec: ColumnSpec, url: str, table: MemberTable) -> None:
@@ -281,6 +342,17 @@ class _Values:
             ]
             for rule in spec.rules
         }
+        names = {
+            is_header: {
+                name
+                for rule in spec.rules
+                for some in spellings[rule.extension]
+                for name in some
+                if is_header is (rule.how in HEADER_KEYS and not _is_packed(name))
+            }
+            for is_header in (True, False)
+        }
+        self.whole, self.headers = names[False], names[True] - names[False]
         self.rules = spec.rules
         self.columns: list[list[Any]] = [[] for _ in spec.rules]
         self.unparsed, self.trouble = [0] * len(spec.rules), ""
@@ -314,14 +386,14 @@ class _Values:
                 try:
                     if len(found) > 1:
                         raise ValueError(f"the sample has {found[1]}, too, and they are one field")  # noqa: TRY301
-                    data = sample[extension].getvalue()
-                    if how != "field" and extension.lower().endswith(".gz"):
-                        data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
+                    file = sample[extension]
+                    if how != "field" and _is_packed(extension):
+                        file = self._decoder({_INFLATED: file})[_INFLATED]
                     if how in self._read:
-                        value = self._read[how](io.BytesIO(data))
+                        value = self._read[how](file)
                     else:
-                        value = self._parse[how](data, sample["__key__"], extension)
-                except (WidsError, ValueError, RecursionError) as error:
+                        value = self._parse[how](file.getvalue(), sample["__key__"], extension)
+                except (ValueError, RecursionError) as error:  # no other: a shard that cannot be read is another case
                     self._note(error, sample["__key__"], extension, rules)
             for k, rule in rules:
                 self.columns[k].append(_find(value, rule))
@@ -353,6 +425,11 @@ class _Values:
                 self._errors.append(DecodeError(story, shard=self._url, key=key, field=extension))
             else:
                 self.trouble = story
+
+
+def _is_packed(extension: str) -> bool:
+    """True if a member is inflated before it is read."""
+    return extension.lower().endswith(".gz")
 
 
 def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:

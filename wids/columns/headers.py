@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from wids.columns.packages import import_av, import_soundfile
 from wids.core.codecs.decoders import NO_FRAMES, open_image
@@ -17,6 +17,8 @@ from wids.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from wids.core.collection.member_file import MemberFile
 
 # The list is closed because FFmpeg goes by content: a .mp4 that is a playlist would have it open what that names.
 _VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,gif"
@@ -26,17 +28,89 @@ _BOX_BYTES = 8  # at least: its length and its name
 _MICROSECONDS = 1_000_000
 
 
-def find_reader(how: str) -> Callable[[IO[bytes]], Mapping[str, Any]]:
+HeaderReader: TypeAlias = "Callable[[IO[bytes]], Mapping[str, Any]]"
+
+
+def find_reader(how: str) -> HeaderReader:
     """The function that reads the header of a ``"picture"``, ``"sound"`` or ``"video"``: file -> property -> value.
 
-    It raises ValueError where the file is no such thing.
+    It raises ValueError where the file is no such thing, and of a `PartFile` the error of its reads.
 
     Raises:
         DependencyError: it takes a package that is not installed.
     """
     if how == "sound":
-        return partial(_read_sound, import_soundfile())
-    return partial(_read_video, import_av()) if how == "video" else _read_picture
+        return partial(_read, partial(_read_sound, import_soundfile()))
+    return partial(_read, partial(_read_video, import_av()) if how == "video" else _read_picture)
+
+
+class PartFile(io.RawIOBase):
+    """A file whose beginning is in memory; the rest is opened if it is asked for.
+
+    Attributes:
+        error: the first error of a read, which gives no bytes then: what a decoder does with errors is its own affair
+            (libsndfile and FFmpeg print them, and go on as if the file ended there).
+
+    Args:
+        head: its beginning.
+        size: of all, in bytes.
+        open_rest: opens all of it.
+    """
+
+    error: BaseException | None = None
+
+    def __init__(self, head: bytes, size: int, open_rest: Callable[[], MemberFile]) -> None:
+        super().__init__()
+        self._head, self._size, self._open_rest = head, size, open_rest
+        self._rest: MemberFile | None = None
+        self._position = 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """The position of the next read, in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Set the position: from the beginning, from here (``whence=1``) or from the end (``whence=2``)."""
+        start = (0, self._position, self._size)[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a writable buffer, as much as it holds; the number of bytes, fewer only at the end."""
+        view = memoryview(buffer).cast("B")
+        lo, hi = self._position, min(self._position + len(view), self._size)
+        data = self._head[lo:hi]
+        if lo + len(data) < hi and self.error is None:
+            try:
+                data += self._read_rest(lo + len(data), hi)
+            except BaseException as error:  # noqa: BLE001 - raised where the decoder has returned
+                self.error = error
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def _read_rest(self, lo: int, hi: int) -> bytes:
+        if self._rest is None:
+            self._rest = self._open_rest()
+        self._rest.seek(lo)
+        return self._rest.read(hi - lo)
+
+
+def _read(read: HeaderReader, file: IO[bytes]) -> Mapping[str, Any]:
+    file.seek(0)
+    try:
+        return read(file)
+    finally:
+        if isinstance(file, PartFile) and file.error is not None:
+            raise file.error
 
 
 def _read_picture(file: IO[bytes]) -> Mapping[str, Any]:
