@@ -15,6 +15,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,10 @@ _ROWS = 1024
 _WHOLE_BYTES, _HEAD_BYTES = 1 << 20, 64 << 10
 # Samples are read together until they have so many bytes.
 _BATCH_BYTES = 64 << 20
-# Samples between two looks if the job was cancelled.
+# Samples that are handed on together; between them, a look if the job was cancelled.
 _LOOK = 64
+# Headers of remote members that are read at a time.
+_THREADS = 8
 # At least so much comes in the time of a request: samples of fewer bytes are copied with their shard.
 _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
@@ -192,8 +195,8 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         spec = ColumnSpec(rules=rules)
         values = _Values(spec, shard.url, table)
         if rules:
-            for sample in samples.read(values.whole, values.headers, context.is_cancelled):
-                values.add(sample)
+            for some in samples.read(values.whole, values.headers, context.is_cancelled):
+                values.add(some, threads=_THREADS if samples.has_remote_parts else 1)
         values.check()
         extensions = list(dict.fromkeys(map(fold, table.extensions)))
         record = PartRecord(
@@ -242,20 +245,26 @@ class _FieldCounts:
 
 
 class _Samples:
-    """The samples of a shard; the reader may change from byte ranges to a copy in between."""
+    """The samples of a shard; the reader may change from byte ranges to a copy in between.
+
+    Attributes:
+        table: its member table.
+        has_remote_parts: decoders of headers wait for a server, in the samples that were read last.
+    """
 
     def __init__(self, provider: AutoProvider, shard: Shard) -> None:
         self._pool = OpenShards(provider, capacity=1, find=lambda _: shard)
         self._shard = shard
         self.table: MemberTable = self._pool.open(shard).table
+        self.has_remote_parts = False
 
     def close(self) -> None:
         self._pool.clear()
 
     def read(
         self, whole: Collection[str], headers: Collection[str], is_cancelled: Callable[[], bool]
-    ) -> Iterator[Sample]:
-        """All samples, in order, with only these members.
+    ) -> Iterator[list[Sample]]:
+        """All samples, in order, some at a time, with only these members.
 
         Args:
             whole: extensions of members to read, as the table has them.
@@ -269,10 +278,10 @@ class _Samples:
         while first < len(self.table):
             samples = self._read_rows(first, whole, headers)
             first += len(samples)
-            for number, sample in enumerate(samples):
-                if not number % _LOOK and is_cancelled():
+            for start in range(0, len(samples), _LOOK):
+                if is_cancelled():
                     raise CancelledTransferError(f"{self._shard.url}: cancelled")
-                yield sample
+                yield samples[start : start + _LOOK]
 
     def _read_rows(self, first: int, whole: Collection[str], headers: Collection[str]) -> list[Sample]:
         """The next samples, as many as are read together."""
@@ -297,6 +306,7 @@ class _Samples:
                 is_all = len(head) == member[2]
                 file = io.BytesIO(head) if is_all else PartFile(head, member[2], open_rest)
                 samples[part.row - first][part.name] = file
+            self.has_remote_parts = reader.is_remote and any(part.hi < member[2] for part, member in plan)
             return samples
 
     def _plan(
@@ -375,28 +385,39 @@ class _Values:
         }
         self._read = {how: find_reader(how) for how in {rule.how for rule in spec.rules} & HEADER_KEYS.keys()}
 
-    def add(self, sample: Sample) -> None:
-        """The next sample."""
-        for spellings, how, rules in self._parsers:
-            found: list[str] = next(
-                filter(None, ([name for name in names if name in sample] for names in spellings)), []
-            )
-            value = None
-            for extension in found[:1]:
-                try:
-                    if len(found) > 1:
-                        raise ValueError(f"the sample has {found[1]}, too, and they are one field")  # noqa: TRY301
-                    file = sample[extension]
-                    if how != "field" and _is_packed(extension):
-                        file = self._decoder({_INFLATED: file})[_INFLATED]
-                    if how in self._read:
-                        value = self._read[how](file)
-                    else:
-                        value = self._parse[how](file.getvalue(), sample["__key__"], extension)
-                except (ValueError, RecursionError) as error:  # no other: a shard that cannot be read is another case
-                    self._note(error, sample["__key__"], extension, rules)
-            for k, rule in rules:
-                self.columns[k].append(_find(value, rule))
+    def add(self, samples: Sequence[Sample], *, threads: int = 1) -> None:
+        """The next samples; so many are parsed at a time."""
+        with contextlib.ExitStack() as stack:
+            parsed: Iterable[list[tuple[str, Any]]] = map(self._parse_all, samples)
+            if threads > 1:
+                parsed = stack.enter_context(ThreadPoolExecutor(threads, "wids-columns")).map(self._parse_all, samples)
+            for sample, values in zip(samples, parsed, strict=True):
+                for (_, _, rules), (extension, value) in zip(self._parsers, values, strict=True):
+                    if isinstance(value, Exception):
+                        self._note(value, sample["__key__"], extension, rules)
+                    for k, rule in rules:
+                        self.columns[k].append(None if isinstance(value, Exception) else _find(value, rule))
+
+    def _parse_all(self, sample: Sample) -> list[tuple[str, Any]]:
+        """For each parser the member, and its value, or why it has none; an error of the shard is raised."""
+        values: list[tuple[str, Any]] = []
+        for spellings, how, _ in self._parsers:
+            there = next(filter(None, ([name for name in names if name in sample] for names in spellings)), [])
+            try:
+                values.append((there[0], self._parse_one(sample, there, how)) if there else ("", None))
+            except (ValueError, RecursionError) as error:
+                values.append((there[0], error))
+        return values
+
+    def _parse_one(self, sample: Sample, names: Sequence[str], how: str) -> Any:
+        if len(names) > 1:
+            raise ValueError(f"the sample has {names[1]}, too, and they are one field")
+        file = sample[names[0]]
+        if how != "field" and _is_packed(names[0]):
+            file = self._decoder({_INFLATED: file})[_INFLATED]
+        if how in self._read:
+            return self._read[how](file)
+        return self._parse[how](file.getvalue(), sample["__key__"], names[0])
 
     def check(self) -> None:
         """Check that all members could be parsed, except those that are null then.

@@ -1,13 +1,21 @@
-"""Columns of videos, whose headers are read; those of pictures and sounds are in `test_create`."""
+"""Columns of videos, and what is read of long members; of pictures and sounds more is in `test_create`."""
+
+import io
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support import columns as made
 from tests.support.shards import write_tar
+from wids import testing
+from wids.columns import extract
 from wids.columns.create import create_columns
+from wids.columns.headers import PartFile, find_reader
 from wids.columns.spec import parse_spec
-from wids.errors import JobError
+from wids.core.readers.local import LocalReader
+from wids.errors import FetchError, JobError
+from wids.jobs.index_create import IndexSettings, create_index
 
 NAMES = ("width", "height", "frames", "fps", "duration", "codec")
 
@@ -130,3 +138,157 @@ def test_a_picture_on_the_cover_is_no_video(tmp_path):
         container.mux(tone.encode(None))
     with pytest.raises(JobError, match="it has sound alone"):
         make(tmp_path, [("a.mp4", (tmp_path / "song.mp4").read_bytes())])
+
+
+# --- long members
+
+PADDING = (5_000_000).to_bytes(4, "big") + b"free" + bytes(4_999_992)
+
+
+def long_video(folder, **options):
+    """A video of 5 MB, whose header is at its end, or at its beginning."""
+    data = video(folder, **options)
+    if options:
+        return data + PADDING
+    at = data.index(b"moov") - 4
+    return data[:at] + PADDING + data[at:]
+
+
+def long_picture(form):
+    """A picture of 3 MB."""
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (1000, 1000, 3), np.uint8)).save(data, form)
+    return data.getvalue() + bytes(2_000_000)
+
+
+def long_sound(form, subtype):
+    """A sound of 14 seconds."""
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    data = io.BytesIO()
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (14 * 48_000, 2))
+    soundfile.write(data, noise, 48_000, format=form, subtype=subtype)
+    return data.getvalue()
+
+
+def long_members(folder):
+    """Name -> bytes, how its columns are asked for, the value of a column."""
+    return {
+        "end.mp4": (long_video(folder), "videos", ("width", 64)),
+        "start.mp4": (long_video(folder, movflags="+faststart"), "videos", ("width", 64)),
+        "a.wav": (long_sound("WAV", "PCM_16"), "sounds", ("duration", 14.0)),
+        "a.flac": (long_sound("FLAC", "PCM_16"), "sounds", ("duration", 14.0)),
+        "a.png": (long_picture("PNG"), "pictures", ("width", 1000)),
+        "a.jpg": (long_picture("JPEG"), "pictures", ("width", 1000)),
+    }
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A function: members -> the URL of an index of a shard of them, and the server."""
+    with testing.Server(tmp_path / "www") as server:
+
+        def publish(members):
+            write_tar(tmp_path / "www/s.tar", members)
+            create_index([str(tmp_path / "www")], str(tmp_path / "www/t.json"), settings=IndexSettings(has_tables=True))
+            server.sent_bytes.clear()
+            return f"{server.url}/t.json"
+
+        yield publish, server
+
+
+def test_bytes_of_long_members(tmp_path, published, monkeypatch):
+    """Of members of megabytes, on the disk and on a server, less than 150 kB each are read."""
+    real, sizes = LocalReader.pread_all, []
+
+    def pread_all(self, spans):
+        sizes.extend(size for _, size in spans)
+        return real(self, spans)
+
+    monkeypatch.setattr(LocalReader, "pread_all", pread_all)
+    publish, server = published
+    for name, (data, how, (column, value)) in long_members(tmp_path).items():
+        extension = f".{name.partition('.')[2]}"
+        url = publish([(f"k{k}{extension}", data) for k in range(4)])
+        sizes.clear()
+        for index in (str(tmp_path / "www/t.json"), url):
+            told = create_columns(index, str(tmp_path / "c.parquet"), parse_spec(**{how: extension}), overwrite=True)
+            assert [row[column] for row in made.read_rows(told.output)] == [value] * 4, name
+            (tmp_path / "c.parquet").unlink()
+        assert 4 * 1000 < sum(sizes) < 4 * 150_000, name
+        assert 4 * 1000 < server.sent_bytes.total() < 4 * 150_000, name
+        assert told.read_bytes <= server.sent_bytes.total()
+
+
+def test_short_members_are_one_request(tmp_path, published):
+    """Of a server, all of them that are beside one another come together, whole."""
+    publish, server = published
+    data = video(tmp_path) + PADDING[:8] + bytes(200_000)
+    url = publish([(f"k{k}.mp4", data) for k in range(20)])
+    told = create_columns(url, str(tmp_path / "c.parquet"), parse_spec(videos=".mp4"))
+    assert [row["width"] for row in made.read_rows(told.output)] == [64] * 20
+    assert told.requests <= 3
+    assert server.sent_bytes.total() < 20 * 210_000
+
+
+def test_batches_of_bytes(tmp_path, published, monkeypatch):
+    """Samples are read together until there are enough bytes, also beside members that are read whole."""
+    publish, _ = published
+    data = long_video(tmp_path)
+    members = [each for k in range(9) for each in ((f"k{k}.mp4", data), (f"k{k}.txt", b"%d" % k * 5000))]
+    url = publish(members)
+    monkeypatch.setattr(extract, "_BATCH_BYTES", 150_000)
+    monkeypatch.setattr(extract, "_LOOK", 2)
+    for index in (str(tmp_path / "www/t.json"), url):
+        told = create_columns(index, str(tmp_path / "c.parquet"), parse_spec(videos=".mp4", texts=".txt"))
+        rows = made.read_rows(told.output)
+        assert [(row["width"], row["txt"]) for row in rows] == [(64, str(k) * 5000) for k in range(9)]
+        (tmp_path / "c.parquet").unlink()
+
+
+def test_two_rules_of_one_member(tmp_path):
+    """A long member of which a header is asked for twice, or that is read as a whole, too."""
+    data = long_sound("WAV", "PCM_16")
+    rows, _ = make(tmp_path, [("a.wav", data)], sounds=[".wav", ".wav;.flac=again"])
+    assert (rows[0]["duration"], rows[0]["again_duration"]) == (14.0, 14.0)
+    rows, told = make(tmp_path, [("a.wav", data), ("b.txt", b"x")], sounds=".wav", texts=".wav=text", missing="null")
+    assert [(row["duration"], row["text"]) for row in rows] == [(14.0, None), (None, None)]
+    assert told.unparsed == 1
+
+
+@pytest.mark.parametrize("how", ["picture", "sound", "video"])
+def test_errors_of_reads_are_none_of_the_member(how, capfd):
+    """Whatever a decoder makes of a read that failed, its error is raised, once it has returned."""
+    form = {"picture": "a.jpg", "sound": "a.wav", "video": None}[how]
+    data = long_members_of(form) if form else None
+    if how == "video":
+        pytest.importorskip("av", reason="av is not installed")
+        data = bytes.fromhex("00000018") + b"ftypmp42" + bytes(4) + b"mp42isom" + PADDING
+
+    def fail():
+        raise FetchError("no answer", url="http://h/a.tar")
+
+    with pytest.raises(FetchError, match="no answer"):
+        find_reader(how)(PartFile(data[:12], len(data), fail))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def long_members_of(name):
+    """The bytes of one of them, which needs no folder."""
+    return long_picture("JPEG") if name == "a.jpg" else long_sound("WAV", "PCM_16")
+
+
+def test_part_files_are_files():
+    """At each position, and across the end of the part that is there; before the rest is read, it is not opened."""
+    data, opened = bytes(range(200)), []
+
+    def open_rest():
+        opened.append(1)
+        return io.BytesIO(data)
+
+    file = PartFile(data[:50], len(data), open_rest)
+    assert (file.read(20), file.seek(-5, 1), file.read(35), opened) == (data[:20], 15, data[15:50], [])
+    assert (file.seek(40), file.read(20), file.tell()) == (40, data[40:60], 60)
+    assert (file.seek(-10, 2), file.read(20), file.read(1)) == (190, data[190:], b"")
+    assert (file.seek(300), file.read(5), file.seek(0), file.read()) == (300, b"", 0, data)
+    assert opened == [1]
+    assert io.BufferedReader(file, 7).seek(0, 2) == 200

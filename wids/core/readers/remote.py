@@ -71,6 +71,7 @@ class RangeReader(Reader):
 
     is_remote = True
     __slots__ = (
+        "_announced",
         "_closable",
         "_hooks",
         "_is_due",
@@ -109,6 +110,7 @@ class RangeReader(Reader):
         self._hooks, self._split = hooks, split
         self._is_proven = is_proven
         self._seen: set[int] = set()  # members whose headers agreed with the table, in this version
+        self._announced = source.requests, source.read_bytes
 
     def pin(self) -> bool:
         """Keep the reader open for a use; see `Reader.pin`."""
@@ -172,7 +174,6 @@ class RangeReader(Reader):
         flat = list(itertools.chain.from_iterable(members))
         offsets, sizes = table.offsets, table.sizes
         source, start = self._source, time.perf_counter()
-        before = source.requests, source.read_bytes
         is_strong = source.is_strong
         # With the header behind a sample, where the table may be of another version, in which it ended earlier.
         # The same holds for gaps between members, which belong to no sample according to the table.
@@ -188,14 +189,8 @@ class RangeReader(Reader):
             pieces, between = dict(zip(flat, data, strict=False)), data[len(flat) :]
         else:
             pieces, extended, between = self._read_in_one(members, spans, holes)
-        event = RangesRead(
-            url=self.url,
-            requests=source.requests - before[0],
-            size_bytes=source.read_bytes - before[1],
-            seconds=time.perf_counter() - start,
-        )
         if flat:
-            emit(self._hooks, event)
+            self._announce(start)
         if is_strong and not source.is_strong:  # not any more: these may be of several versions
             return self._read_rows(rows, fields)
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
@@ -221,7 +216,7 @@ class RangeReader(Reader):
             self._seen.clear()
         unseen = {m: name for m, name in names.items() if m not in self._seen}
         places = [(table.offsets[m] - headers.BLOCK, table.offsets[m]) for m in unseen]
-        start, before = time.perf_counter(), (source.requests, source.read_bytes)
+        start = time.perf_counter()
         data = source.read_many([*places, *spans])
         head, pieces = data[: len(places)], data[len(places) :]
         self._check(dict(zip(unseen, head, strict=True)), unseen, (), None, (), is_part=True)
@@ -234,14 +229,19 @@ class RangeReader(Reader):
             return self._read_parts(parts)
         elif source.read_many(places) != head:
             raise self._moved(next(iter(unseen.values())))
+        self._announce(start)
+        return pieces
+
+    def _announce(self, start: float) -> None:
+        """Tell hooks what was read since the last time: where threads read at once, each byte is in one event."""
+        was, self._announced = self._announced, (self._source.requests, self._source.read_bytes)
         event = RangesRead(
             url=self.url,
-            requests=source.requests - before[0],
-            size_bytes=source.read_bytes - before[1],
+            requests=self._announced[0] - was[0],
+            size_bytes=self._announced[1] - was[1],
             seconds=time.perf_counter() - start,
         )
         emit(self._hooks, event)
-        return pieces
 
     def _read_in_one(
         self,
@@ -344,11 +344,17 @@ class RangeReader(Reader):
         if is_sure and not longer and not missed:
             return
         # The headers that are read now may be of another version than the earlier bytes.
-        if (extended is not None and not is_sure) or not are_same(self._rescan(), self.table):
+        if (extended is not None and not is_sure) or not are_same(self._rescan_now(), self.table):
             if missed and not (longer or doubtful):
                 raise self._changed(f"the member at byte {missed[0]} is not in its member table")
             raise self._moved(names[(longer or doubtful)[0]])
         self._is_proven = True
+
+    def _rescan_now(self) -> MemberTable:
+        """The table by the headers, which announces itself what it reads."""
+        table = self._rescan()
+        self._announced = self._source.requests, self._source.read_bytes
+        return table
 
     def _is_followed(self, member: int, piece: bytes, key: str) -> bool:
         """True if the header behind a sample's last member is of one more member of that sample."""
