@@ -312,7 +312,7 @@ class _Samples:
     def _plan(
         self, rows: range, whole: Collection[str], headers: Collection[str], whole_bytes: int
     ) -> tuple[int, list[tuple[MemberPart, tuple[str, int, int]]]]:
-        """How many samples are read together, and the beginnings of members to read, with the members."""
+        """The number of samples that are read together; the beginnings of members to read, each with its member."""
         plan, left = [], _BATCH_BYTES
         for count, row in enumerate(rows, 1):
             for member in self.table.members(row):

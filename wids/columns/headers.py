@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # The list is closed because FFmpeg goes by content: a .mp4 that is a playlist would have it open what that names.
 _VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,gif"
 # Bytes that FFmpeg reads to find out which of these a file is, and what its streams are where no header says it.
-_VIDEO_OPTIONS = {"format_whitelist": _VIDEO_FORMATS, "formatprobesize": str(64 << 10), "probesize": str(256 << 10)}
+_VIDEO_OPTIONS = {"format_whitelist": _VIDEO_FORMATS, "formatprobesize": str(64 << 10), "probesize": str(512 << 10)}
+_BUFFER_BYTES = 16 << 10
 _BOX_BYTES = 8  # at least: its length and its name
 _MICROSECONDS = 1_000_000
 
@@ -106,10 +107,14 @@ class PartFile(io.RawIOBase):
 
 def _read(read: HeaderReader, file: IO[bytes]) -> Mapping[str, Any]:
     file.seek(0)
-    try:
+    if not isinstance(file, PartFile):
         return read(file)
+    buffered = io.BufferedReader(file, _BUFFER_BYTES)  # Pillow reads bytes one by one
+    try:
+        return read(buffered)
     finally:
-        if isinstance(file, PartFile) and file.error is not None:
+        buffered.detach()  # or it would close the file
+        if file.error is not None:
             raise file.error
 
 
