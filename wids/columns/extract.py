@@ -296,13 +296,14 @@ class _Samples:
                 samples: list[Sample] = [{"__key__": self.table.key(row)} for row in rows]
                 if whole:
                     samples = reader.read_rows(rows, whole)
-                heads = reader.read_parts([part for part, _ in plan])
+                heads, version = reader.read_parts([part for part, _ in plan]), reader.version
             except ClosedReaderError:  # from here on, a copy is cheaper
                 continue
             finally:
                 reader.unpin()
             for (part, member), head in zip(plan, heads, strict=True):
-                open_rest = partial(open_member, self._pool, self._shard, self.table, part.row, member)
+                key = self.table.key(part.row)
+                open_rest = partial(open_member, self._pool, self._shard, part.row, key, member, version=version)
                 is_all = len(head) == member[2]
                 file = io.BytesIO(head) if is_all else PartFile(head, member[2], open_rest)
                 samples[part.row - first][part.name] = file

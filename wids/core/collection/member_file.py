@@ -442,4 +442,20 @@ def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_fore
     for positions in lazy.choose(extension for extension, _, _ in members):
         for member in map(members.__getitem__, positions):
             if member[0] not in sample:
-                sample[member[0]] = MemberFile(_Place(pool, shard, row, key, *member), version=reader.version)
+                sample[member[0]] = open_member(pool, shard, row, key, member, version=reader.version)
+
+
+def open_member(
+    pool: OpenShards, shard: Shard, row: int, key: str, member: tuple[str, int, int], *, version: str
+) -> MemberFile:
+    """A member of a sample as a file.
+
+    Args:
+        pool: opens the shard.
+        shard: the shard.
+        row: of the sample.
+        key: of the sample.
+        member: as `MemberTable.members` has it.
+        version: see `wids.core.readers.base.Reader`.
+    """
+    return MemberFile(_Place(pool, shard, row, key, *member), version=version)
