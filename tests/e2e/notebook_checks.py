@@ -300,3 +300,11 @@ def training_without_epochs(*, is_continued, ended, steps, whole, broken, batch_
     for name in ("whole", "broken"):
         last = lines(f"{name}.losses")[-1]
         assert last["right"] / last["count"] >= required_accuracy, name
+
+
+def video(*, clips, seen, rest, read, sums, last):
+    """Each window comes once, also on other ranks; the ways give the same frames, of which `wids.lazy` reads least."""
+    assert sorted(seen + rest) == sorted(zip(clips.indices.tolist(), clips.firsts.tolist(), strict=True))
+    assert sums["wids.lazy"] == sums["whole films"] == sums["whole shards"]
+    assert 0 < read["wids.lazy"] < read["whole films"] < read["whole shards"]
+    assert last["__pad__"][".npy"].tolist() == [False] * 3 + [True] * 13
