@@ -97,7 +97,7 @@ def write_episodes(home: str, *, episodes: int, shard: int) -> str:
     """Tars of episodes as MP4 and JSON, and their index; twenty films, each with a name of its own many times."""
     films = []
     for k in range(20):
-        encode(f"{home}/one.mp4", FRAMES, size=(160, 120), seed=k, grain=10)
+        encode(f"{home}/one.mp4", FRAMES, size=(160, 120), seed=k, grain=5)
         films.append(Path(f"{home}/one.mp4").read_bytes())
     with wids.ShardWriter(f"{home}/episodes-%05d.tar", samples=shard) as writer:
         for k in range(episodes):

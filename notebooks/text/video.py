@@ -9,7 +9,7 @@
 # Takes half a minute on a laptop without a GPU. The films are made here by PyAV; for your own data set the URL of an index.
 
 # %% tags=["parameters"]
-url = None  # index of episodes with .mp4 and .json, whose .json says "frames"; None: made here, and served by this machine
+url = None  # index of episodes with .mp4 and .json, whose .json says "frames"; None: made and served here
 episodes = 200
 frames, size, fps = 300, 128, 30  # of a film: its frames, pixels a side, frames in a second
 clip = 8  # frames of a window

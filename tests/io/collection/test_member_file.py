@@ -216,7 +216,7 @@ def test_files_are_as_their_bytes(place, access):
 
 def test_small_pieces_of_all_sizes(place, set_limits):
     """Reads that overlap, touch and leave gaps; little is kept, so that pieces are forgotten in the middle."""
-    set_limits(member_file, least_bytes=64, ahead_bytes=100, kept_bytes=3000)
+    set_limits(member_file, whole_bytes=0, least_bytes=64, ahead_bytes=100, kept_bytes=3000)
     dataset, _ = place("range", fields=[wids.lazy("mp4")])
     rng, file = random.Random(3), dataset[3][".mp4"]
     for _ in range(3000):
@@ -400,8 +400,9 @@ def test_bytes_that_are_read_again_count_once(place):
     assert read_bytes(events) - before <= asked + (128 << 10) + 1024
 
 
-def test_small_reads_are_kept(place):
+def test_small_reads_are_kept(place, set_limits):
     """Of a header, byte by byte: one request; and so at random in a member that fits into memory."""
+    set_limits(member_file, whole_bytes=0)
     dataset, events = place("range", fields=[wids.lazy("mp4")])
     file = dataset[3][".mp4"]
     assert b"".join(file.read(1) for _ in range(16 << 10)) == VALUES[3][: 16 << 10]
@@ -411,6 +412,17 @@ def test_small_reads_are_kept(place):
         file.seek(lo)
         assert file.read(50) == VALUES[3][lo : lo + 50]
     assert read_bytes(events) <= 70_000 + 2000
+
+
+def test_a_short_member_is_read_at_once(place):
+    """By one request, whatever is asked for first, and once."""
+    dataset, events = place("range", fields=[wids.lazy("mp4")])
+    file = dataset[3][".mp4"]
+    for lo in (60_000, 5, 69_999, 0):
+        file.seek(lo)
+        assert file.read(20_000) == VALUES[3][lo : lo + 20_000]
+    reads = [event for event in events if isinstance(event, RangesRead)]
+    assert [(event.requests, event.size_bytes) for event in reads] == [(1, 70_000 + 512)]
 
 
 def test_other_members_are_not_read(place):
@@ -461,11 +473,11 @@ def test_evicted_and_opened_again(server, place, tmp_path):
 @pytest.mark.parametrize("access", ["range", "auto", "fetch"])
 def test_replaced_at_its_server(server, place, access):
     """By one of the same layout: the bytes of one version, or an error; never of both."""
-    members = [("a.bin", b"o" * 400_000), ("a.cls", b"1")]
+    members = [("a.bin", b"o" * 900_000), ("a.cls", b"1")]
     dataset, _ = place(access, members, fields=[wids.lazy("bin")])
     file = dataset[0][".bin"]
     data = file.read(30_000)
-    server.add("/a.tar", pack([("a.bin", b"n" * 400_000), ("a.cls", b"1")]))
+    server.add("/a.tar", pack([("a.bin", b"n" * 900_000), ("a.cls", b"1")]))
     with contextlib.suppress(ChangedShardError):
         for _ in range(4):
             data += file.read(90_000)
@@ -477,11 +489,11 @@ def test_replaced_at_its_server(server, place, access):
 def test_moved_at_a_server_that_marks_no_versions(server, place, headers):
     """The member's header, which is read with each part, is not there any more: an error."""
     faults = [said(whole, **headers)] * 40
-    members = [("a.bin", b"o" * 400_000), ("a.cls", b"1")]
+    members = [("a.bin", b"o" * 900_000), ("a.cls", b"1")]
     dataset, _ = place("range", members, fields=[wids.lazy("bin")], faults=faults)
     file = dataset[0][".bin"]
     assert file.read(30_000) == b"o" * 30_000
-    server.add("/a.tar", pack([("b.cls", b"1"), ("b.bin", b"n" * 400_000)]), *faults)
+    server.add("/a.tar", pack([("b.cls", b"1"), ("b.bin", b"n" * 900_000)]), *faults)
     with pytest.raises(ChangedShardError):
         file.read(200_000)
 
@@ -489,11 +501,11 @@ def test_moved_at_a_server_that_marks_no_versions(server, place, headers):
 @pytest.mark.parametrize("is_same_layout", [True, False])
 def test_replaced_on_the_disk(place, tmp_path, is_same_layout):
     """A file that was open is read to its end; one that was opened again is not mixed with it."""
-    dataset, _ = place("local", [("a.bin", b"o" * 400_000), ("a.cls", b"1")], fields=[wids.lazy("bin")])
+    dataset, _ = place("local", [("a.bin", b"o" * 900_000), ("a.cls", b"1")], fields=[wids.lazy("bin")])
     file = dataset[0][".bin"]
     assert file.read(30_000) == b"o" * 30_000
     name = "a.bin" if is_same_layout else "b.bin"
-    (tmp_path / "new.tar").write_bytes(pack([(name, b"n" * 400_000), ("a.cls" if is_same_layout else "b.cls", b"1")]))
+    (tmp_path / "new.tar").write_bytes(pack([(name, b"n" * 900_000), ("a.cls" if is_same_layout else "b.cls", b"1")]))
     os.replace(tmp_path / "new.tar", tmp_path / "a.tar")
     assert file.read(30_000) == b"o" * 30_000
     dataset.close()

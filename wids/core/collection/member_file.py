@@ -33,12 +33,14 @@ class MemberLimits(NamedTuple):
     """The sizes of reads; the default is in force, and tests put another in its place.
 
     Attributes:
+        whole_bytes: a remote member that is no longer is read at once: another request takes longer than its bytes.
         least_bytes: a shorter read of a decoder reads so much.
         ahead_bytes: a decoder that reads on has at least so much read ahead, in all.
         ahead_share: or this share of all that it asked for.
         kept_bytes: the most that one file keeps in memory.
     """
 
+    whole_bytes: int = 512 << 10
     least_bytes: int = 16 << 10
     ahead_bytes: int = 128 << 10
     ahead_share: float = 0.2
@@ -100,7 +102,8 @@ class MemberFile(io.RawIOBase):
 
     Any decoder that takes a file object reads it: ``seek``, ``tell``, ``read`` and ``readinto`` are those of
     `io.RawIOBase`; all bytes that were asked for are returned, fewer only at the end. Reads of less than 16 KiB are
-    read as 16 KiB and kept, as are all of a remote shard, up to 8 MiB.
+    read as 16 KiB and kept, as are all of a remote shard, up to 8 MiB; there a member of at most 512 KiB is read at
+    once.
 
     Nothing is held between reads, so closing is optional: the cache may evict the shard, which is then opened again. A
     copy, a pickle and a forked process have their own position. Threads use one each (``copy.copy(file)``).
@@ -233,28 +236,32 @@ class MemberFile(io.RawIOBase):
         """The bytes ``lo .. hi``, 0 <= lo < hi <= size."""
         goes_on, self._next = lo == self._next, hi
         self._asked_bytes += self._pieces.use(lo, hi)
-        gaps = self._pieces.gaps(lo, hi)
-        if not gaps:
+        if not self._pieces.gaps(lo, hi):
             return self._pieces.join(lo, hi)
-        is_kept, data = self._fetch(lo, hi, gaps, goes_on=goes_on)
+        is_kept, pieces = self._fetch(lo, hi, goes_on=goes_on)
         if not is_kept:
-            return data[0]
-        for (begin, _), piece in zip(gaps, data, strict=True):
-            self._pieces.add(begin, piece)
+            return pieces[0][1]
+        for start, data in pieces:
+            self._pieces.add(start, data)
         self._asked_bytes += self._pieces.use(lo, hi)
         joined = self._pieces.join(lo, hi)
         self._pieces.trim(LIMITS.kept_bytes)
         return joined
 
-    def _fetch(self, lo: int, hi: int, gaps: list[tuple[int, int]], *, goes_on: bool) -> tuple[bool, list[bytes]]:
-        """(True, at least the bytes of ``gaps``, which are to be kept), or (False, [those of ``lo .. hi``])."""
+    def _fetch(self, lo: int, hi: int, *, goes_on: bool) -> tuple[bool, list[tuple[int, bytes]]]:
+        """(True, pieces to be kept, with all that lacks of ``lo .. hi``), or (False, [the one of ``lo .. hi``])."""
         pool, shard, row, _, extension, *_ = self._place
         while True:
             reader = pool.pin(shard)
             try:
                 self._check_place(reader)
-                is_kept = reader.is_remote or hi - lo < LIMITS.least_bytes
-                spans = self._extend(gaps, goes_on=goes_on and reader.is_remote) if is_kept else [(lo, hi)]
+                is_far = reader.is_remote
+                is_kept = is_far or hi - lo < LIMITS.least_bytes
+                if is_far and self.size <= LIMITS.whole_bytes:
+                    spans = self._pieces.gaps(0, self.size)
+                else:
+                    gaps = self._pieces.gaps(lo, hi)
+                    spans = self._extend(gaps, goes_on=goes_on and is_far) if is_kept else [(lo, hi)]
                 data = reader.read_parts([Part(row, extension, *span) for span in spans])
                 self._check_version(reader)
             except ClosedReaderError:  # it closed itself, and the next one is another
@@ -263,7 +270,7 @@ class MemberFile(io.RawIOBase):
                 reader.unpin()
             if is_kept:
                 self._read_bytes += sum(map(len, data))
-            return is_kept, data
+            return is_kept, [(start, piece) for (start, _), piece in zip(spans, data, strict=True)]
 
     def _extend(self, gaps: list[tuple[int, int]], *, goes_on: bool) -> list[tuple[int, int]]:
         """The gaps, the last of which is longer: short reads are, and those of a decoder that reads on."""
