@@ -11,7 +11,7 @@
 # %% tags=["parameters"]
 url = None  # index of episodes with .mp4 and .json, whose .json says "frames"; None: made and served here
 episodes = 200
-frames, size, fps = 300, 128, 30  # of a film: its frames, pixels a side, frames in a second
+frames, size, fps = 200, 192, 30  # of a film: its frames, pixels a side, frames in a second
 clip = 8  # frames of a window
 batch_size = 8
 workers = 2
@@ -65,7 +65,8 @@ def encode(film):
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=fps)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size, stream.bit_rate = size, size, "yuv420p", 6, 3_000_000
+        stream.width = stream.height = size
+        stream.pix_fmt, stream.gop_size, stream.bit_rate = "yuv420p", 6, 8_000_000
         for frame in film:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
@@ -138,8 +139,8 @@ figure.tight_layout()
 # ## What a clip costs
 #
 # The same clips in three ways: shards that are downloaded as a whole (`access="fetch"`, right for many epochs), members that are
-# read as a whole by byte ranges, and the parts that the decoder asks for. A film here has a few hundred kilobytes; the longer films
-# are, the larger the difference.
+# read as a whole by byte ranges, and the parts that the decoder asks for. A film here has half a megabyte; the longer films are, the
+# larger the difference.
 
 # %%
 if served is not None:
@@ -177,7 +178,8 @@ class Clips(torch.utils.data.Dataset):
 
     def __init__(self, dataset, counts):
         self.dataset = dataset
-        self.indices = np.repeat(np.arange(len(dataset)), np.maximum(counts - clip + 1, 0))  # the episode of each window
+        # The episode of each window, and the window's first frame.
+        self.indices = np.repeat(np.arange(len(dataset)), np.maximum(counts - clip + 1, 0))
         self.firsts = np.arange(len(self.indices)) - np.searchsorted(self.indices, self.indices)
 
     def __len__(self):
@@ -189,7 +191,7 @@ class Clips(torch.utils.data.Dataset):
         return frames_from(sample[".mp4"], first), int(self.indices[i]), first
 
 
-short = open_episodes(wids.lazy(".mp4"), fields=(".mp4",), access="range").select(range(4))  # a few, to be quick
+short = open_episodes(wids.lazy(".mp4"), fields=(".mp4",), access="range").select(range(3))  # a few, to be quick
 clips = Clips(short, videos["frames"].to_numpy()[: len(short)])
 sampler = wids.DistributedChunkedSampler(clips, num_replicas=1, rank=0, chunksize=200)
 loader = wids.resumable(DataLoader(clips, batch_size=batch_size, sampler=sampler, num_workers=workers))
@@ -219,7 +221,7 @@ print(f"{len(clips)} windows: {len(seen)} before the break, {len(rest)} after it
 # %%
 steps_dir = bucket.temporary("steps")
 with wids.ShardWriter(f"{steps_dir}/steps-%03d.tar", samples=500) as writer:
-    for number in range(4):
+    for number in range(3):
         film, measurements = make_episode(number)
         for k, (frame, action) in enumerate(zip(film, measurements["actions"], strict=True)):
             writer.write(

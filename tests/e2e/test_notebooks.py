@@ -30,7 +30,7 @@ SHORT = {
     "train-lightning": {"epochs": 3, "end_at": [1, 13]},
     "train-ray": {"epochs": 2, "lost_at": [1, 10]},
     "train-resnet-ddp": {"epochs": 1, "batch_size": 60},
-    "video": {"episodes": 60, "frames": 150},
+    "video": {"episodes": 60},
     "training-without-epochs": {"steps": 30, "required_accuracy": 0.0, "world_size": 1, "resume_world_size": 1},
 }
 CASES = [
