@@ -6,7 +6,7 @@
 # seeks, so a clip costs the bytes of its frames, and not of the film: from a store, no shard and no whole film is downloaded.
 # Then the same with a sample for each frame and `dataset.windows`, as users of LeRobot's `delta_timestamps` know it.
 #
-# Takes half a minute on a laptop without a GPU. The films are made here by PyAV; for your own data set the URL of an index.
+# Takes a minute on a laptop without a GPU. The films are made here by PyAV; for your own data set the URL of an index.
 
 # %% tags=["parameters"]
 url = None  # index of episodes with .mp4 and .json, whose .json says "frames"; None: made and served here
