@@ -238,6 +238,13 @@ def test_one_sample_is_told():
     assert "too small" in said
 
 
+def test_films_are_timed():
+    """`videos.py --quick` reads frames and clips in each way, and sees that they are the same."""
+    said = run_quick("videos.py")
+    assert "lazy, PyAV" in said
+    assert "whole members, PyAV" in said
+
+
 def test_windows_are_timed():
     """`windows.py --quick` reads windows in each way, and sees that they are the right ones."""
     said = run_quick("windows.py")
