@@ -224,9 +224,7 @@ with wids.ShardWriter(f"{steps_dir}/steps-%03d.tar", samples=500) as writer:
     for number in range(3):
         film, measurements = make_episode(number)
         for k, (frame, action) in enumerate(zip(film, measurements["actions"], strict=True)):
-            writer.write(
-                {"__key__": f"{number:04d}/{k:04d}", ".png": frame, ".npy": np.array(action, np.float32)}
-            )
+            writer.write({"__key__": f"{number:04d}/{k:04d}", ".png": frame, ".npy": np.array(action, np.float32)})
 steps = wids.ShardListDataset(writer.index, transformations="torch")
 delta_timestamps = {".png": [-1 / fps, 0.0], ".npy": [k / fps for k in range(16)]}
 offsets = {name: [round(t * fps) for t in times] for name, times in delta_timestamps.items()}
