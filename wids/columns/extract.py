@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
-# Of members whose header is asked for, all of those that are not longer, since another request would cost as much;
-# of the others so much first.
-_WHOLE_BYTES, _HEAD_BYTES = 1 << 20, 64 << 10
+# Members whose header is asked for are read whole up to such a length: on a server, where another request would cost
+# as much, and on a disk. Of longer ones, so much is read first.
+_WHOLE_REMOTE_BYTES, _WHOLE_BYTES, _HEAD_BYTES = 1 << 20, 256 << 10, 64 << 10
 # Samples are read together until they have so many bytes.
 _BATCH_BYTES = 64 << 20
 # Samples that are handed on together; between them, a look if the job was cancelled.
@@ -291,7 +291,8 @@ class _Samples:
             try:
                 if not headers:
                     return reader.read_rows(rows, whole)
-                count, plan = self._plan(rows, whole, headers, _WHOLE_BYTES if reader.is_remote else _HEAD_BYTES)
+                whole_bytes = _WHOLE_REMOTE_BYTES if reader.is_remote else _WHOLE_BYTES
+                count, plan = self._plan(rows, whole, headers, whole_bytes)
                 rows = rows[:count]
                 samples: list[Sample] = [{"__key__": self.table.key(row)} for row in rows]
                 if whole:

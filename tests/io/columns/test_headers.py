@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import wids
 from tests.support import columns as made
 from tests.support.shards import write_tar
 from wids import testing
@@ -129,7 +130,7 @@ def test_a_picture_on_the_cover_is_no_video(tmp_path):
     with av.open(tmp_path / "song.mp4", "w") as container:
         tone = container.add_stream("aac", rate=8000, layout="mono")
         cover = container.add_stream("mjpeg", rate=1, width=16, height=16, pix_fmt="yuvj420p")
-        cover.disposition = av.stream.Disposition.attached_pic
+        cover.disposition = av.stream.Disposition.attached_pic.value
         frame = av.VideoFrame.from_ndarray(np.zeros((24, 16), np.uint8), "yuvj420p")
         container.mux(cover.encode(frame))
         sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
@@ -270,6 +271,36 @@ def test_errors_of_reads_are_none_of_the_member(how, capfd):
     with pytest.raises(FetchError, match="no answer"):
         find_reader(how)(PartFile(data[:12], len(data), fail))
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_reads_that_fail_make_no_nulls(tmp_path, published, monkeypatch, is_remote):
+    """They fail their shard, also where a member that cannot be parsed would be null."""
+
+    def fail(self, size=-1):
+        raise FetchError(f"no answer for {self.name}", url=self.url)
+
+    publish, _ = published
+    key = b"\xff".decode("utf-8", "surrogateescape")
+    url = publish([(f"{key}.MP4", long_video(tmp_path))])
+    spec, place = parse_spec(videos=".webm;.mp4", missing="null"), str(tmp_path / "c.parquet")
+    with monkeypatch.context() as patched:
+        patched.setattr(wids.MemberFile, "read", fail)
+        with pytest.raises(JobError, match="no answer for"):
+            create_columns(url if is_remote else str(tmp_path / "www/t.json"), place, spec)
+    told = create_columns(url if is_remote else str(tmp_path / "www/t.json"), place, spec)
+    assert [(row["key"], row["width"]) for row in made.read_rows(told.output)] == [("\\udcff", 64)]
+
+
+def test_servers_that_tell_no_versions_or_give_no_ranges(tmp_path, published):
+    """Long members are read with more requests, or of a copy of the shard."""
+    publish, server = published
+    url = publish([(f"k{k}.mp4", long_video(tmp_path)) for k in range(3)])
+    for has_ranges in (True, False):
+        server.validators, server.has_ranges = (), has_ranges
+        told = create_columns(url, str(tmp_path / "c.parquet"), parse_spec(videos=".mp4"))
+        assert [row["frames"] for row in made.read_rows(told.output)] == [30] * 3
+        (tmp_path / "c.parquet").unlink()
 
 
 def long_members_of(name):

@@ -237,7 +237,8 @@ def test_damaged_sounds():
     """Are named; half a .flac is an error."""
     data, _ = sound("FLAC", "PCM_16")
     assert "it is empty" in str(failure(".flac", b"", also=".flac"))
-    assert "lost sync" in str(failure(".flac", data[: len(data) // 2], also=".flac"))
+    words = str(failure(".flac", data[: len(data) // 2], also=".flac"))
+    assert "lost sync" in words or "it ends after" in words  # as libsndfile has it
 
 
 def test_sounds_without_soundfile(monkeypatch):
