@@ -1152,8 +1152,8 @@ class ShardListDataset(Dataset[T_co]):
         cls, fields = type(self), self.fields
         is_plain = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
         is_decoding = all(type(step) in (SampleDecoder, FieldNames) for step in self._transformations)
-        if not is_plain or not is_decoding or self._lazy is not None:
-            return None
+        if not is_plain or not is_decoding or self._lazy is not None or self._substitutes is not None:
+            return None  # a substitute would replace what else is read of its sample, or not
         if isinstance(fields, Alternatives) and fields.names is not None:
             groups = [(name, group) for name, group in zip(fields.names, fields.groups, strict=True) if name in names]
             narrow: tuple[str, ...] = Alternatives([group for _, group in groups], [name for name, _ in groups])

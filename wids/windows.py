@@ -7,6 +7,7 @@ has a picture.
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -54,8 +55,9 @@ class Windows(Dataset[dict[str, Any]]):
     dict of these. Marks of samplers (``__valid__``, ``__seed__``, ...) belong to the window: one value each.
 
     In a batch, each sample is read, decoded and transformed once, also if it is in several windows; these then share
-    its values, so do not change them in place. With offsets by field, samples that are no anchors are read in part,
-    only the fields that are needed of them, where the dataset's transformations are formats (``"PIL"``) alone.
+    its values, so do not change them in place (streams, and files of `wids.lazy`, are each window's own). With offsets
+    by field, samples that are no anchors are read in part, only the fields that are needed of them, where the
+    dataset's transformations are formats (``"PIL"``) alone.
 
     Args:
         dataset: a `wids.ShardListDataset`, or a view. Its transformations, also later ones, are those of the samples.
@@ -157,10 +159,9 @@ class Windows(Dataset[dict[str, Any]]):
         there, pads = self._places.samples(numbers, rule.offsets)
         wanted, inverse = np.unique(there, return_inverse=True)
         places = inverse.reshape(there.shape)
-        samples = self._read(wanted, places)
-        windows = []
-        for k, asked in enumerate(indices):
-            number, chosen = int(numbers[k]), [samples[place] for place in places[k].tolist()]
+        rows, windows = self._share(self._read(wanted, places), places), []
+        for k, (asked, chosen) in enumerate(zip(indices, rows, strict=True)):
+            number = int(numbers[k])
             window = self._join(chosen) if rule.fields is None else self._join_fields(chosen, number)
             if rule.pads:
                 by_field = {name: pads[k, columns] for name, columns in self._columns.items()}
@@ -307,6 +308,19 @@ class Windows(Dataset[dict[str, Any]]):
             yield part, np.flatnonzero(needs == need)
 
     @staticmethod
+    def _share(samples: list[Any], places: Indices) -> list[list[Any]]:
+        """The samples of each of n windows: (n, L) numbers of samples. One that comes again has streams of its own."""
+        used: set[int] = set()
+
+        def take(place: int) -> Any:
+            if place in used:
+                return _with_own_streams(samples[place])
+            used.add(place)
+            return samples[place]
+
+        return [[take(place) for place in row] for row in places.tolist()]
+
+    @staticmethod
     def _join(samples: list[Any]) -> dict[str, Any]:
         """A window of samples: the values of each of their fields."""
         names: Iterable[str] = samples[0]
@@ -355,6 +369,12 @@ class Windows(Dataset[dict[str, Any]]):
                     f"{shown(sorted(key for key in window if not key.startswith('__')))}"
                 )
             window[name] = function(window[name])
+
+
+def _with_own_streams(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same sample, whose files and streams are read from where they are, beside the others."""
+    streams = {name: copy.copy(value) for name, value in sample.items() if isinstance(value, io.IOBase)}
+    return {**sample, **streams} if streams else sample
 
 
 def _check_dataset(dataset: Any) -> SamplerInterface:

@@ -591,3 +591,30 @@ def test_windows_of_other_shapes_are_not_the_same(dataset, shards):
     for old in (dataset.windows(3, by=EPISODES), dataset, shards):
         with pytest.raises((InputError, StateError)):
             sampler_of(later).load_state_dict(state, old=old)
+
+
+def test_streams_are_each_window_s_own(shards):
+    """Streams, and files of members, are read in each window from their beginning, also where samples repeat."""
+    for transformations in ([], [wids.lazy(".txt")]):
+        dataset = wids.ShardListDataset(shards, fields=(".txt",), transformations=transformations)
+        windows = dataset.windows(3, pad="repeat", by=EPISODES)
+        windows.add_transform(lambda window: [file.read() for file in window[".txt"]])
+        expected = [
+            [b"text %d" % min(k + o, e) for o in range(3)] for k, e in ((6, 8), (7, 8), (8, 8), (7, 8), (9, 10))
+        ]
+        assert windows.__getitems__([6, 7, 8, 7, 9]) == expected
+
+
+def test_a_sample_that_is_replaced_is_so_in_all_windows(tmp_path):
+    """Where samples are substituted, none is read in part: what a window has does not depend on its batch."""
+    members = [
+        (f"{k}.{name}", b"x" if (k, name) == (2, "cls") else b"%d" % k) for k in range(6) for name in ("cls", "txt")
+    ]
+    dataset = wids.ShardListDataset(
+        [(write_tar(tmp_path / "a.tar", members), 6)], on_error="substitute", max_errors=1.0, transformations="numpy"
+    )
+    windows = dataset.windows(offsets={".cls": [0], ".txt": [0, 1]})
+    alone, together = windows[1], windows.__getitems__([1, 2])
+    assert alone == together[0]
+    assert alone[".txt"][1] == together[1][".txt"][0] != "2"
+    assert together[1]["__substitute_for__"] == 2
