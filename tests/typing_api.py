@@ -26,6 +26,7 @@ from wids.types import Location, Stats
 if TYPE_CHECKING:
     from wids.core.readers.provider import ShardProvider
     from wids.core.transport.source import ByteSource
+    from wids.types import Offsets
 
 URL = "https://bucket/train.json"
 
@@ -266,3 +267,14 @@ def testing(directory: Path) -> None:
         assert_type(url, str)
         assert_type(server.requests, list[str])
         assert_type(server.sent_bytes.total(), int)
+
+
+def windows(dataset: wids.ShardListDataset[Any], offsets: Offsets) -> None:
+    """Consecutive samples, by number or by distances."""
+    clips = dataset.windows(8, stride=2, by="episode", stack={".jpg": torch.stack})
+    assert_type(clips, wids.Windows)
+    assert_type(clips[0], dict[str, Any])
+    for given in (offsets, [-1, 0], range(4), np.arange(3), {".jpg": [0], ".npy": range(16)}):
+        assert_type(dataset.windows(offsets=given, pad="repeat", by=[1, 2], stack=np.stack)[0], dict[str, Any])
+    loader = DataLoader(clips, sampler=wids.ChunkedSampler(clips, weights=np.ones(len(clips))[clips.anchors()]))
+    assert_type(loader, DataLoader[dict[str, Any]])
