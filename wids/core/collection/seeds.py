@@ -155,7 +155,8 @@ def _seed_of(sample: Any) -> int:
         raise note_sample(
             InputError(
                 f"{what} has no __seed__; wids.DistributedChunkedSampler(dataset, sample_seeds=True) gives each sample "
-                "one. Put wids.seeded(...) and wids.rng(sample) where samples are still dicts"
+                "one. Put wids.seeded(...) and wids.rng(sample) where samples are still dicts; windows have a seed, "
+                "and their samples none: windows.add_transform(...)"
             ),
             sample,
         ) from None
