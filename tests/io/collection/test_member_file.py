@@ -241,6 +241,8 @@ def test_positions_of_any_integer_type(place):
         with pytest.raises(TypeError):
             call()
     assert file.tell() == len(VALUES[3]) - 5
+    with pytest.raises(TypeError, match="datasets make these"):
+        wids.MemberFile(file.url)
     assert file.readinto(np.empty(0)) == 0
     file.seek(0)
     pixels = np.zeros((2, 3), np.float32)
@@ -637,6 +639,43 @@ def test_threads_with_a_file_each(place):
     done.set()
     closer.join(PATIENCE_SECONDS)
     assert not errors, errors[0]
+
+
+def test_threads_that_share_a_file(place):
+    """They get each other's positions; whoever reads it alone afterwards gets the right bytes."""
+    dataset, _ = place("range", fields=[wids.lazy("mp4")])
+    file = dataset[4][".mp4"]
+
+    def read(seed):
+        rng = random.Random(seed)
+        for _ in range(60):
+            with contextlib.suppress(InputError):
+                file.seek(rng.randrange(300_000))
+                file.read(rng.choice([5, 300, 20_000]))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    file.seek(0)
+    with contextlib.suppress(InputError):
+        file.read(320_000)
+    file.seek(0)
+    assert file.read(320_000) == VALUES[4][:320_000]
+
+
+def test_pieces_that_do_not_fit(place):
+    """They are an error, and forgotten."""
+    dataset, _ = place("local", fields=[wids.lazy("mp4")])
+    file = dataset[3][".mp4"]
+    file.read(100)
+    file._pieces._data[0] = file._pieces._data[0][:60]
+    file.seek(40)
+    file._pieces.gaps = lambda lo, hi: []
+    with pytest.raises(InputError, match="several threads"):
+        file.read(50)
+    assert file.read(50) == VALUES[3][40:90]
 
 
 def lists(samples):

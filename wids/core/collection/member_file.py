@@ -7,6 +7,7 @@ a fifth of all that it has asked for so far (at least 128 KiB). Once the shard i
 
 from __future__ import annotations
 
+import contextlib
 import io
 import operator
 import os
@@ -56,7 +57,8 @@ def lazy(extensions: str | Sequence[str]) -> Lazy:
 
     In ``fields`` it stands where the extensions would: ``fields={"video": wids.lazy("mp4;webm"), "label": "cls"}``.
     Among ``transformations`` it stands for members with any of these extensions, beside all others, which are read:
-    ``dataset.add_transform(wids.lazy(".mp4"))``. Decoders by extension leave a `wids.MemberFile` as it is.
+    ``dataset.add_transform(wids.lazy(".mp4"))``. It stands for all alternatives of a field that has such an extension,
+    and for none inside a function that calls it. Decoders by extension leave a `wids.MemberFile` as it is.
 
     Args:
         extensions: one (``".mp4"``), or several that are joined by ";" or in a sequence.
@@ -136,6 +138,9 @@ class MemberFile(io.RawIOBase):
     @suggest_names
     def __init__(self, place: _Place, *, position: int = 0, version: str = "") -> None:
         super().__init__()
+        if not isinstance(place, _Place):
+            self.close()
+            raise TypeError(f"MemberFile of {a_kind(place)}: datasets make these, of the members that wids.lazy names")
         self._place, self._position, self._version = place, position, version
         self.name, self.size, self.url = place.key + place.extension, place.size, place.shard.url
         self._table: MemberTable | None = None  # in which the member was found at its place
@@ -237,16 +242,29 @@ class MemberFile(io.RawIOBase):
         goes_on, self._next = lo == self._next, hi
         self._asked_bytes += self._pieces.use(lo, hi)
         if not self._pieces.gaps(lo, hi):
-            return self._pieces.join(lo, hi)
+            return self._join(lo, hi)
         is_kept, pieces = self._fetch(lo, hi, goes_on=goes_on)
         if not is_kept:
             return pieces[0][1]
         for start, data in pieces:
             self._pieces.add(start, data)
         self._asked_bytes += self._pieces.use(lo, hi)
-        joined = self._pieces.join(lo, hi)
+        joined = self._join(lo, hi)
         self._pieces.trim(LIMITS.kept_bytes)
         return joined
+
+    def _join(self, lo: int, hi: int) -> bytes:
+        """Bytes that are kept.
+
+        Raises:
+            InputError: another thread reads this file, and forgot or added some meanwhile.
+        """
+        with contextlib.suppress(KeyError, IndexError):
+            joined = self._pieces.join(lo, hi)
+            if len(joined) == hi - lo:
+                return joined
+        self._pieces = _Pieces()
+        raise InputError(f"{self._shown} is read by several threads at once; give each its own: copy.copy(file)")
 
     def _fetch(self, lo: int, hi: int, *, goes_on: bool) -> tuple[bool, list[tuple[int, bytes]]]:
         """(True, pieces to be kept, with all that lacks of ``lo .. hi``), or (False, [the one of ``lo .. hi``])."""
@@ -260,7 +278,7 @@ class MemberFile(io.RawIOBase):
                 if is_far and self.size <= LIMITS.whole_bytes:
                     spans = self._pieces.gaps(0, self.size)
                 else:
-                    gaps = self._pieces.gaps(lo, hi)
+                    gaps = self._pieces.gaps(lo, hi) or [(lo, hi)]  # another thread has filled them
                     spans = self._extend(gaps, goes_on=goes_on and is_far) if is_kept else [(lo, hi)]
                 data = reader.read_parts([Part(row, extension, *span) for span in spans])
                 self._check_version(reader)
@@ -363,10 +381,11 @@ class _Pieces:
         return count
 
     def add(self, start: int, data: bytes) -> None:
-        """Keep bytes, of which none are kept already."""
-        self._starts.insert(bisect_right(self._starts, start), start)
-        self._data[start], self._used[start] = data, start
-        self._total += len(data)
+        """Keep bytes; those that another thread has added meanwhile stay as they are."""
+        for lo, hi in self.gaps(start, start + len(data)):
+            self._data[lo], self._used[lo] = data[lo - start : hi - start], lo
+            self._starts.insert(bisect_right(self._starts, lo), lo)
+            self._total += hi - lo
 
     def join(self, lo: int, hi: int) -> bytes:
         """The bytes ``lo .. hi``, all of which are kept."""
