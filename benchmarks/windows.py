@@ -1,6 +1,6 @@
 """Windows of eight frames at random over 10,000 episodes, beside a loop that reads frame by frame.
 
-    python benchmarks/windows.py              120,000 frames in 120 shards of 7 MB; three minutes
+    python benchmarks/windows.py              120,000 frames in 120 shards of 5 MB; three minutes
     python benchmarks/windows.py --quick      a few of them; the figures are meaningless
 
 A frame is a JPEG of 96 x 96 pixels and an action of 14 floats; an episode has twelve frames, and may lie in two shards.

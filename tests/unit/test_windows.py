@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 import wids
 from tests.support.examples import some
-from wids.core.order.layout import SamplerInterface, Shards, fingerprint, layout
+from wids.core.order.layout import SamplerInterface, Shards, fingerprint, interface_of, layout
 from wids.core.order.windowing import find_runs, parse_rule
 from wids.errors import InputError, StateError
 from wids.windows import Windows
@@ -124,6 +124,9 @@ def check(setting):
     windows = setting.make()
     assert len(windows) == len(model)
     assert windows.anchors().tolist() == [anchor for anchor, _ in model]
+    anchored = interface_of(windows).anchored
+    assert anchored.windows(np.arange(len(windows.dataset))).tolist() == list(range(len(model)))
+    assert anchored.anchors(np.arange(len(model))).tolist() == windows.anchors().tolist()
     asked = list(range(len(windows)))
     setting.draws.shuffle(asked)
     asked = asked[:40]
