@@ -544,6 +544,10 @@ class Changing:
         dataset = wids.ShardListDataset([(url, len(values)) for url, values in shards], prefetch=False)
         episodes = [f"{value}" for _, values in shards for value in values]
         names = [(url, row) for url, values in shards for row in range(len(values))]
+        if self.draws.random() < 0.4:  # a view, of long stretches
+            gone = self.draws.sample(range(len(names)), self.draws.randint(1, 2))
+            dataset = dataset.exclude(gone)
+            names, episodes = ([each for k, each in enumerate(some) if k not in gone] for some in (names, episodes))
         windows = dataset.windows(**self.options, by=episodes)
         return windows, [names[k] for k in windows.anchors()]
 

@@ -235,10 +235,10 @@ class WindowPlaces:
         """The windows of those of n samples that are anchors: (n,) -> (m,)."""
         if not len(self):
             return np.zeros(0, np.int64)
-        runs = np.searchsorted(self._starts, anchors, side="right") - 1
+        runs = np.maximum(np.searchsorted(self._starts, anchors, side="right") - 1, 0)  # some lie before all runs
         inside = anchors - self._starts[runs] - self._first
         numbers = np.where(runs > 0, self._ends[runs - 1], 0) + inside // self.rule.step
-        is_anchor = (runs >= 0) & (inside >= 0) & (inside % self.rule.step == 0) & (numbers < self._ends[runs])
+        is_anchor = (inside >= 0) & (inside % self.rule.step == 0) & (numbers < self._ends[runs])
         windows: Indices = numbers[is_anchor]
         return windows
 
