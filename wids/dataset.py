@@ -1246,10 +1246,28 @@ class ShardListDataset(Dataset[T_co]):
         if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
         if self._lazy is not None:
-            from wids.core.collection.member_file import open_lazily
+            return self._apply_to_files(sample, self._lazy)
+        return self._run(sample)
 
-            is_foreign = type(self).get_shard is not ShardListDataset.get_shard
-            open_lazily(self.cache, sample, self._lazy, is_foreign=is_foreign)
+    def _apply_to_files(self, sample: Any, lazy: Alternatives) -> T_co:
+        """The sample after the transformations, which have members to read in."""
+        from wids.core.collection import member_file
+
+        is_foreign = type(self).get_shard is not ShardListDataset.get_shard
+        files = member_file.open_lazily(self.cache, sample, lazy, is_foreign=is_foreign)
+        as_read = {**sample} if files else sample
+        try:
+            transformed = self._run(sample)
+        except Exception as error:
+            try:
+                member_file.raise_dropped(files, error)
+            except Exception as dropped:  # noqa: BLE001 - noted, and raised
+                raise note_sample(dropped, as_read) from error
+            raise
+        member_file.warn_of_dropped(files)
+        return transformed
+
+    def _run(self, sample: Any) -> T_co:
         as_read = sample
         try:
             for transform in self._transformations:

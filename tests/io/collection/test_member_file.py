@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ import wids
 from tests.support.cache_shards import pack
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, kill, stop_here
 from tests.support.range_faults import WEAK, said
-from tests.support.servers import whole
+from tests.support.servers import status, whole
 from tests.support.tars import publish
 from wids.core.collection import member_file
 from wids.core.files import system
@@ -758,3 +759,77 @@ def test_pools_are_told_apart(place):
     assert isinstance(one.cache, OpenShards)
     assert one.cache.token != two.cache.token
     assert pickle.loads(pickle.dumps(one)).cache.token == one.cache.token
+
+
+# --- reads that fail
+
+
+class _Dropping:
+    """A decoder that drops errors of files, as libsndfile does, and then fails by itself, or goes on."""
+
+    def __init__(self, *, goes_on):
+        self.goes_on = goes_on
+
+    def __call__(self, sample):
+        """The bytes of the film from its end, or b""."""
+        file = sample[".mp4"]
+        file.seek(1_000_000)
+        try:
+            sample[".mp4"] = file.read(100)
+        except WidsError:
+            sample[".mp4"] = b""
+            if not self.goes_on:
+                raise ValueError("unknown format") from None
+        return sample
+
+
+def gone(server, place, **options):
+    """A dataset whose shard moves after its table was read, so that reads of members fail."""
+    dataset, _ = place("range", transformations=[wids.lazy("mp4")], **options)
+    dataset[4][".mp4"].read(10)
+    server.add("/a.tar", pack([("other.bin", b"x" * 5_000_000)]))
+    return dataset
+
+
+def test_a_read_that_failed_fails_again(server, place):
+    """Whatever is asked for, so that no decoder goes on behind a gap; a copy reads again."""
+    dataset, _ = place("range", fields=[wids.lazy("mp4")])
+    file = dataset[4][".mp4"]
+    assert file.read(100) == VALUES[4][:100]
+    server.faults["/a.tar"] += [status(404)] * 3
+    file.seek(2_000_000)
+    with pytest.raises(WidsError) as first:
+        file.read(100_000)
+    server.faults["/a.tar"].clear()
+    for _ in range(2):
+        with pytest.raises(type(first.value), match="404"):
+            file.read(100_000)
+    assert type(file.error) is type(first.value)
+    file.seek(0)
+    assert file.read(100) == VALUES[4][:100]  # which is in memory
+    again = copy.copy(file)
+    again.seek(2_000_000)
+    assert again.read(100_000) == VALUES[4][2_000_000:2_100_000]
+    assert again.error is None
+    gc.collect()
+    gone = weakref.ref(file)
+    del file, first
+    assert gone() is None
+
+
+def test_an_error_that_a_decoder_drops_is_raised(server, place):
+    """It, and not the decoder's, which would be taken for a bad sample, and another one for it."""
+    dataset = gone(server, place, on_error="substitute")
+    dataset.add_transform(_Dropping(goes_on=False))
+    with pytest.raises(ChangedShardError) as raised:
+        dataset[4]
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert any("sample 4, key 's4'" in note for note in raised.value.__notes__)
+
+
+def test_a_sample_that_is_made_behind_a_gap_is_warned_of(server, place, caplog):
+    """The program has decided so, or its decoder."""
+    dataset = gone(server, place)
+    dataset.add_transform(_Dropping(goes_on=True))
+    assert dataset[4][".mp4"] == b""
+    assert "a read failed, and the transformations have made a sample all the same" in caplog.text

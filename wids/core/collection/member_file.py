@@ -8,6 +8,7 @@ a fifth of all that it has asked for so far (at least 128 KiB). Once the shard i
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import operator
 import os
@@ -18,7 +19,8 @@ from wids.core.order.validation import suggest_names
 from wids.core.readers.base import Part
 from wids.core.readers.pool import OpenShards, find_pool
 from wids.core.tables.fields import Lazy
-from wids.errors import ChangedShardError, ClosedReaderError, InputError, a_kind, printable, shown
+from wids.errors import ChangedShardError, ClosedReaderError, InputError, WidsError, a_kind, printable, shown
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +112,11 @@ class MemberFile(io.RawIOBase):
     Nothing is held between reads, so closing is optional: the cache may evict the shard, which is then opened again. A
     copy, a pickle and a forked process have their own position. Threads use one each (``copy.copy(file)``).
 
+    A read that fails raises, and so do all later ones: decoders that drop errors of files must not go on behind a gap.
+    A copy reads again. Where the transformations of a dataset fail for it, the error is the one of the read.
+
     Attributes:
+        error: of the read that failed; None: none has.
         name: key and extension, as ``"film/0017.mp4"``.
         size: bytes of the member.
         url: resolved URL of its shard.
@@ -131,6 +137,7 @@ class MemberFile(io.RawIOBase):
         (6, b'text 5', 6)
     """
 
+    error: Exception | None = None
     name: str
     size: int
     url: str
@@ -243,7 +250,13 @@ class MemberFile(io.RawIOBase):
         self._asked_bytes += self._pieces.use(lo, hi)
         if not self._pieces.gaps(lo, hi):
             return self._join(lo, hi)
-        is_kept, pieces = self._fetch(lo, hi, goes_on=goes_on)
+        if self.error is not None:
+            raise _without_frames(self.error)
+        try:
+            is_kept, pieces = self._fetch(lo, hi, goes_on=goes_on)
+        except (WidsError, OSError) as error:
+            self.error = _without_frames(error)  # whose frames hold this file
+            raise
         if not is_kept:
             return pieces[0][1]
         for start, data in pieces:
@@ -332,6 +345,13 @@ class MemberFile(io.RawIOBase):
             f"{self.url}: it was replaced while {self._shown} was read, which {what}; open the sample again",
             shard=self.url,
         )
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The same error, to be raised elsewhere."""
+    other = copy.copy(error)
+    other.__cause__ = error.__cause__
+    return other
 
 
 class _Pieces:
@@ -434,8 +454,8 @@ def _find_none(url: str) -> NoReturn:
     raise KeyError(url)
 
 
-def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_foreign: bool) -> None:
-    """Add files for the members of a sample that are to be opened, unless it has them.
+def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_foreign: bool) -> list[MemberFile]:
+    """Add files for the members of a sample that are to be opened, unless it has them; return these.
 
     Args:
         pool: the open shards of its dataset.
@@ -446,18 +466,19 @@ def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_fore
     Raises:
         ChangedShardError: the shard was replaced since the sample was read. WidsError: it cannot be opened.
     """
+    files = list[MemberFile]()
     there = frozenset(map(str.casefold, sample))
     if all(not there.isdisjoint(map(str.casefold, group)) for group in lazy.groups):
-        return
+        return files
     try:
         shard = pool.find(sample["__shard__"])
     except KeyError:  # of a subclass, which reads shards of its own
-        return
+        return files
     reader, row, key = pool.open(shard).reader, sample["__shardindex__"], sample["__key__"]
     table = reader.table
     if row >= len(table) or table.key(row) != key:
         if is_foreign:
-            return
+            return files
         raise ChangedShardError(
             f"{reader.url}: it was replaced while sample {shown(key)} was read, which is not where it was; open the "
             "sample again",
@@ -468,7 +489,30 @@ def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_fore
     for positions in lazy.choose(extension for extension, _, _ in members):
         for member in map(members.__getitem__, positions):
             if member[0] not in sample:
-                sample[member[0]] = open_member(pool, shard, row, key, member, version=reader.version)
+                file = open_member(pool, shard, row, key, member, version=reader.version)
+                sample[member[0]] = file
+                files.append(file)
+    return files
+
+
+def raise_dropped(files: Sequence[MemberFile], error: Exception) -> None:
+    """Raise the error of a read of these files that a decoder has dropped, and failed by; if there is one.
+
+    Args:
+        files: of a sample.
+        error: of its transformations.
+    """
+    dropped = next((file.error for file in files if file.error is not None), None)
+    if dropped is not None and not isinstance(error, (WidsError, OSError)):
+        raise _without_frames(dropped) from error
+
+
+def warn_of_dropped(files: Sequence[MemberFile]) -> None:
+    """Log a read that has failed, where the transformations came to a result all the same."""
+    for file in files:
+        if file.error is not None:
+            words = "%s of %s: a read failed, and the transformations have made a sample all the same (%s)"
+            logger.warning(words, file, file.url, file.error)
 
 
 def open_member(
