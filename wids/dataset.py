@@ -1169,7 +1169,7 @@ class ShardListDataset(Dataset[T_co]):
                 )
         narrowed = copy.copy(self)
         decoders = [step for step in self._transformations if type(step) is SampleDecoder]
-        narrowed.fields, narrowed._transformations = narrow, name_fields(decoders, narrow)  # noqa: SLF001 - of this class
+        narrowed._fields, narrowed._transformations = narrow, name_fields(decoders, narrow)  # noqa: SLF001 - of this class
         narrowed._note_work()  # noqa: SLF001
         return narrowed
 
