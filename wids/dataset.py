@@ -150,7 +150,6 @@ class ShardListDataset(Dataset[T_co]):
         base: the argument, or the index's.
         dataset_name: likewise.
         cache_dir: the argument, or the default.
-        fields: the argument, parsed.
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
 
     Args:
@@ -1026,7 +1025,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The extensions of the members that samples have; None: all. Assign what the argument takes."""
+        """The extensions of the members that samples have, or None, which is all. Assign what the argument takes."""
         return self._fields
 
     @fields.setter
