@@ -1149,7 +1149,8 @@ class ShardListDataset(Dataset[T_co]):
     def _narrowed(self, names: Collection[str]) -> Self | None:
         """This dataset, whose samples have these fields and no other members; see `SamplerInterface.narrowed`."""
         cls, fields = type(self), self.fields
-        is_plain = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
+        ways = ("__getitem__", "__getitems__", "get_shard")
+        is_plain = all(getattr(cls, name) is getattr(ShardListDataset, name) for name in ways)
         is_decoding = all(type(step) in (SampleDecoder, FieldNames) for step in self._transformations)
         if not is_plain or not is_decoding or self._lazy is not None or self._substitutes is not None:
             return None  # a substitute would replace what else is read of its sample, or not

@@ -460,7 +460,11 @@ def note_sample(error: E, sample: Any) -> E:
         name, shard = sample.get("__dataset__"), sample.get("__shard__")
         words = f"sample {sample['__index__']}{f' of {name!r}' if name else ''}, key {sample.get('__key__')!r:.200}, "
         words += f"row {sample.get('__shardindex__')} of {without_secrets(str(shard), str(shard))}"
-        words = harmless(words + _other_fields(error, sample))
-        with contextlib.suppress(Exception):  # an exception may have no attributes
-            error.__notes__ = [*getattr(error, "__notes__", ()), words]
+        note(error, harmless(words + _other_fields(error, sample)))
     return error
+
+
+def note(error: BaseException, words: str) -> None:
+    """Add a note to an error, which has it in its ``__notes__``, also with Python 3.10."""
+    with contextlib.suppress(Exception):  # an exception may have no attributes
+        error.__notes__ = [*getattr(error, "__notes__", ()), words]

@@ -21,7 +21,7 @@ from wids.core.order.layout import Anchored, SamplerInterface, SourceSpan, inter
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.order.windowing import WindowPlaces, find_runs, parse_rule
-from wids.errors import InputError, a_kind, note_sample, shown
+from wids.errors import InputError, a_kind, note, note_sample, shown
 from wids.events import logger
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Windows(Dataset[dict[str, Any]]):
         else:
             values = read_values(dataset, by, of="by")
         self._places = WindowPlaces(rule, find_runs(total, breaks, values, of=of), total)
+        self._ends = _ends_of(dataset)
         self._transformations: list[Callable[[Any], Any]] = []
         _tell_of_short(self._places, runs)
         # Places of the offsets of each field among all.
@@ -180,7 +181,15 @@ class Windows(Dataset[dict[str, Any]]):
 
         Args:
             transform: takes a window, a dict.
+
+        Raises:
+            TypeError: it is no function.
         """
+        if not callable(transform):
+            raise TypeError(
+                f"windows.add_transform({shown(transform)}): give a function of a window, a dict; formats such as "
+                "'torch' are of the samples: dataset.add_transform"
+            )
         self._transformations.append(transform)
         return self
 
@@ -216,8 +225,7 @@ class Windows(Dataset[dict[str, Any]]):
     @Lazy
     def _reading_ends(self) -> tuple[Indices, ...]:
         """The ends of shards, counted by windows: by their first samples, then by further ones."""
-        ends = _check_dataset(self.dataset).shard_ends
-        assert ends is not None  # noqa: S101 - which was checked
+        ends = self._ends
         return tuple(self._places.count_before(ends, offset) for offset in self._places.reading_offsets(ends))
 
     def _mark(self, of: str | None) -> str | None:
@@ -259,10 +267,14 @@ class Windows(Dataset[dict[str, Any]]):
                 f"the dataset has {len(self.dataset):,} samples now, and had {self._places.total:,} when its windows "
                 "were made; make them again"
             )
-        numbers = np.array([to_int(index) for index in indices], np.int64)
-        if len(numbers) and not -total <= int(numbers.min()) <= int(numbers.max()) < total:
-            wrong = next(number for number in numbers.tolist() if not -total <= number < total)
+        ends = _ends_of(self.dataset)
+        if ends is not self._ends and not np.array_equal(ends, self._ends):
+            raise InputError("the dataset has other shards now than when its windows were made; make them again")
+        asked = [to_int(index) for index in indices]
+        if asked and not -total <= min(asked) <= max(asked) < total:
+            wrong = next(number for number in asked if not -total <= number < total)
             raise IndexError(f"window {wrong} of {total}" + (f"; indices are 0 to {total - 1}" if total else ""))
+        numbers = np.array(asked, np.int64)
         return np.where(numbers < 0, numbers + total, numbers)
 
     def _read(self, wanted: Indices, places: Indices) -> list[Any]:
@@ -336,7 +348,7 @@ class Windows(Dataset[dict[str, Any]]):
             if not any(name in sample for sample in chosen):
                 raise InputError(
                     f"offsets: no sample of window {number} has the field {shown(name)}; its anchor has "
-                    f"{shown(sorted(key for key in window if not key.startswith('__')))}"
+                    f"{shown(sorted(filter(_is_field, window), key=str))}"
                 )
             window[name] = [sample.get(name) for sample in chosen]
         return window
@@ -360,20 +372,42 @@ class Windows(Dataset[dict[str, Any]]):
 
     def _stack_fields(self, window: dict[str, Any], number: int) -> None:
         fields = self._places.rule.fields
-        names: Iterable[str] = (name for name in window if not name.startswith("__")) if fields is None else fields
+        names: Iterable[str] = filter(_is_field, window) if fields is None else fields
         functions = self._stack if isinstance(self._stack, Mapping) else dict.fromkeys(names, self._stack)
         for name, function in functions.items():
             if name not in window:
                 raise InputError(
                     f"stack: window {number} has no field {shown(name)}; it has "
-                    f"{shown(sorted(key for key in window if not key.startswith('__')))}"
+                    f"{shown(sorted(filter(_is_field, window), key=str))}"
                 )
-            window[name] = function(window[name])
+            try:
+                window[name] = function(window[name])
+            except Exception as error:
+                note(error, f"stack, of the field {shown(name)}")
+                raise
+
+
+def _is_field(name: Any) -> bool:
+    """True for a field of a sample, which a function may name by what it likes; False for ``__key__`` and the like."""
+    return not str(name).startswith("__")
 
 
 def _with_own_streams(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same sample, whose files and streams are read from where they are, beside the others."""
-    streams = {name: copy.copy(value) for name, value in sample.items() if isinstance(value, io.IOBase)}
+    """The same sample, whose files and streams are read from where they are, beside the others.
+
+    Raises:
+        InputError: one reads another stream or an open file, which its copy would read, too.
+    """
+    streams = {name: value for name, value in sample.items() if isinstance(value, io.IOBase)}
+    for name, stream in streams.items():
+        is_whole = isinstance(stream, (io.BytesIO, io.StringIO)) or type(stream).__reduce__ is not object.__reduce__
+        if not is_whole:
+            error = InputError(
+                f"the field {shown(name)} is {a_kind(stream)}, from which several windows would read in turn; "
+                "make it in windows.add_transform(function), for each window"
+            )
+            raise note_sample(error, sample)
+        streams[name] = copy.copy(stream)
     return {**sample, **streams} if streams else sample
 
 
@@ -390,6 +424,13 @@ def _check_dataset(dataset: Any) -> SamplerInterface:
             advice = "make windows of each source, and mix these: wids.mix({'web': web.windows(8), ...})"
         raise TypeError(f"windows are made of {a_kind(dataset)}; {advice}")
     return interface
+
+
+def _ends_of(dataset: Any) -> Indices:
+    """The ends of the shards of a dataset that windows are made of."""
+    ends = _check_dataset(dataset).shard_ends
+    assert ends is not None  # noqa: S101 - which was checked
+    return ends
 
 
 def _parse_stack(stack: Any, fields: Mapping[str, Any] | None) -> Any:

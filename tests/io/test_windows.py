@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import pickle
 import random
@@ -607,6 +609,32 @@ def test_streams_are_each_window_s_own(shards):
             [b"text %d" % min(k + o, e) for o in range(3)] for k, e in ((6, 8), (7, 8), (8, 8), (7, 8), (9, 10))
         ]
         assert windows.__getitems__([6, 7, 8, 7, 9]) == expected
+
+
+def test_streams_that_read_others_are_refused(shards):
+    """Several windows would read in turn what they share; a function of windows makes one for each."""
+    for wrap in (io.TextIOWrapper, io.BufferedReader, lambda stream: gzip.GzipFile(fileobj=stream)):
+        dataset = wids.ShardListDataset(shards, transformations=lambda s, wrap=wrap: {**s, "text": wrap(s[".txt"])})
+        windows = dataset.windows(3)
+        assert len(windows[0]["text"]) == 3
+        with pytest.raises(InputError, match=r"'text' is a .*, from which several windows") as caught:
+            windows.__getitems__([0, 1])
+        assert "sample 1, key" in caught.value.__notes__[0]
+
+
+class Summed(wids.ShardListDataset):
+    """A dataset with its own way to read several samples, which needs two fields of each."""
+
+    def __getitems__(self, indices):
+        """Samples with another field."""
+        return [{**sample, "sum": sample[".cls"] + len(sample[".txt"])} for sample in super().__getitems__(indices)]
+
+
+def test_a_subclass_reads_whole_samples(shards):
+    """Where a class reads several samples in its own way, they are not read in part."""
+    dataset = Summed(shards, transformations="numpy")
+    window = dataset.windows(offsets={".cls": [0, 1], "sum": [0, 2]}, by=EPISODES)[1]
+    assert (window[".cls"], window["sum"]) == ([1, 2], [7, 9])
 
 
 def test_a_sample_that_is_replaced_is_so_in_all_windows(tmp_path):

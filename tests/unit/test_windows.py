@@ -382,9 +382,17 @@ def test_each_form_of_an_index():
     assert windows.samples([0, -1]).tolist() == [[0, 2], [8, 10]]
     assert windows.__getitems__([]) == []
     assert windows.samples(np.int64(1)).tolist() == windows.samples(torch.tensor(1)).tolist() == [1, 3]
-    for index, error in ((7, IndexError), (-8, IndexError), ("a", TypeError), (slice(2), TypeError), (1.0, TypeError)):
+    for index, error in (
+        (7, IndexError),
+        (-8, IndexError),
+        ("a", TypeError),
+        (slice(2), TypeError),
+        (1.0, TypeError),
+    ):
         with pytest.raises(error):
             windows[index]
+    with pytest.raises(IndexError, match="window 1180591620717411303424 of 7"):
+        windows[1 << 70]
     assert repr(windows).startswith("<Windows: 7 windows of 2 with stride 2, step 1, of <")
 
 
@@ -406,6 +414,21 @@ def test_stack():
         Windows(Frames([6]), 3, stack="torch")
 
 
+def test_stack_names_the_field_that_it_fails_for():
+    """A function of tensors, say, which finds texts; fields may have names of any kind."""
+    with pytest.raises(RuntimeError) as caught:
+        Windows(Frames([6]), 3, stack={"x": list, "y": refuse})[0]
+    assert caught.value.__notes__[0] == "stack, of the field 'y'"
+
+    class Numbered(Frames):
+        def __getitems__(self, indices):
+            return [{0: i} for i in indices]
+
+    assert Windows(Numbered([6]), 3, stack=tuple)[1] == {0: (1, 2, 3), "__window__": 1}
+    with pytest.raises(InputError, match=r"its anchor has \[0\]"):
+        Windows(Numbered([6]), offsets={"x": [0]})[0]
+
+
 def refuse(values):
     """A function of a list that fails."""
     raise RuntimeError(f"no place for {values}")
@@ -416,7 +439,10 @@ def test_an_error_names_the_sample():
     for windows in (Windows(Frames([6]), 2, stack=refuse), Windows(Frames([6]), 2).add_transform(refuse)):
         with pytest.raises(RuntimeError, match="no place for") as caught:
             windows[3]
-        assert "sample 3, key '3'" in caught.value.__notes__[0]
+        assert "sample 3, key '3'" in caught.value.__notes__[-1]
+    for function in ("torch", [refuse], None):
+        with pytest.raises(TypeError, match="give a function of a window"):
+            windows.add_transform(function)
 
 
 class Odd(Frames):
@@ -466,7 +492,11 @@ def test_windows_that_do_not_fit(caplog):
         ({"length": 2, "stride": 0}, "stride is 0"),
         ({"length": 2, "step": 0}, "step is 0"),
         ({"length": 2, "step": 1 << 50}, "step"),
-        ({"length": 1 << 30, "stride": 1 << 30}, "span more samples"),
+        ({"length": 1 << 20, "stride": 1 << 30}, "span more samples"),
+        ({"length": 10**9}, "a window may have 16,777,216"),
+        ({"offsets": range(10**9), "pad": "repeat"}, "a window may have 16,777,216"),
+        ({"offsets": [0, 1 << 70]}, "more samples"),
+        ({"offsets": [0, None]}, "has None, which is no integer"),
         ({"length": 2, "pad": "zero"}, "pad is 'zero'"),
         ({"offsets": [0], "stride": 2}, "stride=2"),
         ({"offsets": []}, "one integer or more"),
@@ -510,10 +540,14 @@ def test_what_windows_are_made_of():
 
 def test_windows_of_another_dataset_by_now():
     """A dataset that has other samples than when its windows were made is an error."""
-    frames = Frames([9])
+    frames = Frames([3, 6])
     windows = Windows(frames, 2)
+    assert pickle.loads(pickle.dumps(windows))[0]["x"] == [0, 1]
     frames.shards = [5]
     with pytest.raises(InputError, match="has 5 samples now, and had 9"):
+        windows[0]
+    frames.shards = [6, 3]
+    with pytest.raises(InputError, match="other shards now"):
         windows[0]
 
 
@@ -524,6 +558,25 @@ def test_copies():
     for other in (pickle.loads(pickle.dumps(windows)), copy.deepcopy(windows)):
         assert [other[i]["x"] for i in range(13)] == [windows[i]["x"] for i in range(13)]
         assert fingerprint(other) == fingerprint(windows)
+
+
+def test_shards_that_are_smaller_than_a_window_cost_little():
+    """Where one small shard is among many, no ends of all shards are kept for each offset; nor where no window has it.
+
+    A shard that holds less than a 32nd of a window is not looked for ahead, and all others are.
+    """
+    shards = np.full(1000, 1000)
+    shards[500:502] = 1, 1999
+    windows = Windows(Frames(shards), 1000, by=np.zeros(10**6))
+    assert len(interface_of(windows).further_ends) <= 32
+    visited = Shards(windows, lambda dataset: dataset)
+    for i in range(499_000, 501_000, 7):
+        there = {visit.shard for visit in visited.visits_of(np.array([i]), first=0)}
+        all_shards = np.unique(np.searchsorted(np.cumsum(shards), windows.samples(i), "right")).tolist()
+        assert {*all_shards} - {500} <= there <= {*all_shards}
+    windows = Windows(Frames(shards), 1000, by=np.arange(10**6) // 1000)  # the small shard ends an episode
+    assert len(interface_of(windows).further_ends) == 1
+    assert not interface_of(Windows(Frames(shards[:500]), 1000)).further_ends
 
 
 def test_a_hundred_million_samples_cost_what_their_runs_cost():

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 22
 # The largest distance of two samples of a window, so that no sum of indices overflows.
 _MAX_OFFSET = 1 << 40
+# The most samples of a window, so that no number by mistake takes the memory.
+_MAX_SAMPLES = 1 << 24
+# Parts of the reach of a window: downloads ahead look in each.
+_LOOKS = 32
 
 
 class WindowRule(NamedTuple):
@@ -83,6 +87,8 @@ def parse_rule(length: Any, *, stride: Any, step: Any, offsets: Any, pad: Any) -
         raise InputError(f"step is {step}, more than any data set has samples")
     if offsets is None:
         length = parse_int("length", length, minimum=1)
+        if length > _MAX_SAMPLES:
+            raise InputError(f"windows of {length:,} samples: a window may have {_MAX_SAMPLES:,}")
         if length * stride > _MAX_OFFSET:
             raise InputError(f"windows of {length} with stride {stride} span more samples than any data set has")
         words = f"windows of {length}" + (f" with stride {stride}" if stride > 1 else "")
@@ -120,6 +126,8 @@ def _parse_offsets(name: str, offsets: Any) -> tuple[Indices, None]:
     kind = f"{name}: {shown(offsets)}"
     if isinstance(offsets, (str, bytes)):
         raise InputError(f"{kind} is a text; give integers, [-2, -1, 0]")
+    if isinstance(offsets, range) and len(offsets) > _MAX_SAMPLES:
+        raise InputError(f"{kind} has {len(offsets):,} samples: a window may have {_MAX_SAMPLES:,}")
     try:
         array = np.asarray(offsets if hasattr(offsets, "__array__") else list(offsets))
     except (TypeError, ValueError) as error:
@@ -130,7 +138,10 @@ def _parse_offsets(name: str, offsets: Any) -> tuple[Indices, None]:
         advice = ""
         if array.dtype.kind == "f":
             advice = "; offsets count samples: multiply seconds by the frames in a second, and round"
-        raise InputError(f"{kind} has {shown(array[0].item())}, which is no integer{advice}")
+        wrong = [each for each in array.tolist() if type(each) is not int]
+        if not wrong:  # integers that no array has
+            raise InputError(f"{kind} reaches over more samples than any data set has")
+        raise InputError(f"{kind} has {shown(wrong[0])}, which is no integer{advice}")
     if int(array.max()) > _MAX_OFFSET or int(array.min()) < -_MAX_OFFSET:
         raise InputError(f"{kind} reaches over more samples than any data set has")
     return array.astype(np.int64), None
@@ -269,19 +280,23 @@ class WindowPlaces:
         return np.where(runs < 0, 0, before + count)
 
     def reading_offsets(self, ends: Indices) -> list[int]:
-        """The offsets whose samples lie in all shards that a window has samples of.
+        """The offsets whose samples lie in all shards that a window has samples of, but for very small ones.
+
+        Each costs a number for each shard, so a shard between two samples of a window is looked for only if it has a
+        share of the window's reach: the parts of one are ``_LOOKS``. A smaller one is downloaded when it is read.
 
         Args:
             ends: the end of each shard's samples.
         """
-        offsets = np.unique(self.rule.offsets)
-        lengths = np.diff(ends, prepend=0)
-        there = ends[lengths > 0]
-        at = np.searchsorted(self._starts, there, side="right") - 1
-        if not (there[at >= 0] < (self._starts + self._lengths)[at[at >= 0]]).any():
-            return [int(offsets[0])]  # no window lies in two shards
-        inner = lengths[lengths > 0][1:-1]  # shards that lie between two samples of a window
-        most = int(inner.min()) if len(inner) else self.total
+        offsets, lengths = np.unique(self.rule.offsets), np.diff(ends, prepend=0)
+        there, lengths = ends[lengths > 0], lengths[lengths > 0]
+        at = np.searchsorted(self._starts, there) - 1
+        is_inside = at >= 0  # a run, which goes on in the next shard
+        is_inside[is_inside] = there[is_inside] < (self._starts + self._lengths)[at[is_inside]]
+        if not is_inside.any():
+            return [int(offsets[0])]
+        between = lengths[1:][is_inside[1:] & is_inside[:-1]]
+        most = max(int(between.min(initial=self.total)), -(-self.rule.span // _LOOKS))
         chosen = [0]
         while chosen[-1] < len(offsets) - 1:
             last = int(np.searchsorted(offsets, offsets[chosen[-1]] + most, side="right")) - 1
