@@ -27,6 +27,7 @@ from wids.core.files import system
 from wids.core.readers import pool
 from wids.core.readers.pool import OpenShards
 from wids.core.tables.fields import Alternatives
+from wids.core.transport import filesystems
 from wids.errors import ChangedShardError, FetchError, InputError, SelectionError, WidsError
 from wids.events import RangesRead
 from wids.testing.promises import files_open_in
@@ -42,9 +43,13 @@ ACCESS = ("local", "fetch", "range", "auto")
 
 
 @pytest.fixture
-def place(server, tmp_path):
-    """A function: (access, members) -> a dataset of one shard, and the events of its reads by ranges."""
+def place(server, tmp_path, monkeypatch):
+    """A function: (access, members) -> a dataset of one shard, and the events of its reads by ranges.
+
+    A request costs as much as 10 kB, however slow this machine is at the moment.
+    """
     server.has_ranges = True
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda *_: 10_000)
 
     def make(access, members=MEMBERS, *, name="a.tar", faults=(), **options):
         data, events = pack(members), []

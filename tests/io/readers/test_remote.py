@@ -64,6 +64,7 @@ def web(server):
 def far(monkeypatch):
     """Another request costs as much as 600 bytes."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 600)
 
 
 def serve(web, *faults, rows=ROWS, size=3000, has_table=True):
