@@ -32,7 +32,7 @@ from wids.core.collection.shard_collection import count_mismatch
 from wids.core.files import tempdirs
 from wids.core.index.discovery import FoundShard, look_local
 from wids.core.place import Place
-from wids.core.readers.base import Part as MemberPart
+from wids.core.readers.base import RowPart
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.shard import Shard  # noqa: TC001 - msgspec reads the annotations
@@ -313,14 +313,14 @@ class _Samples:
 
     def _plan(
         self, rows: range, whole: Collection[str], headers: Collection[str], whole_bytes: int
-    ) -> tuple[int, list[tuple[MemberPart, tuple[str, int, int]]]]:
+    ) -> tuple[int, list[tuple[RowPart, tuple[str, int, int]]]]:
         """The number of samples that are read together; the beginnings of members to read, each with its member."""
         plan, left = [], _BATCH_BYTES
         for count, row in enumerate(rows, 1):
             for member in self.table.members(row):
                 extension, _, size = member
                 if extension in headers:
-                    head = MemberPart(row, extension, 0, size if size <= whole_bytes else _HEAD_BYTES)
+                    head = RowPart(row, extension, 0, size if size <= whole_bytes else _HEAD_BYTES)
                     plan.append((head, member))
                     left -= head.hi
                 elif extension in whole:

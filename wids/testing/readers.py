@@ -20,7 +20,7 @@ from wids.core.cache.directory import CacheDirectory
 from wids.core.cache.leases import leases
 from wids.core.cache.space import Space, table_allowance
 from wids.core.files.identity import Identity
-from wids.core.readers.base import Part
+from wids.core.readers.base import RowPart
 from wids.core.readers.pool import OpenShards
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.table import SUFFIX, build_table
@@ -145,16 +145,16 @@ class ReaderSuite(_WayToOpen):
         with contextlib.closing(self.make().open(described(url, DATA))) as reader:
             whole = b"a0002" * 8000
             for lo, hi in spans:
-                found = reader.read_parts([Part(2, ".bin", lo, hi)])[0]
+                found = reader.read_parts([RowPart(2, ".bin", lo, hi)])[0]
                 check(found == whole[lo:hi], f"`read_parts` gives bytes {lo} to {hi} of {len(whole)}", len(found))
-            check(reader.read_parts([Part(0, ".txt", 1, 9)])[0] == b"0", "`read_parts` gives a slice of the member")
-            several = reader.read_parts([Part(2, ".bin", 4, 9), Part(0, ".txt", 0, 2), Part(2, ".bin", 0, 5)])
+            check(reader.read_parts([RowPart(0, ".txt", 1, 9)])[0] == b"0", "`read_parts` gives a slice of the member")
+            several = reader.read_parts([RowPart(2, ".bin", 4, 9), RowPart(0, ".txt", 0, 2), RowPart(2, ".bin", 0, 5)])
             check(several == [whole[4:9], b"a0", whole[:5]], "`read_parts` gives each part, in their order", several)
             check(reader.read_parts([]) == [], "no parts are an empty list")
             with refused(KeyError, "a name that the sample does not have is a KeyError"):
-                reader.read_parts([Part(0, ".BIN", 0, 1)])
+                reader.read_parts([RowPart(0, ".BIN", 0, 1)])
         with refused(ClosedReaderError, "a read after `close` is a ClosedReaderError"):
-            reader.read_parts([Part(0, ".txt", 0, 1)])
+            reader.read_parts([RowPart(0, ".txt", 0, 1)])
 
     def test_a_hard_link_has_the_bytes_of_its_file(self) -> None:
         """A file of an earlier sample, its own or none, near and far; saved, published tables, too. Oracle: tarfile."""
@@ -170,7 +170,7 @@ class ReaderSuite(_WayToOpen):
                 check(several == [wanted[key] for key in "abcdb"], promise, several)
                 one = _values(reader.read(2, (".doc",)))
                 check(one == {".doc": b"read me", "__key__": "c"}, promise, one)
-                check(reader.read_parts([Part(2, ".doc", 2, 6)])[0] == b"ad m", promise)
+                check(reader.read_parts([RowPart(2, ".doc", 2, 6)])[0] == b"ad m", promise)
             self.put("a.tar" + SUFFIX, _table_of(data, url))
             provider = self.make()
 

@@ -35,7 +35,7 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
-from wids.core.readers.base import Part
+from wids.core.readers.base import RowPart
 from wids.core.readers.provider import AutoProvider
 from wids.core.readers.range_provider import RangeProvider
 from wids.core.readers.remote import RangeReader
@@ -293,10 +293,10 @@ def test_a_part_of_a_member_that_moved(web, far, headers):
     dataset = open_dataset(url)
     shard, row, _ = dataset.get_shard(2)
     with shard.pinned() as reader:
-        assert reader.read_parts([Part(row, ".bin", 100_000, 100_010)])[0] == b"a0002" * 2
+        assert reader.read_parts([RowPart(row, ".bin", 100_000, 100_010)])[0] == b"a0002" * 2
         source = reader._source
         before = source.read_bytes
-        assert reader.read_parts([Part(row, ".bin", 300_000, 300_010)])[0] == b"a0002" * 2
+        assert reader.read_parts([RowPart(row, ".bin", 300_000, 300_010)])[0] == b"a0002" * 2
         assert source.read_bytes - before <= 2 * 512 + 10
     dataset.close()
     more, data = tars.member(b"of no sample", b"x"), data[: -len(tars.END)]
@@ -305,7 +305,7 @@ def test_a_part_of_a_member_that_moved(web, far, headers):
     with contextlib.closing(open_dataset(url)) as dataset:
         shard, row, _ = dataset.get_shard(2)
         with shard.pinned() as reader, pytest.raises(ChangedShardError, match="not where its member table says"):
-            reader.read_parts([Part(row, ".bin", 300_000, 300_010)])
+            reader.read_parts([RowPart(row, ".bin", 300_000, 300_010)])
 
 
 @pytest.mark.parametrize("fields", [None, (".a", ".c")], ids=["all", "some"])

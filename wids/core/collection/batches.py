@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from wids.core.collection.shard_collection import CLOSED
 from wids.core.index.selection import no_sample
 from wids.core.order.validation import parse_int
-from wids.core.readers.base import Part
+from wids.core.readers.base import RowPart
 from wids.core.readers.pool import OpenShard
 from wids.core.tables.fields import Alternatives
 from wids.core.transport import concurrency
@@ -200,7 +200,7 @@ def read_foreign_part(get_shard: GetShard, part: MemberPart) -> bytes:
     if isinstance(shard, OpenShard):
         while True:
             with shard.pinned() as reader, suppress(ClosedReaderError):  # which then closed itself
-                return reader.read_parts([Part(row, _name_of(reader, row, part), part.lo, part.hi)])[0]
+                return reader.read_parts([RowPart(row, _name_of(reader, row, part), part.lo, part.hi)])[0]
     sample = dict(shard[row])
     names = [name for name in sample if name.startswith(".")]
     key = str(sample.get("__key__", ""))
@@ -229,7 +229,9 @@ def read_parts(collection: ShardCollection, parts: Sequence[MemberPart]) -> list
 
     def read_stretch(reader: Reader, _: str, now: list[int], rows: list[int]) -> None:
         mine = [parts[position] for position in now]
-        asked = [Part(row, _name_of(reader, row, part), part.lo, part.hi) for row, part in zip(rows, mine, strict=True)]
+        asked = [
+            RowPart(row, _name_of(reader, row, part), part.lo, part.hi) for row, part in zip(rows, mine, strict=True)
+        ]
         for position, piece in zip(now, reader.read_parts(asked), strict=True):
             data[position] = piece
 

@@ -16,9 +16,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from wids.core.order.validation import suggest_names
-from wids.core.readers.base import Part
+from wids.core.readers.base import RowPart
 from wids.core.readers.pool import OpenShards, find_pool
-from wids.core.tables.fields import Lazy
+from wids.core.tables.fields import LazyMembers
 from wids.errors import ChangedShardError, ClosedReaderError, InputError, WidsError, a_kind, printable, shown
 from wids.events import logger
 
@@ -54,7 +54,7 @@ LIMITS = MemberLimits()
 
 
 @suggest_names
-def lazy(extensions: str | Sequence[str]) -> Lazy:
+def lazy(extensions: str | Sequence[str]) -> LazyMembers:
     """Have members opened as a `wids.MemberFile`, and not read: a decoder then reads the parts that it needs.
 
     In ``fields`` it stands where the extensions would: ``fields={"video": wids.lazy("mp4;webm"), "label": "cls"}``.
@@ -76,7 +76,7 @@ def lazy(extensions: str | Sequence[str]) -> Lazy:
         >>> sample["text"].seek(2), sample["text"].read(3)
         (2, b'xt ')
     """
-    return Lazy(extensions)
+    return LazyMembers(extensions)
 
 
 class _Place(NamedTuple):
@@ -293,7 +293,7 @@ class MemberFile(io.RawIOBase):
                 else:
                     gaps = self._pieces.gaps(lo, hi) or [(lo, hi)]  # another thread has filled them
                     spans = self._extend(gaps, goes_on=goes_on and is_far) if is_kept else [(lo, hi)]
-                data = reader.read_parts([Part(row, extension, *span) for span in spans])
+                data = reader.read_parts([RowPart(row, extension, *span) for span in spans])
                 self._check_version(reader)
             except ClosedReaderError:  # it closed itself, and the next one is another
                 continue

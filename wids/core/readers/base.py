@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Sample: TypeAlias = dict[str, Any]
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """Bytes ``lo .. hi`` of one member (0 <= lo <= hi), fewer at its end.
 
     Attributes:
@@ -120,7 +120,7 @@ class Reader(Rows, Protocol):
     def version(self) -> str:
         """Version of its bytes; see above."""
 
-    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+    def read_parts(self, parts: Sequence[RowPart]) -> list[bytes]:
         """The bytes of parts of members, in their order; of the members nothing else is read.
 
         Raises:

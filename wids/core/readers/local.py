@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.core.files.open_file import OpenFile
-    from wids.core.readers.base import Part, Sample
+    from wids.core.readers.base import RowPart, Sample
     from wids.core.tables.fields import Wanted
     from wids.core.tables.table import MemberTable
 
@@ -302,7 +302,7 @@ class LocalReader(Reader):
                     for m in self.table.chosen(span, fields):
                         page_cache.begin_reading(file.fd, offsets[m], sizes[m])
 
-    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+    def read_parts(self, parts: Sequence[RowPart]) -> list[bytes]:
         """Read parts of members; see `Reader.read_parts`."""
         spans = [self.table.span_of(part.row, part.name, part.lo, part.hi) for part in parts]
         return self.pread_all([(lo, hi - lo) for lo, hi in spans])

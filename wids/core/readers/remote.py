@@ -32,7 +32,7 @@ from wids.events import RangesRead, emit, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from wids.core.readers.base import Part, Sample
+    from wids.core.readers.base import RowPart, Sample
     from wids.core.tables.fields import Wanted
     from wids.core.tables.keys import Split
     from wids.core.tables.table import MemberTable
@@ -137,7 +137,7 @@ class RangeReader(Reader):
         """The server's, once it has answered."""
         return version_mark(self._source.known_version)
 
-    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+    def read_parts(self, parts: Sequence[RowPart]) -> list[bytes]:
         """Read parts of members, all of them at the same time; see `Reader.read_parts`.
 
         The header of each member is read with the first part; without strong versions with each, and once more.
@@ -208,7 +208,7 @@ class RangeReader(Reader):
             samples.append(sample)
         return samples
 
-    def _read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+    def _read_parts(self, parts: Sequence[RowPart]) -> list[bytes]:
         table, source = self.table, self._source
         names = {table.find_member(part.row, part.name): (table.key(part.row), part.name) for part in parts}
         spans = [table.span_of(*part) for part in parts]

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The members that a reader reads: those with some extensions, all but some, or all.
 Wanted: TypeAlias = "Collection[str] | AllBut | None"
-# The argument ``fields``: extensions, or names for them; alternatives are joined by ";"; those of `Lazy` are opened.
-FieldsArgument: TypeAlias = "str | Lazy | Sequence[str | Lazy] | Mapping[str, str | Lazy | Sequence[str]] | None"
+# The argument ``fields``: extensions, or names for them; alternatives are joined by ";"; `LazyMembers` are opened.
+FieldsArgument: TypeAlias = (
+    "str | LazyMembers | Sequence[str | LazyMembers] | Mapping[str, str | LazyMembers | Sequence[str]] | None"
+)
 
 
-class Lazy:
+class LazyMembers:
     """Members that are opened as files, and not read; `wids.lazy` makes it.
 
     As a transformation it changes nothing: a dataset looks for it before it reads.
@@ -44,7 +46,7 @@ class Lazy:
         return sample
 
     def __eq__(self, other: object) -> bool:
-        return self.extensions == other.extensions if isinstance(other, Lazy) else NotImplemented
+        return self.extensions == other.extensions if isinstance(other, LazyMembers) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.extensions)
@@ -90,7 +92,7 @@ class Alternatives(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slot
 
     def __repr__(self) -> str:
         joined = map(";".join, self.groups)
-        texts = tuple(Lazy(text) if number in self.lazy else text for number, text in enumerate(joined))
+        texts = tuple(LazyMembers(text) if number in self.lazy else text for number, text in enumerate(joined))
         return repr(texts if self.names is None else dict(zip(self.names, texts, strict=True)))
 
     def choose(self, extensions: Iterable[str]) -> list[list[int]]:
@@ -162,12 +164,12 @@ def part_lazily(fields: tuple[str, ...] | None, steps: Iterable[object]) -> tupl
 
     Args:
         fields: of a dataset; None: all.
-        steps: its transformations; each extension of a `Lazy` among them is a field by itself.
+        steps: its transformations; each extension of a `LazyMembers` among them is a field by itself.
 
     Raises:
         InputError: such a step has an extension that is in none of the fields.
     """
-    extensions = {name.casefold(): name for step in steps if isinstance(step, Lazy) for name in step.extensions}
+    extensions = {name.casefold(): name for step in steps if isinstance(step, LazyMembers) for name in step.extensions}
     if fields is None:
         others = Alternatives([(name,) for name in extensions.values()])
         return (AllBut(others), others) if extensions else (None, None)
@@ -250,7 +252,7 @@ def parse_fields(fields: FieldsArgument) -> tuple[str, ...] | None:
             raise InputError("fields is empty; give them like {'image': 'jpg;png'}, or None for all")
         values: list[Any] = list(fields.values())
         return Alternatives(list(map(_split, values)), [*map(_check_name, fields)], _numbers_of_lazy(values))
-    listed = [fields] if isinstance(fields, (str, Lazy)) else list(fields)
+    listed = [fields] if isinstance(fields, (str, LazyMembers)) else list(fields)
     groups, lazy = list(map(_split, listed)), _numbers_of_lazy(listed)
     if lazy or any(len(group) > 1 for group in groups):
         return Alternatives(groups, None, lazy)
@@ -273,7 +275,7 @@ def parse_field(field: Any, fields: tuple[str, ...] | None = None) -> Alternativ
 
 
 def _numbers_of_lazy(values: Sequence[Any]) -> list[int]:
-    return [number for number, value in enumerate(values) if isinstance(value, Lazy)]
+    return [number for number, value in enumerate(values) if isinstance(value, LazyMembers)]
 
 
 def _check_name(name: Any) -> str:
@@ -286,7 +288,7 @@ def _check_name(name: Any) -> str:
 
 def _split(alternatives: Any) -> list[str]:
     """The extensions that a text, or several, stands for: each once, with its dot."""
-    if isinstance(alternatives, Lazy):
+    if isinstance(alternatives, LazyMembers):
         return list(alternatives.extensions)
     texts = [alternatives] if isinstance(alternatives, str) else alternatives
     if (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from wids.core.codecs.decoders import inflate
-from wids.core.readers.base import Part
+from wids.core.readers.base import RowPart
 from wids.errors import SelectionError, shown
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Member:
 
     def read_part(self, lo: int, hi: int) -> bytes:
         """Its bytes from ``lo`` to ``hi``, fewer at its end."""
-        return self._reader.read_parts([Part(self.row, self.name, lo, hi)])[0]
+        return self._reader.read_parts([RowPart(self.row, self.name, lo, hi)])[0]
 
     def read(self) -> bytes:
         """All of its bytes."""
