@@ -54,7 +54,17 @@ from wids.core.readers.pool import STOPPED
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.fields import Alternatives, FieldNames, parse_field, parse_fields, part_lazily
 from wids.core.transport import retrying, schemes
-from wids.errors import ClosedReaderError, InputError, ShardReadError, SpecError, note_sample, shorten, shown
+from wids.errors import (
+    ClosedReaderError,
+    InputError,
+    ShardReadError,
+    SpecError,
+    WidsError,
+    copied,
+    note_sample,
+    shorten,
+    shown,
+)
 from wids.events import format_size, logger
 
 if TYPE_CHECKING:
@@ -64,6 +74,7 @@ if TYPE_CHECKING:
 
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields, SampleColumns
+    from wids.core.collection.member_file import MemberFile
     from wids.core.collection.shard_collection import OnCountMismatch, Shards
     from wids.core.collection.stats import Stats
     from wids.core.collection.views import SplitBy
@@ -1245,29 +1256,7 @@ class ShardListDataset(Dataset[T_co]):
     def _apply(self, sample: Any) -> T_co:
         if self._columns is not None and self._columns.shown:
             self._columns.add_to(sample, self._collection)
-        if self._lazy is not None:
-            return self._apply_to_files(sample, self._lazy)
-        return self._run(sample)
-
-    def _apply_to_files(self, sample: Any, lazy: Alternatives) -> T_co:
-        """The sample after the transformations, which have members to read in."""
-        from wids.core.collection import member_file
-
-        is_foreign = type(self).get_shard is not ShardListDataset.get_shard
-        files = member_file.open_lazily(self.cache, sample, lazy, is_foreign=is_foreign)
-        as_read = {**sample} if files else sample
-        try:
-            transformed = self._run(sample)
-        except Exception as error:
-            try:
-                member_file.raise_dropped(files, error)
-            except Exception as dropped:  # noqa: BLE001 - noted, and raised
-                raise note_sample(dropped, as_read) from error
-            raise
-        member_file.warn_of_dropped(files)
-        return transformed
-
-    def _run(self, sample: Any) -> T_co:
+        files = () if self._lazy is None else self._open_files(sample, self._lazy)
         as_read = sample
         try:
             for transform in self._transformations:
@@ -1277,11 +1266,26 @@ class ShardListDataset(Dataset[T_co]):
         except StopIteration as error:
             raise note_sample(RuntimeError(STOPPED), as_read) from error
         except Exception as error:
+            dropped = next((file.error for file in files if file.error is not None), None)
+            if dropped is not None and not isinstance(error, (WidsError, OSError)):
+                raise note_sample(copied(dropped), as_read) from error
             note_sample(error, as_read)
             if sample is None:
                 arguments.warn_of_none(transform, is_before=True)
             raise
+        for file in files:
+            if file.error is not None:
+                logger.warning(
+                    "%r of %s: a read failed, and a sample was made all the same (%s)", file, file.url, file.error
+                )
         return sample  # type: ignore[no-any-return]
+
+    def _open_files(self, sample: Any, lazy: Alternatives) -> Sequence[MemberFile]:
+        """Open the lazy members of a sample."""
+        from wids.core.collection.member_file import open_lazily
+
+        is_foreign = type(self).get_shard is not ShardListDataset.get_shard
+        return open_lazily(self.cache, sample, lazy, is_foreign=is_foreign)
 
 
 class _NotInitialized:

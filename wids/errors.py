@@ -65,6 +65,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from typing import Any, TypeVar
 
@@ -445,6 +446,13 @@ def _other_fields(error: BaseException, sample: dict[str, Any]) -> str:
     there = [field for field in map(str, sample) if not field.startswith("__")]
     listed = ", ".join(map(shorten, there[:_NAMED_FIELDS])) + (", ..." if len(there) > _NAMED_FIELDS else "")
     return f"; it has the fields {listed}" if there else "; it has no fields"
+
+
+def copied(error: E) -> E:
+    """The same error with its cause, to be raised elsewhere: it holds no frames, and its notes are its own."""
+    other = copy.copy(error)
+    other.__cause__ = error.__cause__
+    return other
 
 
 def note_sample(error: E, sample: Any) -> E:

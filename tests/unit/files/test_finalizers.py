@@ -79,6 +79,7 @@ THREADS = {
     "tools/cli/look/listed": {"wids-bar": MOMENT},
     "core/collection/batches": {"wids-read": MOMENT},
     "core/collection/shard_collection": {"wids-tables": MOMENT},
+    "columns/extract": {"wids-columns": POOL},
     "columns/sql": {"wids-sql": MOMENT},
     "hub/datasets": {"wids-hub": POOL},
     "hub/source": {"wids-hub-api": "it waits for a server alone, in huggingface_hub"},

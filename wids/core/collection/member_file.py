@@ -8,7 +8,6 @@ a fifth of all that it has asked for so far (at least 128 KiB). Once the shard i
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import operator
 import os
@@ -19,8 +18,7 @@ from wids.core.order.validation import suggest_names
 from wids.core.readers.base import RowPart
 from wids.core.readers.pool import OpenShards, find_pool
 from wids.core.tables.fields import LazyMembers
-from wids.errors import ChangedShardError, ClosedReaderError, InputError, WidsError, a_kind, printable, shown
-from wids.events import logger
+from wids.errors import ChangedShardError, ClosedReaderError, InputError, WidsError, a_kind, copied, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -251,11 +249,11 @@ class MemberFile(io.RawIOBase):
         if not self._pieces.gaps(lo, hi):
             return self._join(lo, hi)
         if self.error is not None:
-            raise _without_frames(self.error)
+            raise copied(self.error)
         try:
             is_kept, pieces = self._fetch(lo, hi, goes_on=goes_on)
         except (WidsError, OSError) as error:
-            self.error = _without_frames(error)  # whose frames hold this file
+            self.error = copied(error)  # whose frames hold this file
             raise
         if not is_kept:
             return pieces[0][1]
@@ -345,13 +343,6 @@ class MemberFile(io.RawIOBase):
             f"{self.url}: it was replaced while {self._shown} was read, which {what}; open the sample again",
             shard=self.url,
         )
-
-
-def _without_frames(error: Exception) -> Exception:
-    """The same error, to be raised elsewhere."""
-    other = copy.copy(error)
-    other.__cause__ = error.__cause__
-    return other
 
 
 class _Pieces:
@@ -493,26 +484,6 @@ def open_lazily(pool: OpenShards, sample: Sample, lazy: Alternatives, *, is_fore
                 sample[member[0]] = file
                 files.append(file)
     return files
-
-
-def raise_dropped(files: Sequence[MemberFile], error: Exception) -> None:
-    """Raise the error of a read of these files that a decoder has dropped, and failed by; if there is one.
-
-    Args:
-        files: of a sample.
-        error: of its transformations.
-    """
-    dropped = next((file.error for file in files if file.error is not None), None)
-    if dropped is not None and not isinstance(error, (WidsError, OSError)):
-        raise _without_frames(dropped) from error
-
-
-def warn_of_dropped(files: Sequence[MemberFile]) -> None:
-    """Log a read that has failed, where the transformations came to a result all the same."""
-    for file in files:
-        if file.error is not None:
-            words = "%s of %s: a read failed, and the transformations have made a sample all the same (%s)"
-            logger.warning(words, file, file.url, file.error)
 
 
 def open_member(
