@@ -46,7 +46,7 @@ from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import SamplerInterface, read_values
+from wids.core.order.layout import SamplerInterface, interface_of, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.prefetch import ahead
@@ -683,6 +683,11 @@ class ShardListDataset(Dataset[T_co]):
         from wids.core.order.unseen import find_unseen
 
         then = open_earlier(old)
+        if (interface := interface_of(then)) is not None and interface.anchored is not None:
+            raise InputError(
+                "unseen() is of samples, and old= of windows; make the windows of now, and go on over them: "
+                "sampler.load_state_dict(state, old=old)"
+            )
         earlier = find_earlier(self, then, values={"lengths": old_lengths, "buckets": old_buckets}, limits=old_limits)
         left = find_unseen(self, state, earlier, seed=seed, tail=tail)
         name = getattr(getattr(old, "_collection", None), "index_url", None) or getattr(old, "dataset_name", old)

@@ -594,6 +594,8 @@ def test_windows_of_other_shapes_are_not_the_same(dataset, shards):
     more = wids.ShardListDataset([*shards, {"url": "http://h/new.tar", "nsamples": 9}], prefetch=False)
     later = more.windows(4, by=[*EPISODES, *[3] * 9])
     sampler_of(later).load_state_dict(state, old=windows)
+    with pytest.raises(InputError, match=r"unseen\(\) is of samples, and old= of windows"):
+        more.unseen(state, old=windows)
     for old in (dataset.windows(3, by=EPISODES), dataset, shards):
         with pytest.raises((InputError, StateError)):
             sampler_of(later).load_state_dict(state, old=old)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.shards import write_index, write_json, write_shards
-from wids import ShardListDataset
+from wids import ShardListDataset, mix
 from wids.errors import DependencyError, InputError, OutputError
 from wids.serve import start
 from wids.testing import Server
@@ -113,6 +113,14 @@ def test_a_dataset_has_its_own_cache(tmp_path):
     """Another one beside it is a mistake."""
     with pytest.raises(InputError, match="cache_dir"):
         start(ShardListDataset(write_index(tmp_path)), cache_dir=tmp_path)
+
+
+def test_what_has_no_pages(tmp_path):
+    """Windows, a mixture or a list are no index; the message says what is one."""
+    dataset = ShardListDataset(write_index(tmp_path))
+    for other in (dataset.windows(2), mix([dataset]), [1, 2]):
+        with pytest.raises(TypeError, match="made of an index, or of a ShardListDataset and its views, not of a"):
+            start(other)
 
 
 def test_a_frame(tmp_path, monkeypatch):

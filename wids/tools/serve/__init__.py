@@ -40,14 +40,19 @@ def start(
 
     Raises:
         DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of tags, cannot be read.
+        TypeError: ``index`` is neither an index nor such a dataset.
         InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port is taken or forbidden.
     """
     from wids.tools.serve.running import PageServer, check_packages, start_alone
 
     check_packages()
+    from wids.dataset import ShardListDataset
+    from wids.errors import a_kind
     from wids.tools.serve.served import Served
 
     index, tags = os.fspath(index) if isinstance(index, os.PathLike) else index, os.fspath(tags)
+    if not isinstance(index, (str, ShardListDataset)):
+        raise TypeError(f"pages are made of an index, or of a ShardListDataset and its views, not of {a_kind(index)}")
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
     place = index if isinstance(index, str) else index._collection.index_url  # noqa: SLF001
 
