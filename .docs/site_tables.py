@@ -166,7 +166,8 @@ class Types(SphinxDirective):
             module, *names = line.split()
             source = inspect.getsource(importlib.import_module(module))
             for name in names:
-                found = re.search(rf"((?:^ *# .*\n)*)^ *{name}(?:: TypeAlias)? = (.*)$", source, re.MULTILINE)
+                pattern = rf"((?:^ *# .*\n)*)^ *{name}(?:: TypeAlias)? = (?:\(\n *)?(.*)$"
+                found = re.search(pattern, source, re.MULTILINE)
                 if found is None:
                     raise self.error(f"{module} has no type {name}")
                 words = " ".join(re.findall(r"# (.*)", found[1]))
