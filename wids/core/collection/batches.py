@@ -200,7 +200,7 @@ def read_foreign_part(get_shard: GetShard, part: MemberPart) -> bytes:
     if isinstance(shard, OpenShard):
         while True:
             with shard.pinned() as reader, suppress(ClosedReaderError):  # which then closed itself
-                return reader.read_parts([RowPart(row, _name_of(reader, row, part), part.lo, part.hi)])[0]
+                return reader.read_parts([_find_part(reader, row, part)])[0]
     sample = dict(shard[row])
     names = [name for name in sample if name.startswith(".")]
     key = str(sample.get("__key__", ""))
@@ -228,10 +228,7 @@ def read_parts(collection: ShardCollection, parts: Sequence[MemberPart]) -> list
     data: list[Any] = [None] * len(parts)
 
     def read_stretch(reader: Reader, _: str, now: list[int], rows: list[int]) -> None:
-        mine = [parts[position] for position in now]
-        asked = [
-            RowPart(row, _name_of(reader, row, part), part.lo, part.hi) for row, part in zip(rows, mine, strict=True)
-        ]
+        asked = [_find_part(reader, row, parts[position]) for position, row in zip(now, rows, strict=True)]
         for position, piece in zip(now, reader.read_parts(asked), strict=True):
             data[position] = piece
 
@@ -243,11 +240,12 @@ def read_parts(collection: ShardCollection, parts: Sequence[MemberPart]) -> list
     return data
 
 
-def _name_of(reader: Reader, row: int, part: MemberPart) -> str:
-    """The extension of the member of a part, as the table has it."""
+def _find_part(reader: Reader, row: int, part: MemberPart) -> RowPart:
+    """A part as a reader takes it: its row, and the extension of its member, as the table has it."""
     extensions = [extension for extension, _, _ in reader.table.members(row)]
     key = reader.table.key(row)
-    return extensions[part.field.one_position(extensions, index=part.sample, key=key, shard=reader.url)]
+    name = extensions[part.field.one_position(extensions, index=part.sample, key=key, shard=reader.url)]
+    return RowPart(row, name, part.lo, part.hi)
 
 
 def _read_groups(ready: list[list[int]], far: list[list[int]], read: Callable[[list[list[int]]], None]) -> None:
