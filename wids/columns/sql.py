@@ -67,6 +67,7 @@ _VARYING = frozenset(
 )
 _DESCRIBE = "DESCRIBE samples"
 _FIND = 'SELECT "index" FROM samples WHERE\n'
+_ORDER = 'SELECT "index" FROM samples ORDER BY\n'
 _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
 _MAX_NAMES, _MAX_LETTERS = 100, 2000
@@ -214,6 +215,43 @@ def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.
         if not len(found) or 0 <= found.min() <= found.max() < table.count:
             return found
     raise _RefusedError(f"{table.path}: its column index has numbers that no sample has; make it again")
+
+
+def order_query(order: str, ties: str = "index") -> str:
+    """The SELECT of `sort_rows`."""
+    return f"{_ORDER}{order}\n, {_quoted(ties)}"
+
+
+@_where_asked
+def sort_rows(
+    table: SampleTable, order: str, *, ties: str = "index", memory_bytes: int = DEFAULT_MEMORY_BYTES
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The indices of all samples, in the order of SQL expressions.
+
+    Args:
+        table: of which columns.
+        order: what stands after ORDER BY: ``label, score DESC``. Missing values are last.
+        ties: the column that orders samples for which it is equal.
+        memory_bytes: as for `find_rows`.
+
+    Returns:
+        int64, each index once.
+
+    Raises:
+        QueryError: it is no such text, names an unknown column, or needs too much.
+        ColumnsError, DependencyError: see `find_rows`.
+    """
+    _check_text(order, "an order: write one as text, like 'label, score DESC'")
+    statement = order_query(order, ties)
+
+    def sort(connection: Any) -> list[np.ndarray[Any, Any]]:
+        _check_order(connection, order)
+        reader = _reader_of(connection.sql(_number_classes(connection, statement, table.classes)))
+        return [_indices_of(table, batch.column(0)) for batch in reader]
+
+    parts = _ask(table, order, sort, memory_bytes, statement=statement)
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.zeros(0, np.int64), *parts])
+    return found
 
 
 @_where_asked
@@ -623,7 +661,33 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     """
     if not predicate.strip():
         raise _RefusedError("an expression of columns is needed, like width >= 512, and this is empty")
-    given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
+    _check_alone(connection, _FIND, predicate, "one expression is needed, as after WHERE, and this is more")
+
+
+def _check_order(connection: Any, order: str) -> None:
+    """Check that a text is what may stand after ORDER BY, and nothing else.
+
+    Raises:
+        _RefusedError: it is not.
+    """
+    if not order.strip():
+        raise _RefusedError("expressions of columns are needed, like label, score DESC, and this is empty")
+    _check_alone(connection, _ORDER, order, "expressions are needed, as after ORDER BY, and this is more")
+
+
+def _check_alone(connection: Any, start: str, text: str, words: str) -> None:
+    """Check that a text is only the end of a statement, and that it has one value.
+
+    Args:
+        connection: parses it.
+        start: of the statement, up to its WHERE or ORDER BY.
+        text: the rest.
+        words: of the error if it is more.
+
+    Raises:
+        _RefusedError: it is not.
+    """
+    given, plain = (_parse(connection, start + each) for each in (text, "true"))
     parts = [part for part in _parts_of(given) if _is_dict(part)]
     called = {name.casefold() for part in parts for name in _texts_of(part.get("function_name"))}
     # Without brackets they are read as columns, if there are none of these names.
@@ -633,8 +697,8 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     error = given.get("error_message", "")
     if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
         raise _RefusedError(error)
-    if error or _without_where(given) != _without_where(plain):
-        raise _RefusedError("one expression is needed, as after WHERE, and this is more")
+    if error or _without_end(given) != _without_end(plain):
+        raise _RefusedError(words)
     if varying := sorted(called & _VARYING):
         raise _RefusedError(
             f"{varying[0]} has another value each time, and all processes of a job need the same samples; write what "
@@ -690,11 +754,13 @@ def _number_of(text: bytes, classes: Sequence[str]) -> bytes:
     raise _RefusedError(f"there is no class {name!r}{nearest(name, classes)}")
 
 
-def _without_where(tree: Any) -> Any:
-    """A parsed statement without its outermost WHERE, and without positions in the text."""
+def _without_end(tree: Any) -> Any:
+    """A parsed statement without its outermost WHERE and orders, and without positions in the text."""
     statements = tree["statements"]
     for statement in statements:
         statement["node"].pop("where_clause", None)
+        for modifier in statement["node"].get("modifiers", ()):
+            modifier.pop("orders", None)
     return _without_places(statements)
 
 

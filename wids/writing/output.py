@@ -22,7 +22,7 @@ from wids.core.transport.upload import Target, explained
 from wids.errors import OutputExistsError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from wids.core.tables.table import MemberTable
 
@@ -92,9 +92,11 @@ def parse_pattern(text: str) -> ShardPattern:
     return ShardPattern(head=text[: mark.start()], tail=text[mark.end() :], digits=int(mark[1] or 1))
 
 
-def index_json(shardlist: Sequence[dict[str, Any]], *, name: str, info: Any = None) -> str:
-    """The text of an index: one line for each value, so that two of them can be compared."""
-    about = {} if info is None else {"info": info}
+def index_json(
+    shardlist: Sequence[dict[str, Any]], *, name: str, info: Any = None, keys: Mapping[str, Any] | None = None
+) -> str:
+    """The text of an index: one line for each value, so that two of them can be compared; ``keys``: more of it."""
+    about = {**(keys or {}), **({} if info is None else {"info": info})}
     rows = [{**row, "url": relative_name(row["url"])} for row in shardlist]
     return json.dumps({"wids_version": 1, "name": name, **about, "shardlist": rows}, indent=1)
 
@@ -156,6 +158,16 @@ class ShardTarget(Target):
             raise OutputExistsError(
                 f"{what}: exists; write elsewhere, or pass overwrite=True", url=found[-1], hint="overwrite"
             )
+
+    def check_new(self, pattern: ShardPattern) -> None:
+        """Refuse to write over shards.
+
+        Raises:
+            OutputExistsError: a shard exists.
+        """
+        if there := [*self.find_shards(pattern).values()]:
+            what = there[0] if len(there) == 1 else f"{there[0]} and {len(there) - 1} more"
+            raise OutputExistsError(f"{what}: exists, and is not replaced; write elsewhere", url=there[0])
 
     def remove_others(self, pattern: ShardPattern, kept: frozenset[int]) -> int:
         """Remove the shards of a pattern that are not among ``kept``, and their tables; return their number."""

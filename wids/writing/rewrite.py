@@ -1,5 +1,7 @@
 """Writes shards anew without the samples that a view leaves out, so that their bytes are gone.
 
+`wids.writing.reshard` writes all samples of a dataset into other shards instead.
+
 Rules: what stays of a shard is copied as it is, headers and all, in its order. A new shard has a name of its own, which
 follows from the old one and from what is gone, and its entry says what it was made of (`wids.core.index.changes`).
 Nothing else is changed or deleted.
@@ -10,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from wids.core.collection.keys import Keys
-from wids.core.collection.shard_collection import ShardCollection, load_shards
+from wids.core.collection.shard_collection import load_shards
 from wids.core.collection.views import choose, find_samples
 from wids.core.files import atomic, locks, system, tempdirs
 from wids.core.files.own_folder import default_cache_dir
@@ -28,8 +31,6 @@ from wids.core.index.changes import REWRITTEN
 from wids.core.index.paths import absolute, check_index_replaceable, check_output, named_packs
 from wids.core.index.shardlist import said_grouping
 from wids.core.place import Place, cache_directory
-from wids.core.readers.pool import default_capacity
-from wids.core.readers.provider import AutoProvider
 from wids.core.tables import headers, tar
 from wids.core.tables.member_tables import scan_table
 from wids.core.tables.table import is_standard
@@ -43,12 +44,15 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.view_edit import IndexToMerge, common_keys
 from wids.writing.output import ShardTarget
+from wids.writing.pack.datasets import open_dataset
+from wids.writing.reshard import Source, check_settings, reshard
 from wids.writing.shard_file import ShardFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from os import PathLike
 
+    from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
     from wids.core.readers.base import Reader
@@ -69,9 +73,19 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         exclude: files of samples that are left out too, as `wids.ShardListDataset.exclude` takes them.
+        samples: with this or one of the next eight, all samples are written into new shards, of as many samples at
+            most; None: 10,000, unless there is a ``size``.
+        size: bytes of a new shard at most; a larger sample gets a shard of its own.
+        fields: only these members (``".jpg;.png"``: the first of them that a sample has); None: all.
+        columns: these columns of the file beside the index go into a JSON object in each sample.
+        into: the member that has them; an object that is there gets them as more keys.
+        where: SQL that is true for the samples to write.
+        order_by: SQL as after ORDER BY: their order.
+        seed: shuffles them, or with ``order_by`` those for which it is equal; None: they stay in their order.
+        numbers_keys: the samples' numbers become their keys.
         is_trial: write nothing; the outcome says what would be written.
         cache_dir: where remote shards are kept; None: as for reading.
-        overwrite: also replace a file that is no index, or one of other shards.
+        overwrite: also replace an index of other shards, or a file that is no index; shards are never replaced.
         session: opens URLs.
 
     Example:
@@ -82,10 +96,25 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     exclude: tuple[Text, ...] = ()
+    samples: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    fields: str | Annotated[Sequence[str], msgspec.Meta(min_length=1)] | None = None
+    columns: str | Sequence[str] = ()
+    into: Text = ".json"
+    where: str | Sequence[str] = ()
+    order_by: Text | None = None
+    seed: int | None = None
+    numbers_keys: bool = False
     is_trial: bool = False
     cache_dir: Text | None = None
     overwrite: bool = False
     session: Session = PLAIN
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all samples are written into new shards."""
+        names = ("samples", "size", "fields", "columns", "where", "order_by", "seed", "numbers_keys")
+        return any(getattr(self, name) not in (None, (), [], "", False) for name in names)
 
 
 class RewriteOutcome(JobOutcome, kw_only=True):
@@ -98,8 +127,11 @@ class RewriteOutcome(JobOutcome, kw_only=True):
         unchanged: shards that stay as they are.
         written: old shard -> the one that has what stays of it.
         dropped: shards of which nothing stays.
+        new: number of shards into which all samples were written; the index names no others.
         known: shards that an earlier run had written.
-        bytes: of the new shards.
+        bytes: of the new shards; of a trial, at most, and 0 without a ``size``.
+        facts: properties of the new dataset, such as fields that some samples lack.
+        notes: oddities, a sentence each.
 
     Example:
         >>> wids.ShardListDataset("train.json").exclude([1]).save("view.json")
@@ -114,8 +146,11 @@ class RewriteOutcome(JobOutcome, kw_only=True):
     unchanged: int = 0
     written: dict[str, str] = msgspec.field(default_factory=dict)
     dropped: list[str] = msgspec.field(default_factory=list)
+    new: int = 0
     known: int = 0
     bytes: int = 0
+    facts: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 class RewriteTask(NamedTuple):
@@ -154,11 +189,14 @@ def rewrite_shards(
     engine: Engine = "auto",
     progress: Progress = None,
 ) -> RewriteOutcome:
-    """Write the shards of a view anew without the samples that it leaves out, and an index.
+    """Write shards of a view anew without the samples that it leaves out, or a dataset into new shards; and an index.
 
-    A shard with all of its samples stays where it is, and one without any is in the index no more. Files that are part
-    of no sample are not copied. The old shards stay too: delete them, and what was made of them (tables, columns), when
-    no job reads them any more.
+    With settings of new shards (``samples`` to ``numbers_keys``), all samples are written, into shards named after the
+    index (``train-000000.tar`` beside ``train.json``). Their bytes depend on the data and the settings alone.
+
+    Without these, a shard with all of its samples stays where it is, and one without any is in the index no more. Files
+    that are part of no sample are not copied. The old shards stay too: delete them, and what was made of them (tables,
+    columns), when no job reads them any more.
 
     Args:
         view: path or URL of a view, or of an index with ``exclude``.
@@ -180,9 +218,13 @@ def rewrite_shards(
     """
     settings = check_job(settings, RewriteSettings, engine, progress)
     place, index = absolute(text_of("view", view)), absolute(text_of("output", output))
+    check_settings(settings)
     _, shards, session = load_shards(place, session=settings.session)
-    if shards.selection is None and not settings.exclude:
-        raise InputError(f"{place}: leaves out no sample; give a view, or exclude=", parameter="exclude")
+    if shards.selection is None and not settings.exclude and not settings.is_whole:
+        raise InputError(
+            f"{place}: leaves out no sample; give a view or exclude=, or say what new shards are to have, like size=",
+            parameter="exclude",
+        )
     collection = _open(shards, settings, session)
     shards = collection.shards
     if not len(collection):
@@ -190,6 +232,12 @@ def rewrite_shards(
     parent = place if shards.header.get("view_of") is None else shards.header["view_of"]
     if not Place(index).name.endswith((".json", ".tar", compiled.SUFFIX)):
         index = str(Place(f"{index.rstrip('/')}/{writing.stem_of(parent)}.json"))
+    if settings.is_whole:
+        outcome = RewriteOutcome(index=index)
+        if not settings.is_trial:
+            _open_output(index, place, parent, shards.urls, settings)
+        reshard(Source(place, collection, _cache_of(settings)), settings, outcome, engine=engine, progress=progress)
+        return outcome
     tasks = list(_plan(shards, str(Place(index).directory)))
     outcome = RewriteOutcome(index=index, shards=len(tasks), samples=len(collection))
     outcome.removed = sum(shards.nsamples) - outcome.samples
@@ -200,17 +248,8 @@ def rewrite_shards(
     if settings.is_trial:
         outcome.shards = outcome.unchanged + len(tasks)
         return outcome
-    target, file = ShardTarget(settings.session), None
-    target.make_directory(index)
-    if Place(index).is_local:
-        file = ReplacedFile(check_output(index))
-        inputs = [(place, "the index that it is made of"), (absolute(parent), f"the index that {place} is a view of")]
-        listed = [*shards.urls, *(task.url for task in tasks)]
-        check_index_replaceable(index, inputs=inputs, shards=listed, overwrite=settings.overwrite)
-    elif target.describe(index) is not None and not settings.overwrite:
-        raise OutputExistsError(
-            f"{index}: exists; write elsewhere, or pass overwrite=True", url=index, hint="overwrite"
-        )
+    target = ShardTarget(settings.session)
+    file = _open_output(index, place, parent, [*shards.urls, *(task.url for task in tasks)], settings)
     journal = JobJournal(index, SUFFIX, RewrittenShard, writer="wids rewrite", target=target, header=_HEADER)
     try:
         with _Rewriting(outcome, progress, journal, target) as rewriting:
@@ -232,17 +271,40 @@ def rewrite_shards(
     return outcome
 
 
+def _open_output(
+    index: str, place: str, parent: str, shards: Sequence[str], settings: RewriteSettings
+) -> ReplacedFile | None:
+    """Make the directory of the new index, and check that the index may be written; return it if it is a local file.
+
+    Raises:
+        OutputExistsError: it exists, and is not to be replaced. OutputError: it cannot be written.
+    """
+    target = ShardTarget(settings.session)
+    target.make_directory(index)
+    if Place(index).is_local:
+        file = ReplacedFile(check_output(index))
+        inputs = [(place, "the index that it is made of"), (absolute(parent), f"the index that {place} is a view of")]
+        check_index_replaceable(index, inputs=inputs, shards=shards, overwrite=settings.overwrite)
+        return file
+    if target.describe(index) is not None and not settings.overwrite:
+        raise OutputExistsError(
+            f"{index}: exists; write elsewhere, or pass overwrite=True", url=index, hint="overwrite"
+        )
+    return None
+
+
+def _cache_of(settings: RewriteSettings) -> str:
+    """Where remote files are kept."""
+    return cache_directory(settings.cache_dir or default_cache_dir())
+
+
 def _open(shards: ShardList, settings: RewriteSettings, session: Session) -> ShardCollection:
     """The samples that stay."""
-    cache_dir = cache_directory(settings.cache_dir or default_cache_dir())
-    provider = AutoProvider(cache_dir=cache_dir, session=session, **shards.grouping)
-    capacity = min(64, default_capacity())
-    collection = ShardCollection(shards, provider, capacity=capacity)
+    collection = open_dataset(shards, cache_dir=_cache_of(settings), session=session)
     for path in settings.exclude:
         kept = np.ones(len(collection), np.bool_)
         kept[find_samples(path, Keys(collection, of=path), collection)] = False
-        shards = collection.shards.select(choose(collection.shards, np.flatnonzero(kept)))
-        collection = ShardCollection(shards, provider, capacity=capacity)
+        collection = collection.select(choose(collection.shards, np.flatnonzero(kept)))
     return collection
 
 

@@ -31,7 +31,7 @@ from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions
 from wids.tools import cli
 from wids.writing.pack.folders import list_files
-from wids.writing.pack.listing import SourceListing
+from wids.writing.pack.listing import SourceListing, read_one_by_one
 from wids.writing.pack.run import pack_listing as pack
 from wids.writing.pack.shard import PackSettings
 
@@ -83,6 +83,8 @@ class NodeReader:
             assert time.monotonic() < until
             time.sleep(0.02)
         return str(item), [(".txt", b"%d" % item)]
+
+    read_each = read_one_by_one
 
     def measure(self, item, key):
         """As of any source."""

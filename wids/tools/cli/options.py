@@ -15,6 +15,7 @@ import typer
 from wids.core.files import json_text
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import JsonError
+from wids.tools.cli.format import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,12 @@ GroupFlag = Annotated[
         "else adjacent.",
         show_default=False,
     ),
+]
+SamplesFlag = Annotated[
+    int | None, typer.Option("--samples", min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
+]
+SizeFlag = Annotated[
+    Any, typer.Option("--size", parser=parse_size, metavar="SIZE", help="Bytes per shard at most: 200MB, 1GiB.")
 ]
 CacheDir = Annotated[
     str,

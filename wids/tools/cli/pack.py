@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -15,14 +15,13 @@ from wids.tools.cli.format import (
     format_rate,
     format_size,
     parse_range,
-    parse_size,
     print_errors,
     print_outcome,
     printable,
     shown_path,
     shown_url,
 )
-from wids.tools.cli.options import Json, RunFlags, SessionFlag
+from wids.tools.cli.options import Json, RunFlags, SamplesFlag, SessionFlag, SizeFlag
 from wids.tools.cli.plain_help import App, examples
 
 if TYPE_CHECKING:
@@ -103,12 +102,8 @@ class SourceFlags:
 class PackFlags:
     """Options of packing."""
 
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
-    ] = None
-    size: Annotated[
-        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes per shard at most: 200MB, 1GiB.")
-    ] = None
+    samples: SamplesFlag = None
+    size: SizeFlag = None
     selected: Annotated[
         str,
         typer.Option(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.samples import beside
+from wids.core.collection.batches import read_batch
 from wids.core.collection.shard_collection import ShardCollection, is_archive, load_shards
 from wids.core.index import compiled
 from wids.core.place import Place
@@ -21,16 +22,21 @@ from wids.core.readers.provider import AutoProvider
 from wids.core.tables import headers
 from wids.core.tables.fields import Alternatives
 from wids.core.tables.keys import encode_name
-from wids.errors import SampleError, shown
+from wids.errors import SampleError, WidsError, shown
 from wids.hub.repository import parse_name
-from wids.writing.pack.listing import SourceListing
+from wids.writing.pack.listing import SourceListing, read_one_by_one
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wids.core.collection.shard_collection import Shards
+    from wids.core.index.shardlist import ShardList
+    from wids.core.readers.base import Sample
     from wids.core.transport.session import Session
     from wids.writing.pack.listing import Fields
+
+# Samples that are read together: at first, at most, and in bytes.
+_FIRST_BATCH, _LARGEST_BATCH, _BATCH_BYTES = 16, 4096, 64 << 20
 
 
 class DatasetReader:
@@ -53,10 +59,38 @@ class DatasetReader:
         k, row = self._collection.locate(item)
         with self._collection.pinned(k) as reader:
             sample = reader.read(row, self._fields)
-        key = sample.pop("__key__")
-        if not sample:
-            raise SampleError(f"{reader.url}: sample {shown(key)} has none of the fields to keep", key=key)
-        return key, [(extension, value.getvalue()) for extension, value in sample.items()]
+        found = self._split({**sample, "__shard__": reader.url})
+        if isinstance(found, WidsError):
+            raise found
+        return found
+
+    def _split(self, sample: Sample) -> tuple[str, Fields] | SampleError:
+        """(key, fields) of a sample as it was read."""
+        key, fields = sample["__key__"], [(name, data) for name, data in sample.items() if not name.startswith("__")]
+        if not fields:
+            words = f"{sample['__shard__']}: sample {shown(key)} has none of the fields to keep"
+            return SampleError(words, key=key)
+        return key, [(name, data.getvalue()) for name, data in fields]
+
+    def read_each(self, items: Sequence[int]) -> Iterator[tuple[str, Fields] | WidsError]:
+        """`read` of several samples, in their order; many at a time are read, shard by shard."""
+        first, count = 0, _FIRST_BATCH
+        while first < len(items):
+            batch = list(items[first : first + count])
+            first += len(batch)
+            found = self._read_batch(batch)
+            size = sum(len(data) for each in found if isinstance(each, tuple) for _, data in each[1])
+            count = max(1, min(4 * len(batch), len(batch) * _BATCH_BYTES // max(size, 1), _LARGEST_BATCH))
+            found.reverse()
+            while found:
+                yield found.pop()
+
+    def _read_batch(self, items: list[int]) -> list[tuple[str, Fields] | WidsError]:
+        try:
+            samples = read_batch(self._collection, items, self._fields)
+        except WidsError:  # which of them it was is not known
+            return list(read_one_by_one(self, items))
+        return [self._split(sample) for sample in samples]
 
     def look(self, item: int, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
         """(key, extensions of all fields, bytes of the requested ones) of a sample.
@@ -70,6 +104,11 @@ class DatasetReader:
             wanted = extensions & names
             found = reader.read(row, wanted) if wanted else {}
             return reader.table.key(row), names, {name: found[name].getvalue() for name in wanted}
+
+    def key(self, item: int) -> str:
+        """The key of a sample."""
+        k, row = self._collection.locate(item)
+        return self._collection.open(k).table.key(row)
 
     def measure(self, item: int, key: str | None) -> int:
         """Bytes that a sample takes in an archive."""
@@ -101,6 +140,12 @@ class DatasetReader:
         return digest.hexdigest()
 
 
+def open_dataset(shards: ShardList, *, cache_dir: str, session: Session) -> ShardCollection:
+    """The samples of shards, which are read here or through the cache; no file is opened yet."""
+    provider = AutoProvider(cache_dir=cache_dir, session=session, **shards.grouping)
+    return ShardCollection(shards, provider, capacity=min(64, default_capacity()))
+
+
 def list_dataset(
     source: Shards,
     *,
@@ -122,8 +167,7 @@ def list_dataset(
         WidsError: it cannot be read.
     """
     _, shards, session = load_shards(source, session=session)
-    provider = AutoProvider(cache_dir=cache_dir, session=session, **shards.grouping)
-    collection = ShardCollection(shards, provider, capacity=min(64, default_capacity()))
+    collection = open_dataset(shards, cache_dir=cache_dir, session=session)
     counted = 0
 
     def add(nsamples: int) -> None:
@@ -131,7 +175,22 @@ def list_dataset(
         counted += nsamples
         tell(counted)
 
-    collection.count_unknown(open_remote=lambda k: provider.open(shards[k]), on_count=add)
+    collection.count_unknown(open_remote=lambda k: collection.provider.open(shards[k]), on_count=add)
+    return list_collection(source, collection, cache_dir=cache_dir, keep_fields=keep_fields)
+
+
+def list_collection(
+    source: Shards, collection: ShardCollection, *, cache_dir: str, keep_fields: Sequence[str] | None
+) -> SourceListing:
+    """The samples of an open dataset, in order; see `list_dataset`.
+
+    Args:
+        source: that it was made of.
+        collection: of its shards, each with its count.
+        cache_dir: for a remote table of columns.
+        keep_fields: extensions to pack, or `Alternatives`; None: all.
+    """
+    shards = collection.shards
     info = shards.header.get("info")
     places = [*shards.urls, source] if isinstance(source, str) else shards.urls
     return SourceListing(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
 from wids.core.files import atomic
@@ -20,10 +22,10 @@ from wids.core.tables import headers
 from wids.core.tables.keys import encode_name
 from wids.core.transport.download import read_bytes
 from wids.core.transport.session import PLAIN, Session
-from wids.errors import InputError, SampleError, shorten, shown
+from wids.errors import InputError, SampleError, WidsError, shorten, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from wids.writing.pack.parquet import InRow
 
@@ -133,6 +135,9 @@ class SourceReader(Protocol):
     def read(self, item: Any) -> tuple[str, Fields]:
         """(key, fields) of a sample."""
 
+    def read_each(self, items: Sequence[Any]) -> Iterator[tuple[str, Fields] | WidsError]:
+        """`read` of several samples, in their order; the error of each that cannot be read is in its place."""
+
     def look(self, item: Any, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
         """(key, extensions of all fields, bytes of those asked for) of a sample; reads no others."""
 
@@ -156,6 +161,8 @@ class SourceListing(msgspec.Struct, kw_only=True):
         columns: returns the columns of the items, a row for each, or None without columns; None: never any columns.
         places: source folders and files, by path or URL; nothing is written into or over these.
         keep_fields: extensions to pack, or `Alternatives`; None: all.
+        dress: makes of some items what the reader takes; None: they are that.
+        keys: other top-level keys of the index.
         properties: of the source, for a report.
         notes: oddities, a sentence each.
     """
@@ -170,14 +177,36 @@ class SourceListing(msgspec.Struct, kw_only=True):
     columns: Callable[[], SampleTable | None] | None = None
     places: Sequence[str] = ()
     keep_fields: Sequence[str] | None = None
+    dress: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    keys: dict[str, Any] = msgspec.field(default_factory=dict)
     properties: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+
+    def dressed(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Some of the items, as the reader takes them."""
+        return items if self.dress is None else self.dress(items)
 
     def ignore(self, path: str) -> None:
         """Count a file that is not part of any sample."""
         self.ignored += 1
         if self.ignored <= _NAMED:
             self.ignored_files.append(path)
+
+
+def take(items: Sequence[Any], numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Sequence[Any]:
+    """The items with these numbers; those of a dataset, which are numbers themselves, take 8 bytes each."""
+    if isinstance(items, (range, array)):
+        return array("q", np.asarray(items, np.int64)[numbers].tobytes())
+    return [items[k] for k in numbers.tolist()]
+
+
+def read_one_by_one(reader: SourceReader, items: Sequence[Any]) -> Iterator[tuple[str, Fields] | WidsError]:
+    """`SourceReader.read_each` by means of `SourceReader.read`."""
+    for item in items:
+        try:
+            yield reader.read(item)
+        except WidsError as error:
+            yield error
 
 
 class FileReader(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +223,10 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         return item.key, [
             (field.extension, field.data if isinstance(field, Given) else self._read(field)) for field in item.fields
         ]
+
+    def read_each(self, items: Sequence[Sample]) -> Iterator[tuple[str, Fields] | WidsError]:
+        """`read` of several samples; the error of each that cannot be read is in its place."""
+        return read_one_by_one(self, items)
 
     def _read(self, field: InFile | InRow) -> bytes:
         if isinstance(field, InFile):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from wids.core.order.permutation import PACKING, permutation
 from wids.core.place import Place
@@ -23,7 +25,7 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.runner import RunOptions, run_options
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
-from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
+from wids.writing.pack.listing import SampleProblem, take
 from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, PackTask, cut, number_key, write_shard
 from wids.writing.writer import DEFAULT_SAMPLES
 
@@ -84,18 +86,72 @@ class PackOutcome(JobOutcome, kw_only=True):
     form: str = ""
 
 
+class PackWords(NamedTuple):
+    """The words of a run.
+
+    Attributes:
+        command: that writes, for messages.
+        verb: the work, for the bar.
+    """
+
+    command: str = "wids pack"
+    verb: str = "packing"
+
+
+class PackPlan(NamedTuple):
+    """What a run writes.
+
+    Attributes:
+        items: all samples, in their order.
+        cuts: half-open ranges of them, one for each shard.
+        sizes: bytes of each sample in an archive, at most; None: shards are not cut by size.
+    """
+
+    items: Sequence[Any]
+    cuts: list[tuple[int, int]]
+    sizes: np.ndarray[Any, np.dtype[np.int64]] | None
+
+
+def plan_shards(listing: SourceListing, settings: PackSettings) -> PackPlan:
+    """Choose and order the samples of a listing, and cut them into shards. Nothing is written.
+
+    Raises:
+        WidsError: there are no samples, or the size of one is not known.
+    """
+    items = _select(listing, settings)
+    samples = DEFAULT_SAMPLES if settings.samples is None and settings.size is None else settings.samples
+    sizes = None if settings.size is None else _measure(listing, items, settings)
+    return PackPlan(items, cut(len(items), samples=samples, sizes=sizes, size=settings.size), sizes)
+
+
+def _measure(
+    listing: SourceListing, items: Sequence[Any], settings: PackSettings
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Bytes of each sample in an archive; those of a dataset are looked up shard by shard, whatever their order."""
+    sizes = np.zeros(len(items), np.int64)
+    order = np.argsort(np.asarray(items), kind="stable").tolist() if isinstance(items, array) else range(len(items))
+    for position in order:
+        key = number_key(position) if settings.numbers_keys else None
+        sizes[position] = listing.reader.measure(listing.dressed(items[position : position + 1])[0], key)
+    return sizes
+
+
 def pack_listing(
     listing: SourceListing,
     settings: PackSettings,
     *,
     engine: Engine = RunOptions(jobs=1),  # noqa: B008 - frozen
     progress: Progress = None,
+    replaces_index: bool = False,
+    words: PackWords = PackWords(),  # noqa: B008 - frozen
 ) -> PackOutcome:
     """Pack a listed source.
 
     Args:
         listing: of the source.
         settings: of the output.
+        replaces_index: an existing index may be replaced, at the end; existing shards never are.
+        words: of the run.
         engine: runs the tasks: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
@@ -108,13 +164,16 @@ def pack_listing(
     _check_apart(listing.places, pattern)
     if listing.problems and not settings.skips_errors:
         raise _of_problems(listing.problems)
-    items = _select(listing, settings)
+    plan = plan_shards(listing, settings)
     target = ShardTarget(settings.session)
     target.make_directory(pattern.index_url)
-    journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer="wids pack", target=target, header=_HEADER)
+    journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer=words.command, target=target, header=_HEADER)
     try:
-        with _Packing(listing, items, settings, pattern, target, journal, progress) as packing:
-            if not packing.is_finished():
+        with _Packing(listing, plan, settings, pattern, target, journal, progress, words.verb) as packing:
+            if replaces_index:
+                if not journal.was_there:
+                    target.check_new(pattern)
+            elif not packing.is_finished():
                 target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
             journal.begin()
             sweep(pattern)
@@ -170,8 +229,7 @@ def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
     if not items:
         raise InputError("there are no samples to pack" + (" in this range" if listing.items else ""))
     if settings.seed is not None:
-        order = permutation(len(items), seed=settings.seed, epoch=0, stream=PACKING)
-        items = [items[k] for k in order.tolist()]
+        items = take(items, permutation(len(items), seed=settings.seed, epoch=0, stream=PACKING))
     return items
 
 
@@ -185,19 +243,19 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
     def __init__(
         self,
         listing: SourceListing,
-        items: Sequence[Any],
+        plan: PackPlan,
         settings: PackSettings,
         pattern: ShardPattern,
         target: ShardTarget,
         journal: JobJournal[PackedShard],
         progress: Progress,
+        verb: str,
     ) -> None:
-        super().__init__(PackOutcome(index=pattern.index_url), progress, "packing", is_skipping=False)
-        self.listing, self.items, self.settings, self.pattern = listing, items, settings, pattern
+        super().__init__(PackOutcome(index=pattern.index_url), progress, verb, is_skipping=False)
+        self.listing, self.items, self.settings, self.pattern = listing, plan.items, settings, pattern
         self.target, self.journal = target, journal
         self.before = {packed.k: packed for packed in journal.before}
-        samples = DEFAULT_SAMPLES if settings.samples is None and settings.size is None else settings.samples
-        self.cuts = cut(len(items), samples=samples, sizes=self.sizes(), size=settings.size)
+        self.cuts = plan.cuts
         self.done: dict[int, PackedShard] = {}
         self._counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
 
@@ -300,7 +358,7 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
             there = frozenset(packed.k for packed in shards if packed.entry is not None)
             outcome.removed = self.target.remove_others(self.pattern, there)
         name = self.pattern.name if self.settings.name is None else self.settings.name
-        text = index_json(entries, name=name, info=self.listing.info)
+        text = index_json(entries, name=name, info=self.listing.info, keys=self.listing.keys)
         self.target.put_bytes(text.encode(), self.pattern.index_url)
 
     def note_fields(self, outcome: PackOutcome, shards: Sequence[PackedShard]) -> None:
@@ -333,16 +391,10 @@ class _Packing(ShardJob[PackTask, PackedShard, PackOutcome]):
         engine = "here" if options.is_automatic and jobs == 1 else chosen.engine
         return msgspec.structs.replace(chosen, jobs=jobs, engine=engine)
 
-    def sizes(self) -> Iterator[int]:
-        """Bytes of each sample in an archive; computed only if shards are cut by size."""
-        for position, item in enumerate(self.items):
-            key = number_key(position) if self.settings.numbers_keys else None
-            yield self.listing.reader.measure(item, key)
-
     def tasks(self) -> Iterator[PackTask]:
         """Tasks for all shards, from the current sources."""
         for k, (first, last) in enumerate(self.cuts):
-            own = self.items[first:last]
+            own = self.listing.dressed(self.items[first:last])
             yield PackTask(k=k, first=first, items=own, inputs=self.inputs(own, first))
 
     def inputs(self, own: Sequence[Any], first: int) -> str:

@@ -201,21 +201,17 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
 
 def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, context: TaskContext) -> None:
     reported = time.monotonic()
-    keys = set()
+    keys = set[str]()
     packed.fields = counts = dict[str, int]()
-    for done, item in enumerate(task.items):
+    for done, found in enumerate(job.reader.read_each(task.items)):
         position = task.first + done
         try:
-            key, fields = job.reader.read(item)
-            if job.settings.numbers_keys:
-                key = number_key(position)
+            if isinstance(found, WidsError):
+                raise found
+            key = number_key(position) if job.settings.numbers_keys else found[0]
+            fields = found[1]
             members = name_members(key, fields)
-            if key in keys:
-                raise SampleError(
-                    f"{shard.part.rpartition('.tar.')[0]}.tar: two samples have the key {shown(key)}",
-                    key=key,
-                    hint="number_keys",
-                )
+            _check_new(key, keys, shard)
         except WidsError as error:
             if not job.settings.skips_errors:
                 raise
@@ -231,6 +227,20 @@ def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, c
                 raise CancelledTransferError
             context.report(done + 1, shard.member_bytes)
             reported = time.monotonic()
+
+
+def _check_new(key: str, keys: set[str], shard: ShardFile) -> None:
+    """Check that no sample of the shard has this key.
+
+    Raises:
+        SampleError: one has it.
+    """
+    if key in keys:
+        raise SampleError(
+            f"{shard.part.rpartition('.tar.')[0]}.tar: two samples have the key {shown(key)}",
+            key=key,
+            hint="number_keys",
+        )
 
 
 def _note_pages(packed: PackedShard, key: str, fields: Iterable[tuple[str, bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""Chooses samples of a source to pack: SQL predicates over their keys and fields.
+"""Chooses samples of a source to pack, and orders them: SQL over their keys and fields.
 
 Rules: a predicate has the form of `wids.columns.sql`, over a table ``samples`` with ``index``, ``key``, and for each
 field its value under its extension (``cls``, ``txt``; ``seg_png`` of ``.seg.png``; JSON as its text) and whether the
@@ -20,8 +20,9 @@ from wids.columns.extract import decode_value
 from wids.columns.packages import import_arrow
 from wids.columns.spec import fold, stem_of
 from wids.core.codecs.decode import SampleDecoder
+from wids.core.order.permutation import PACKING, permutation
 from wids.errors import InputError, SampleError, WidsError, shorten, shown
-from wids.writing.pack.listing import SampleProblem
+from wids.writing.pack.listing import SampleProblem, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,36 +33,60 @@ _TELL_EACH = 256
 
 
 def keep_matching(
-    listing: SourceListing, predicates: Sequence[str], *, skips_errors: bool, tell: Callable[[int], None]
+    listing: SourceListing,
+    predicates: Sequence[str],
+    *,
+    order: str | None = None,
+    seed: int | None = None,
+    skips_errors: bool,
+    tell: Callable[[int], None],
 ) -> None:
-    """Keep in a listing only the samples for which all predicates are true.
+    """Keep in a listing only the samples for which all predicates are true, and order them.
 
     Args:
         listing: is changed; its ``unmatched`` counts the others.
         predicates: all must be true.
+        order: what stands after ORDER BY; None: samples stay in their order.
+        seed: shuffles samples for which ``order`` is equal; None: they stay in their order.
         skips_errors: samples that cannot be inspected become problems.
         tell: called regularly with the number of inspected samples.
 
     Raises:
-        QueryError: a predicate is invalid, or has an unknown name.
+        QueryError: a predicate or the order is invalid, or has an unknown name.
         WidsError: a sample cannot be inspected, and is not to be skipped; or no sample matches.
     """
     found = [sql.names_in(predicate) for predicate in predicates]
+    found += [] if order is None else [sql.names_in(sql.order_query(order), is_query=True)]
     named = frozenset[str]().union(*(each.names for each in found))
     count, own = len(listing.items), listing.columns() if listing.columns else None
     own_names = () if own is None else sql.names_of(own)
     looked = _Looked(named, own_names, frozenset[str]().union(*(each.own for each in found)))
     if not named <= {"index", *(name.casefold() for name in own_names)}:
         _look(listing, looked, skips_errors=skips_errors, tell=tell)
-    kept = set(range(count)) - looked.bad
+    kept = np.ones(count, np.bool_)
+    kept[list(looked.bad)] = False
     listing.notes += looked.note()
     table = _join(own or sql.SampleTable(samples=count), looked.table(count))
     for predicate in predicates:
-        kept.intersection_update(sql.find_rows(table, predicate).tolist())
-    if not kept:
+        kept &= np.isin(np.arange(count), sql.find_rows(table, predicate), assume_unique=True)
+    if not kept.any():
         raise InputError(f"of {count:,} samples none meets {' and '.join(map(repr, predicates))}")
-    listing.unmatched += count - len(kept) - len(looked.bad)
-    listing.items = [listing.items[k] for k in sorted(kept)]
+    listing.unmatched += count - int(kept.sum()) - len(looked.bad)
+    numbers = np.arange(count) if order is None else _sort(table, order, seed)
+    listing.items = take(listing.items, numbers[kept[numbers]])
+
+
+def _sort(table: sql.SampleTable, order: str, seed: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The numbers of all samples, in an order."""
+    if seed is None:
+        return sql.sort_rows(table, order)
+    ties = "index"
+    there = {name.casefold() for name in sql.names_of(table)}
+    while ties in there:
+        ties += "_"
+    positions = np.empty(table.count, np.int64)
+    positions[permutation(table.count, seed=seed, epoch=0, stream=PACKING)] = np.arange(table.count)
+    return sql.sort_rows(_join(table, [import_arrow().table({ties: positions})]), order, ties=ties)
 
 
 def _join(table: sql.SampleTable, looked: Sequence[Any]) -> sql.SampleTable:

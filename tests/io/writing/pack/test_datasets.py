@@ -11,6 +11,7 @@ from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.core.tables.fields import parse_fields
 from wids.errors import SampleError, WidsError
 from wids.writing.pack import folders
+from wids.writing.pack.listing import read_one_by_one
 from wids.writing.pack.run import pack_listing
 from wids.writing.pack.shard import PackSettings
 
@@ -81,6 +82,8 @@ class _Meddler:
     def read(self, item):
         self._changes.pop(item, lambda: None)()
         return self._reader.read(item)
+
+    read_each = read_one_by_one
 
     def __getattr__(self, name):
         return getattr(self._reader, name)

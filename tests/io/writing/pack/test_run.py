@@ -23,6 +23,7 @@ from tests.support.shards import write_index
 from wids.errors import InputError, SampleError, WidsError
 from wids.jobs.runner import RunOptions
 from wids.writing.pack import folders
+from wids.writing.pack.listing import read_one_by_one
 from wids.writing.pack.run import SUFFIX, pack_listing
 from wids.writing.pack.shard import PackSettings
 
@@ -174,6 +175,8 @@ class _Killer:
 
     def read(self, item):
         os.kill(os.getpid(), signal.SIGKILL)
+
+    read_each = read_one_by_one
 
     def measure(self, item, key):
         return 1

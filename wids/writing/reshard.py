@@ -1,0 +1,141 @@
+"""Writes all samples of a dataset into new shards of a size: a view, a joined, filtered or reordered dataset.
+
+Rules: members are copied as they are, and keys stay. The work is that of packing (`wids.writing.pack`), so shards that
+are finished are kept for the next run. Nothing that exists is replaced except the index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from wids.core.tables import headers
+from wids.core.tables.fields import parse_fields
+from wids.errors import InputError
+from wids.jobs.arguments import texts_of
+from wids.jobs.view_edit import IndexToMerge, common_keys
+from wids.writing.output import parse_pattern
+from wids.writing.pack.datasets import list_collection
+from wids.writing.pack.run import PackWords, pack_listing, plan_shards
+from wids.writing.pack.shard import PackSettings
+
+if TYPE_CHECKING:
+    from wids.core.collection.shard_collection import ShardCollection
+    from wids.jobs.progress import Progress
+    from wids.jobs.runner import Engine
+    from wids.writing.pack.listing import SourceListing
+    from wids.writing.rewrite import RewriteOutcome, RewriteSettings
+
+_WORDS = PackWords("wids rewrite", "rewriting")
+
+
+class Source(NamedTuple):
+    """The dataset to write anew.
+
+    Attributes:
+        place: path or URL of its index.
+        collection: of its samples.
+        cache_dir: where remote files are kept.
+    """
+
+    place: str
+    collection: ShardCollection
+    cache_dir: str
+
+
+def check_settings(settings: RewriteSettings) -> None:
+    """Check what new shards are to have.
+
+    Raises:
+        InputError: a field, or the member of columns, has no valid name.
+    """
+    _kept(settings)
+    if not settings.into.startswith(".") or not settings.into.casefold().endswith(".json"):
+        raise InputError(f"into={settings.into!r}: give an extension of JSON, like '.columns.json'", parameter="into")
+
+
+def reshard(
+    source: Source, settings: RewriteSettings, outcome: RewriteOutcome, *, engine: Engine, progress: Progress
+) -> None:
+    """Write a dataset into new shards, and their index.
+
+    Args:
+        source: the dataset.
+        settings: of the job.
+        outcome: is completed; its ``index`` is the place of the new index.
+        engine: runs the tasks.
+        progress: called regularly with the progress.
+
+    Raises:
+        WidsError: see `wids.jobs.rewrite_shards`.
+    """
+    output = f"{outcome.index.removesuffix('.json')}-%06d.tar"
+    if parse_pattern(output).index_url != outcome.index:
+        raise InputError(
+            f"{outcome.index}: shards cannot be named after this index; give it a name like train.json",
+            parameter="output",
+        )
+    listing = _list(source, settings)
+    packing = PackSettings(
+        output=output,
+        samples=settings.samples,
+        size=settings.size,
+        seed=settings.seed if settings.order_by is None else None,
+        numbers_keys=settings.numbers_keys,
+        name=source.collection.shards.header.get("name"),
+        session=settings.session,
+    )
+    whole = source.collection.whole_length
+    if settings.is_trial:
+        plan = plan_shards(listing, packing)
+        outcome.shards = outcome.new = len(plan.cuts)
+        outcome.samples = len(plan.items)
+        outcome.removed = whole - outcome.samples
+        if plan.sizes is not None:
+            outcome.bytes = sum(headers.archive_bytes(int(plan.sizes[lo:hi].sum())) for lo, hi in plan.cuts)
+        outcome.notes = listing.notes
+        return
+    packed = pack_listing(listing, packing, engine=engine, progress=progress, replaces_index=True, words=_WORDS)
+    outcome.shards = outcome.new = packed.shards
+    outcome.samples, outcome.removed = packed.samples, whole - packed.samples
+    outcome.known, outcome.bytes, outcome.seconds = packed.kept, packed.bytes, packed.seconds
+    outcome.facts, outcome.notes = packed.facts, packed.notes
+
+
+def _kept(settings: RewriteSettings) -> tuple[str, ...] | None:
+    """The fields to keep; None: all.
+
+    Raises:
+        InputError: an extension is empty, or in two of the fields.
+    """
+    fields = settings.fields
+    try:
+        return parse_fields(texts_of("settings: fields", fields) if isinstance(fields, str) else fields)
+    except TypeError as error:
+        raise InputError(str(error), parameter="fields") from error
+
+
+def _list(source: Source, settings: RewriteSettings) -> SourceListing:
+    """The samples to write, in their order."""
+    place, collection, cache_dir = source
+    listing = list_collection(place, collection, cache_dir=cache_dir, keep_fields=_kept(settings))
+    listing.keys, _ = common_keys([IndexToMerge(place, collection.shards, [])], place)
+    listing.keys.pop("info", None)
+    where = texts_of("settings: where", settings.where) if isinstance(settings.where, str) else settings.where
+    if where or settings.order_by is not None:
+        from wids.writing.pack.where import keep_matching
+
+        keep_matching(
+            listing, where, order=settings.order_by, seed=settings.seed, skips_errors=False, tell=lambda _: None
+        )
+    if settings.columns:
+        from wids.columns.samples import beside
+        from wids.columns.spec import unknown_column
+        from wids.writing.pack.added import add_columns
+
+        names = texts_of("settings: columns", settings.columns)
+        columns = beside(place, collection, cache_dir=cache_dir)
+        there = columns.names(collection)
+        if there != ["index"] and (unknown := next((name for name in names if name not in there), None)):
+            raise unknown_column(unknown, there, "columns")
+        add_columns(listing, columns.show(names, collection), collection, settings.into)
+    return listing
