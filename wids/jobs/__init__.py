@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from wids.writing.pack.run import PackOutcome
     from wids.writing.pack.shard import PackSettings
     from wids.writing.pack.sources import PackSource, pack
-    from wids.writing.rewrite import RewriteOutcome, RewriteSettings, rewrite_shards
+    from wids.writing.rewrite import rewrite_shards
+    from wids.writing.rewrite_settings import RewriteOutcome, RewriteSettings
 
 # Module -> the names that it defines. Those of columns and writing are above this folder.
 _NAMES = {
@@ -43,7 +44,8 @@ _NAMES = {
     "wids.writing.pack.run": "PackOutcome",
     "wids.writing.pack.shard": "PackSettings",
     "wids.writing.pack.sources": "PackSource pack",
-    "wids.writing.rewrite": "RewriteOutcome RewriteSettings rewrite_shards",
+    "wids.writing.rewrite": "rewrite_shards",
+    "wids.writing.rewrite_settings": "RewriteOutcome RewriteSettings",
 }
 __all__ = [
     "ColumnSpec",

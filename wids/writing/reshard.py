@@ -6,24 +6,26 @@ are finished are kept for the next run. Nothing that exists is replaced except t
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.core.tables import headers
 from wids.core.tables.fields import parse_fields
-from wids.errors import InputError
+from wids.errors import InputError, SpecError
 from wids.jobs.arguments import texts_of
 from wids.jobs.view_edit import IndexToMerge, common_keys
-from wids.writing.output import parse_pattern
+from wids.writing.output import ShardTarget, parse_pattern
 from wids.writing.pack.datasets import list_collection
-from wids.writing.pack.run import PackWords, pack_listing, plan_shards
+from wids.writing.pack.run import SUFFIX, PackWords, pack_listing, plan_shards
 from wids.writing.pack.shard import PackSettings
 
 if TYPE_CHECKING:
     from wids.core.collection.shard_collection import ShardCollection
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
+    from wids.writing.output import ShardPattern
     from wids.writing.pack.listing import SourceListing
-    from wids.writing.rewrite import RewriteOutcome, RewriteSettings
+    from wids.writing.rewrite_settings import RewriteOutcome, RewriteSettings
 
 _WORDS = PackWords("wids rewrite", "rewriting")
 
@@ -68,15 +70,12 @@ def reshard(
     Raises:
         WidsError: see `wids.jobs.rewrite_shards`.
     """
-    output = f"{outcome.index.removesuffix('.json')}-%06d.tar"
-    if parse_pattern(output).index_url != outcome.index:
-        raise InputError(
-            f"{outcome.index}: shards cannot be named after this index; give it a name like train.json",
-            parameter="output",
-        )
+    pattern, target = _pattern_of(outcome.index), ShardTarget(settings.session)
+    if target.describe(outcome.index + SUFFIX) is None:  # no run was ended
+        target.check_new(pattern)
     listing = _list(source, settings)
     packing = PackSettings(
-        output=output,
+        output=_output_of(outcome.index),
         samples=settings.samples,
         size=settings.size,
         seed=settings.seed if settings.order_by is None else None,
@@ -99,6 +98,31 @@ def reshard(
     outcome.samples, outcome.removed = packed.samples, whole - packed.samples
     outcome.known, outcome.bytes, outcome.seconds = packed.kept, packed.bytes, packed.seconds
     outcome.facts, outcome.notes = packed.facts, packed.notes
+
+
+def first_shard(index: str) -> str:
+    """The first shard that is written for an index."""
+    return _output_of(index).removesuffix("%06d.tar") + "000000.tar"
+
+
+def _output_of(index: str) -> str:
+    """The pattern of the new shards of an index."""
+    return f"{index.removesuffix('.json')}-%06d.tar"
+
+
+def _pattern_of(index: str) -> ShardPattern:
+    """`_output_of` as a pattern.
+
+    Raises:
+        InputError: it is none, or that of another index.
+    """
+    with contextlib.suppress(SpecError):
+        pattern = parse_pattern(_output_of(index))
+        if pattern.index_url == index:
+            return pattern
+    raise InputError(
+        f"{index}: shards cannot be named after this index; give it a name like train.json", parameter="output"
+    )
 
 
 def _kept(settings: RewriteSettings) -> tuple[str, ...] | None:

@@ -76,6 +76,12 @@ def start_rewrite(home, **how):
     return jobs.rewrite_shards(str(home / "train.json"), f"{home}/out.json", settings=settings, **how)
 
 
+def start_reshard(home, **how):
+    """All samples in another order, in other shards."""
+    settings = jobs.RewriteSettings(samples=3, seed=1)
+    return jobs.rewrite_shards(str(home / "train.json"), f"{home}/out/p.json", settings=settings, **how)
+
+
 def findings(_home, outcome):
     """Without what an earlier run alone has."""
     return [(each.number, each.nsamples, each.size_bytes, each.problems) for each in outcome.findings]
@@ -111,6 +117,7 @@ JOBS = {
         3,
     ),
     "pack": Job(start_pack, packed, "kept", (pack_run, "write_shard"), 1),
+    "reshard": Job(start_reshard, packed, "known", (pack_run, "write_shard"), 1),
     "rewrite": Job(start_rewrite, rewritten, "known", (rewrite, "rewrite_shard"), 1),
 }
 EACH = pytest.mark.parametrize("name", JOBS)

@@ -70,7 +70,7 @@ COMMANDS = {
     "view": ("view", "Save a part of a dataset as an index: which samples of which shards, and no data."),
     "rewrite": (
         "rewrite",
-        "Write shards anew without the samples that a view leaves out, so that their bytes are gone.",
+        "Write shards anew, without the samples that a view leaves out, or a dataset into new ones.",
     ),
     "simulate": (
         "simulate",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardsFlags:
-    """What new shards have."""
+    """Options of new shards."""
 
     samples: SamplesFlag = None
     size: SizeFlag = None
@@ -119,9 +119,9 @@ def run_rewrite(
     session: SessionFlag = PLAIN,
     is_json: Json = False,
 ) -> None:
-    """Write shards anew: those of a view without the samples that it leaves out, or all samples into new shards.
+    """Write shards anew, without the samples that a view leaves out, or a dataset into new ones.
 
-    A view: new shards are beside the new index, under new names; shards that lack nothing stay where they are. The
+    Of a view, new shards are beside the new index, under new names; shards that lack nothing stay where they are. The
     index says what each new shard was made of, so that a run that goes on reads no sample twice.
 
     With --samples, --size, --fields, --columns, --where, --order-by, --shuffle or --number-keys, and of a joined index:

@@ -6,14 +6,14 @@ index and the text of its values. The text of an existing object stays as it is,
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from wids.core.files.json_text import JsonParser
 from wids.core.tables import headers
 from wids.core.tables.keys import encode_name
-from wids.errors import SampleError, WidsError, shorten, shown
+from wids.errors import JsonError, SampleError, WidsError, shorten, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     # The index of a sample, and the JSON object of its values.
     Item: TypeAlias = tuple[int, bytes]
+
+
+_OBJECT = JsonParser(dict, is_finite=False)
 
 
 def add_columns(listing: SourceListing, columns: SampleColumns, collection: ShardCollection, extension: str) -> None:
@@ -113,12 +116,10 @@ class AddingReader:
             return [*fields, (self._extension, text)]
         extension, data = fields[place]
         try:
-            there = json.loads(data.decode())
-        except (ValueError, RecursionError):
-            there = None
-        if not isinstance(there, dict):
-            raise self._refusal(key, f"is no JSON object ({shorten(repr(data[:40]))})")
-        new = json.loads(text)
+            there = _OBJECT.parse(data.decode())
+        except (JsonError, UnicodeError) as error:
+            raise self._refusal(key, f"is no JSON object in UTF-8 ({error})") from error
+        new = _OBJECT.parse(text)
         if other := next((each for each in new if each in there and there[each] != new[each]), None):
             raise self._refusal(
                 key, f"has {shown(other)}: {shorten(repr(there[other]))}, and the column {shorten(repr(new[other]))}"

@@ -99,7 +99,7 @@ class PackWords(NamedTuple):
 
 
 class PackPlan(NamedTuple):
-    """What a run writes.
+    """The samples and shards of a run.
 
     Attributes:
         items: all samples, in their order.
