@@ -80,6 +80,7 @@ LINES = [
     "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy --old-limit ones=H/ones.npy",
     "view H/train.json --unseen H/state.json --old H/train.json -o H/rest.json",
     "rewrite H/train.json --exclude H/keys.txt --cache-dir H/cache -o H/rewritten",
+    "rewrite H/train.json --exclude H/keys.txt --samples 3 --cache-dir H/cache -o H/anew",
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
     "index merge H/train.json H/other.json -o H/merged.json",
     "index split H/train.json --by 2 -o H/part-{}.json",

@@ -234,6 +234,16 @@ def to_opt_out(scene):
     (scene / "opted-out.txt").write_text("s0-001\ns2-050\ns2-007\ns3-000\n")
 
 
+def to_rewrite(scene):
+    """Pictures with labels and captions, and columns."""
+    with wids.ShardWriter(scene / "train-%06d.tar", samples=100) as writer:
+        for k in range(300):
+            picture = b"\xff\xd8\xff" + bytes(6000)
+            sample = {"__key__": f"{k:06d}", ".jpg": picture, ".cls": k % 10, ".json": {"caption": f"text {k}"}}
+            writer.write(sample)
+    run("columns", "create", "train.json", "--field", ".cls=label")
+
+
 def nothing(_):
     """For commands that read no file."""
 
@@ -296,6 +306,16 @@ SCENES = {
         to_pack,
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
+    ),
+    "wids/tools/cli/README.md#new-shards-of-a-dataset": (
+        to_rewrite,
+        0,
+        [
+            "plain/train.json: 3 shards, 270 samples; nothing was written",
+            "3 to be written (at most 2.63 MB) in 0 s",
+            "3 new (2.63 MB)",
+            "30 samples left out",
+        ],
     ),
     ".docs/guides/changed-data.md#what-is-the-same-shard": (
         to_diff,

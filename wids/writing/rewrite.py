@@ -116,7 +116,7 @@ def rewrite_shards(
         view: path or URL of a view, or of an index with ``exclude``.
         output: path or URL of the new index, which ends in ``.json``, or of its directory; new shards are beside it.
         settings: of the job.
-        engine: runs the tasks; by default threads.
+        engine: runs the tasks; by default threads, and for new shards as of `pack`.
         progress: called regularly with the progress; "bar": a bar in a terminal or a notebook.
 
     Raises:
@@ -129,6 +129,9 @@ def rewrite_shards(
         >>> outcome = jobs.rewrite_shards("view.json", "clean/train.json")
         >>> outcome.samples
         11
+        >>> settings = jobs.RewriteSettings(samples=5, seed=1)
+        >>> jobs.rewrite_shards("train.json", "mixed", settings=settings, engine=jobs.RunOptions(jobs=1)).new
+        3
     """
     settings = check_job(settings, RewriteSettings, engine, progress)
     place, index = absolute(text_of("view", view)), absolute(text_of("output", output))
