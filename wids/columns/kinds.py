@@ -55,7 +55,7 @@ def _vector_kind(array: np.ndarray[Any, np.dtype[Any]]) -> int:
     return VECTOR | number << _TYPE_BITS | len(array) << _LENGTH_BITS if is_vector else OTHER
 
 
-def _vector_of(kinds: int) -> tuple[str, int] | None:
+def vector_of(kinds: int) -> tuple[str, int] | None:
     """(type of the numbers, length) of vectors; None: these are others."""
     is_vector = bool(kinds & VECTOR)
     return (_TYPES[kinds >> _TYPE_BITS & 0xFF], kinds >> _LENGTH_BITS) if is_vector else None
@@ -66,7 +66,7 @@ def type_name(kinds: int) -> str:
 
     It is ``bool``, ``int64``, ``double``, ``string``, ``json``, or of vectors ``float32[512]``.
     """
-    if (vector := _vector_of(kinds)) is not None:
+    if (vector := vector_of(kinds)) is not None:
         return f"{vector[0]}[{vector[1]}]"
     if kinds in (0, TEXT):
         return "string"
@@ -80,14 +80,14 @@ def type_name(kinds: int) -> str:
 def arrow_type(kinds: int) -> Any:
     """The Arrow type of such a column; halves are floats, because SQL lacks them."""
     pa = import_arrow()
-    if (vector := _vector_of(kinds)) is not None:
+    if (vector := vector_of(kinds)) is not None:
         return pa.list_(pa.from_numpy_dtype(vector[0].replace("float16", "float32")), vector[1])
     return {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64()}.get(type_name(kinds), pa.string())
 
 
 def arrow_field(name: str, kinds: int) -> Any:
     """The Arrow field of such a column; see `wids.columns.vectors`."""
-    vector = _vector_of(kinds)
+    vector = vector_of(kinds)
     field = import_arrow().field(name, arrow_type(kinds))
     return field.with_metadata(vectors.HALF) if vector is not None and vector[0] == "float16" else field
 
@@ -119,7 +119,7 @@ def convert(array: Any, kinds: int, *, of: int, to: int) -> Any:
 
 def _typed(values: list[Any], kinds: int) -> Any:
     pa = import_arrow()
-    if (vector := _vector_of(kinds)) is not None:
+    if (vector := vector_of(kinds)) is not None:
         return _vectors(values, arrow_type(kinds), vector[1])
     name = type_name(kinds)
     if name == "json":

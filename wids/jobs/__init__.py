@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wids.jobs.outcome import JobOutcome, JobProgress
     from wids.jobs.problems import Finding, Problem, VerifySettings
     from wids.jobs.runner import RunOptions
+    from wids.writing.map import MapOutcome, MapSettings, MapTrial, map  # noqa: A004 - its name for users
     from wids.writing.pack.run import PackOutcome
     from wids.writing.pack.shard import PackSettings
     from wids.writing.pack.sources import PackSource, pack
@@ -41,6 +42,7 @@ _NAMES = {
     "wids.jobs.problems": "Finding Problem VerifySettings",
     "wids.jobs.runner": "RunOptions",
     "wids.core.transport.session": "Session",
+    "wids.writing.map": "MapOutcome MapSettings MapTrial map",
     "wids.writing.pack.run": "PackOutcome",
     "wids.writing.pack.shard": "PackSettings",
     "wids.writing.pack.sources": "PackSource pack",
@@ -56,6 +58,9 @@ __all__ = [
     "IndexSettings",
     "JobOutcome",
     "JobProgress",
+    "MapOutcome",
+    "MapSettings",
+    "MapTrial",
     "PackOutcome",
     "PackSettings",
     "PackSource",
@@ -75,6 +80,7 @@ __all__ = [
     "create_index",
     "create_tables",
     "diff_indexes",
+    "map",
     "pack",
     "parse_spec",
     "rewrite_shards",

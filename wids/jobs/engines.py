@@ -48,7 +48,14 @@ def _start(
     if engine == "ray":
         from wids.jobs.ray_cluster import RayRunner
 
-        return RayRunner(function, on_report, address=options.ray_address, node_of=node_of)
+        return RayRunner(
+            function,
+            on_report,
+            address=options.ray_address,
+            node_of=node_of,
+            num_cpus=1 if options.num_cpus is None else options.num_cpus,
+            num_gpus=options.num_gpus or 0,
+        )
     local: dict[str, Callable[..., Runner]] = {"threads": ThreadRunner, "here": SerialRunner}
     if engine == "processes":
         from wids.jobs.processes import ProcessRunner

@@ -49,6 +49,8 @@ class RayRunner:
         on_report: called regularly with the last report of each running task; None: reports are dropped.
         address: see `connect`.
         node_of: the id of the node that must run a task; None: any node with a free CPU.
+        num_cpus: processors that a task takes, of any node.
+        num_gpus: accelerators that it takes.
 
     Raises:
         DependencyError: ray is not installed. ClusterError: the cluster cannot be reached.
@@ -61,6 +63,8 @@ class RayRunner:
         *,
         address: str | None,
         node_of: Callable[[Any], str] | None = None,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
     ) -> None:
         self._connection = connect(address)
         self._ray = self._connection.__enter__()
@@ -69,7 +73,9 @@ class RayRunner:
         self._under_way: dict[Any, int] = {}
         self._refused: list[TaskResult[Any]] = []
         try:
-            self._remote = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_on_node)
+            # Without `max_calls`, a process that had an accelerator ends with its task, and its model with it.
+            how = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_retries": _MAX_RETRIES, "max_calls": 0}
+            self._remote = self._ray.remote(**how)(_call_on_node)
             self._function, self._directory = self._ray.put(function), os.getcwd()
             if on_report is not None:
                 self._reports = self._ray.remote(num_cpus=0, max_restarts=-1)(_Reports).remote()

@@ -51,6 +51,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         engine: ``"threads"`` or ``"processes"`` of this machine; ``"auto"`` or ``"local"``: the job chooses one of
             them; ``"ray"``: a Ray cluster, whose nodes need wids and access to the shards.
         ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
+        num_cpus: of Ray: processors that a task takes; None: 1.
+        num_gpus: of Ray: accelerators that a task takes, also a part of one; None: 0.
 
     Example:
         >>> jobs.verify("train.json", engine=jobs.RunOptions(jobs=2, engine="threads")).wrong
@@ -60,6 +62,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Annotated[int, msgspec.Meta(ge=1, le=MAX_JOBS)] | None = None
     engine: EngineName = "auto"
     ray_address: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    num_gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     @property
     def is_ray(self) -> bool:
@@ -99,6 +103,10 @@ def run_options(engine: Engine) -> RunOptions:
     options = engine if isinstance(engine, RunOptions) else RunOptions(engine=engine)
     if options.engine not in _ENGINES:
         raise InputError(f"engine={options.engine!r}: give {ENGINE_WORDS}")
+    if not options.is_ray:
+        for name in ("num_cpus", "num_gpus"):
+            if getattr(options, name) is not None:
+                raise InputError(f"{name} is of a Ray cluster: give engine='ray' too", parameter=name)
     return options
 
 

@@ -72,6 +72,10 @@ COMMANDS = {
         "rewrite",
         "Write shards anew, without the samples that a view leaves out, or a dataset into new ones.",
     ),
+    "map": (
+        "map",
+        "Compute new fields for each sample, in shards beside those of INDEX; the shards of INDEX stay as they are.",
+    ),
     "simulate": (
         "simulate",
         "Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.",

@@ -37,6 +37,7 @@ _ADVICE = {
 # The words of a message that name a parameter, and the flag that stands for it.
 _FLAGS = {
     "overwrite": ("overwrite=True", "--overwrite"),
+    "max_errors": ("max_errors=", "--max-errors "),
     "too_long": ("too_long='skip'", "--too-long skip"),
     "jsons": ("to jsons", "to --json"),
 }

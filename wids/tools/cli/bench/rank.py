@@ -9,7 +9,6 @@ what each rank found.
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import json
 import math
 import os
@@ -21,9 +20,9 @@ from dataclasses import fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
-from wids.errors import InputError, JobError, WidsError
+from wids.errors import JobError, WidsError
+from wids.jobs.functions import import_function
 from wids.tools.cli.ranks import end_with_stdin
-from wids.tools.cli.signals import EndedBySignal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,28 +142,6 @@ def _batches_of(plan: BenchPlan, sampler: Any) -> Any:
     read = Listed(plan.index, ReadFlags(cache_dir=plan.reading.cache_dir, session=plan.session)).reader_of(batches)
     kind: Any = wids.BucketBatchSampler if batches.pack_tokens is None else wids.PackSampler
     return kind(sampler, block=batches.block, **batches.arguments(plan.job.batch_size, read))
-
-
-def import_function(name: str, text: str) -> Callable[..., Any]:
-    """The function that ``MODULE:FUNCTION`` names.
-
-    Raises:
-        InputError: there is none.
-    """
-    module, _, path = text.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except EndedBySignal:
-        raise
-    except (Exception, SystemExit) as error:  # of any kind: the module runs
-        raise InputError(
-            f"{name} {text!r} cannot be imported ({type(error).__name__}: {error}); write it as module:function"
-        ) from error
-    if not callable(found):
-        raise InputError(f"{name} {text!r} is not a function, but of type {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
 
 
 def _collation(reading: BenchReading) -> Callable[[Any], Any]:
