@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wids
+from tests.support import mapped
 from tests.support.cli import run, spawn, whole_command
 from tests.support.clocks import wait_until
 from tests.support.shards import write_index, write_json, write_shard
@@ -79,6 +80,7 @@ LINES = [
     "index create H/s0.tar H/s1.tar --counts H/sizes.json --info H/about.txt --base H -o H/new.json",
     "index diff H/train.json H/train.json --state H/state.json --old-lengths H/ones.npy --old-limit ones=H/ones.npy",
     "view H/train.json --unseen H/state.json --old H/train.json -o H/rest.json",
+    "map H/train.json tests.support.mapped:name_all --cache-dir H/cache -o H/mapped",
     "rewrite H/train.json --exclude H/keys.txt --cache-dir H/cache -o H/rewritten",
     "rewrite H/train.json --exclude H/keys.txt --samples 3 --cache-dir H/cache -o H/anew",
     "index update H/train.json --counts H/sizes.json --add H/extra.tar",
@@ -276,6 +278,8 @@ CASES = {
         lambda path: jobs.create_tables(f"~/{FOLDER}/train.json", path),
         "",
     ),
+    ("jobs.map", "index"): ("train.json", lambda path: jobs.map(path, mapped.name_all, "~/mapped"), "url"),
+    ("jobs.map", "output"): ("mapped", lambda path: jobs.map(f"~/{FOLDER}/train.json", mapped.name_all, path), ""),
     ("jobs.pack", "sources"): (
         "train.json",
         lambda path: jobs.pack(path, jobs.PackSettings(output="~/p-%06d.tar")),

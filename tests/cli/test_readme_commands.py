@@ -200,6 +200,17 @@ def pictures(scene):
     run("index", "create", "train-{0..1}.tar", "-o", "train.json")
 
 
+def to_compute(scene):
+    """Small pictures, and modules that compute something of them."""
+    pictures(scene)
+    block, *_ = (each for each in blocks("python") if each.readme == ".docs/guides/fields.md")
+    model = "def make_model():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 8))\n"
+    prepare = "def prepare(picture):\n    return torch.zeros(3, 32, 32)\n"
+    (scene / "embed.py").write_text(f"{block.text}\n\n{model}\n\n{prepare}")
+    score = "{'brightness': sum(sample['.jpg'].getpixel((0, 0))) / 3, 'kind': sample['.jpg'].mode}"
+    (scene / "score.py").write_text(f"def score(sample):\n    return {score}\n")
+
+
 def many_kinds(scene):
     """Pictures by class, pictures with masks, a table of them, tars without an index."""
     photos(scene)
@@ -268,6 +279,16 @@ SCENES = {
         0,
         ["2 member tables of 2 shards", "train.widsx: 2 shards", "64 ranks on 8 nodes"],
     ),
+    ".docs/guides/fields.md#new-fields-embeddings-captions-scores": (
+        to_compute,
+        0,
+        ["ndarray float32 (8,)", "nothing was written", "embed/index.json: 400 rows", ".clip.npy in 400"],
+    ),
+    ".docs/guides/fields.md#numbers-and-texts": (
+        to_compute,
+        0,
+        ["score.parquet: 400 rows", "columns: brightness (double), kind (string)"],
+    ),
     ".docs/guides/filter.md#filter-and-curate-train-on-a-part": (
         labelled,
         0,
@@ -331,6 +352,11 @@ SCENES = {
         from_others,
         0,
         [": .png=image .cls=label .json=caption,meta,score", ": .png=image .cls=label", ".txt=text"],
+    ),
+    "wids/tools/cli/README.md#new-fields-of-each-sample": (
+        to_compute,
+        0,
+        ["embed/index.json: 400 rows", ".clip.npy in 400"],
     ),
     "wids/tools/cli/README.md#making-an-index": (
         to_index,

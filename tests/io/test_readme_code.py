@@ -23,9 +23,9 @@ from tests.support import columns as made
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.readme_code import PYTHON, at, execute, write_images
 from tests.support.readmes import blocks
-from tests.support.shards import write_index, write_json
+from tests.support.shards import write_index, write_json, write_tar
 from tests.support.suites import run_suites
-from wids import testing
+from wids import jobs, testing
 
 GUIDES = ".docs/guides"
 E2E = {
@@ -52,6 +52,9 @@ HERE = {
     f"{GUIDES}/quickstart.md#2-train",
     f"{GUIDES}/resume.md#fsdp-and-torchtitan",
     f"{GUIDES}/resume.md#resume-a-run-in-mid-epoch",
+    f"{GUIDES}/fields.md#in-a-program",
+    f"{GUIDES}/fields.md#new-fields-embeddings-captions-scores",
+    f"{GUIDES}/fields.md#numbers-and-texts",
     f"{GUIDES}/shared-caches.md#share-a-cache-on-a-machine",
     f"{GUIDES}/stores.md#train-from-s3-minio-r2-gcs-or-http",
     f"{GUIDES}/video.md#decord",
@@ -691,6 +694,30 @@ def test_columns(tmp_path):
     assert names["table"].num_rows == 5
 
 
+def test_new_fields(tmp_path, capsys):
+    """A class with a model, a function, and a table."""
+    members, picture = {}, io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "JPEG")
+    for k in range(6):
+        members |= {f"{k}.jpg": picture.getvalue(), f"{k}.txt": b"a small text"}
+    write_tar(tmp_path / "train.tar", members)
+    write_json(tmp_path / "train.json", {"wids_version": 1, "shardlist": [{"url": "train.tar", "nsamples": 6}]})
+    place = f"{GUIDES}/fields.md#new-fields-embeddings-captions-scores"
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8))
+    names = {"make_model": lambda: model, "prepare": lambda _: torch.ones(3, 2, 2)}
+    settings = jobs.MapSettings(batch_size=4, fields=(".jpg",))
+    jobs.map("train.json", execute(only(place), {}, **names)["Embed"], "embed", settings=settings)
+    assert wids.ShardListDataset("embed/index.json")[5][".clip.npy"].shape == (8,)
+    execute(only(f"{GUIDES}/fields.md#in-a-program"), {})
+    assert "6 {'.words.json': 6}" in capsys.readouterr().out
+    settings = jobs.MapSettings(columns=True)
+    jobs.map(
+        "train.json", lambda sample: {"brightness": 30 * int(sample["__key__"])}, "score.parquet", settings=settings
+    )
+    names = execute(only(f"{GUIDES}/fields.md#numbers-and-texts"), {}, wids=wids)
+    assert list(names["bright"].keys) == ["4", "5"]
+
+
 def test_jobs(tmp_path, capsys):
     """All of them, one after the other: what each writes is there."""
     os.rename(os.path.dirname(made.write_dataset(tmp_path / "d", (5, 25))), tmp_path / "shards")
@@ -699,10 +726,11 @@ def test_jobs(tmp_path, capsys):
             "https://example.com": server.url,
             "/nvme/cache": str(tmp_path / "cache"),
             "samples=1000": "samples=4",
+            "embed:Clip": "tests.support.mapped:count_batch",
         }
         names = execute(only("wids/jobs/README.md#in-a-program"), replaced)
     assert "2 30 {}" in capsys.readouterr().out
     assert names["report"].wrong == []
-    assert {"train.tables", "train.columns.parquet", "cache", "packed"} <= set(os.listdir(tmp_path))
+    assert {"train.tables", "train.columns.parquet", "cache", "packed", "clip"} <= set(os.listdir(tmp_path))
     packed = wids.ShardListDataset("packed/train.json", transformations=[])
     assert {int(sample[".cls"].getvalue()) for sample in packed} <= {0, 1, 2}

@@ -312,6 +312,7 @@ def test_options_of_stores_travel_in_a_session():
     users = {
         "dataset.py",
         "core/collection/arguments.py",
+        "writing/map.py",
         "writing/writer.py",
         "testing/sources.py",
         "core/transport/session.py",

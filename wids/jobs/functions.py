@@ -35,11 +35,11 @@ def import_function(name: str, text: str, *, directory: str | None = None) -> Ca
     Raises:
         InputError: it cannot be imported, or is none.
     """
-    module, _, path = text.rpartition(":")
+    module, _, path = text.rpartition(":") if ":" in text else (text, "", "")
     is_file = module.endswith(_FILE)
     try:
         if is_file:
-            directory, module = os.path.split(os.path.join(directory or os.getcwd(), module))
+            directory, module = os.path.split(os.path.join(directory or os.getcwd(), os.path.expanduser(module)))
             module = module.removesuffix(_FILE)
         if directory is not None and directory not in sys.path:
             sys.path.insert(0, directory)

@@ -19,7 +19,7 @@ import numpy as np
 
 from wids.core.collection import error_log
 from wids.core.collection.substitutes import is_of_sample
-from wids.core.files import atomic, tempdirs
+from wids.core.files import atomic, locks, tempdirs
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index import writing
 from wids.core.index.paths import absolute
@@ -131,6 +131,11 @@ class MapTrial(msgspec.Struct, kw_only=True):
         fields: name -> type, shape and size of its value, in words; without names, the row is empty.
         error: why it failed; None: it did not.
         trace: the last lines of the traceback.
+
+    Example:
+        >>> outcome = jobs.map("train.json", lambda sample: {"a.txt": "one"}, "new", settings=jobs.MapSettings(trial=1))
+        >>> outcome.trial[0].index, outcome.trial[0].fields
+        (0, {'.a.txt': "str 'one', 3 B"})
     """
 
     index: int
@@ -568,7 +573,12 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
             WidsError: one cannot be computed.
         """
         if tasks:
-            self.run(partial(map_shard, self._plan.job), [(task, task) for task in tasks], self._engine(tasks, engine))
+            work, options = partial(map_shard, self._plan.job), self._engine(tasks, engine)
+            try:
+                self.run(work, [(task, task) for task in tasks], options)
+            finally:
+                if (folder := Place(tasks[0].url).directory).is_local:  # part files of processes that were killed
+                    locks.remove_parts(os.path.join(folder.absolute.path, ""), more=r".*\.(?:tar|arrow)")
         else:
             self.show()
 
@@ -655,9 +665,10 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
         samples, count = (sum(part[k] for part in parts) for k in (0, 1))
         most = self._plan.settings.max_errors
         if (count >= _MIN_FAILURES and count > most * samples) or (is_end and count == samples > 0 and most < 1):
+            first = self.outcome.first_error or self._words_of(*next(self._failures()))
             raise TooManyErrorsError(
                 f"{count:,} of {samples:,} samples failed, more than max_errors={most:g}; {self._plan.errors} names "
-                f"them. The first one: {self.outcome.first_error or self._words_of(*next(self._failures()))}",
+                f"them. The first one: {'; '.join(first.splitlines())}",
                 path=self._plan.errors,
                 hint="max_errors",
             )

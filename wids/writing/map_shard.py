@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+import wids
 from wids.core.codecs.encoders import encode_field
 from wids.core.collection import error_log
 from wids.core.collection.substitutes import is_of_sample
@@ -46,6 +47,7 @@ _REPORT_SECONDS = 0.2
 # Samples that are read at once where each would take a request of its own.
 _FAR_SAMPLES = 16
 _FRAMES = 3  # of a traceback, in a message
+_PACKAGE = os.path.join(os.path.dirname(wids.__file__), "")
 
 
 class SampleFailure(msgspec.Struct, frozen=True):
@@ -293,12 +295,8 @@ def encode_fields(result: Any, key: str, *, rule: Any = "first-dot") -> dict[str
 
 
 def describe_failure(error: Exception, row: int, key: str | None) -> SampleFailure:
-    """The record of a failure, with the last lines of the traceback that are the function's."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if os.path.abspath(frame.filename) != os.path.abspath(__file__)
-    ]
+    """The record of a failure, with the last lines of the traceback that are not of wids."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
     lines = tuple(
         printable(f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line or ''}")
         for frame in frames[-_FRAMES:]

@@ -40,6 +40,7 @@ JOBS = {
     "pack": lambda **how: jobs.pack(INDEX, **{"settings": OUT, **how}),
     "create_columns": lambda **how: jobs.create_columns(INDEX, **how),
     "create_tables": lambda **how: jobs.create_tables(INDEX, **how),
+    "map": lambda **how: jobs.map(INDEX, print, "new", **how),
 }
 
 
@@ -100,6 +101,10 @@ def _packing_tables(**how):
 def _rewriting(**how):
     settings = {"exclude": ("o.txt",), **how}
     return lambda: jobs.rewrite_shards(INDEX, "new.json", settings=jobs.RewriteSettings(**settings))
+
+
+def _mapping(**settings):
+    return lambda: jobs.map(INDEX, print, "new", settings=jobs.MapSettings(**settings))
 
 
 def _with_rule(**how):
@@ -226,6 +231,21 @@ REFUSED = [
     (lambda: jobs.rewrite_shards(INDEX, ""), "output='': give"),
     (_rewriting(exclude=(3,)), "settings: exclude=(3,): expected `str`"),
     (_rewriting(is_trial="no"), "settings: is_trial='no': expected `bool`"),
+    # map
+    (lambda: jobs.map(3, print, "new"), "index=3: give an index"),
+    (lambda: jobs.map(INDEX, print, ""), "output='': give"),
+    (lambda: jobs.map(INDEX, 3, "new"), "function is an int: give a function, a class, or the name of one"),
+    (lambda: jobs.map(INDEX, "print", "new"), "function='print': write it as module:function"),
+    (
+        lambda: jobs.map(INDEX, print, "new", engine=jobs.RunOptions(num_gpus=1)),
+        "num_gpus is of a Ray cluster: give engine='ray' too",
+    ),
+    (_mapping(fields=(3,)), "settings: fields=(3,): expected `str"),
+    (_mapping(decode="jpg"), "settings: decode='jpg': give one of 'PIL'"),
+    (_mapping(batch_size=0), "settings: batch_size=0: expected `int` >= 1"),
+    (_mapping(where="a = 1"), "settings: where='a = 1': expected `list`, got `str`"),
+    (_mapping(max_errors=2), "settings: max_errors=2: expected `float` <= 1.0"),
+    (_mapping(trial=0), "settings: trial=0: expected `int` >= 1"),
 ]
 
 
@@ -269,6 +289,7 @@ KINDS = {
     jobs.PackSource: _from_source,
     jobs.TablesSettings: _packing_tables,
     jobs.RewriteSettings: _rewriting,
+    jobs.MapSettings: _mapping,
     jobs.ColumnSpec: _with_spec,
     ColumnRule: _with_rule,
     jobs.RunOptions: lambda **how: lambda: jobs.verify(INDEX, engine=jobs.RunOptions(**how)),

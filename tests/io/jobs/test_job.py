@@ -20,6 +20,7 @@ from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.outcome import JobOutcome
 from wids.jobs.runner import RunOptions
 from wids.testing import Server
+from wids.writing import map as map_module
 from wids.writing import rewrite
 from wids.writing.pack import run as pack_run
 
@@ -82,6 +83,18 @@ def start_reshard(home, **how):
     return jobs.rewrite_shards(str(home / "train.json"), f"{home}/out/p.json", settings=settings, **how)
 
 
+def start_map(home, **how):
+    """New fields of all samples."""
+    return jobs.map(str(home / "train.json"), "tests.support.mapped:name_all", str(home / "new"), **how)
+
+
+def start_values(home, **how):
+    """New values of all samples."""
+    settings = jobs.MapSettings(columns=True)
+    function = "tests.support.mapped:name_all"
+    return jobs.map(str(home / "train.json"), function, str(home / "out.parquet"), settings=settings, **how)
+
+
 def findings(_home, outcome):
     """Without what an earlier run alone has."""
     return [(each.number, each.nsamples, each.size_bytes, each.problems) for each in outcome.findings]
@@ -95,6 +108,11 @@ def packed(home, _outcome):
 def rewritten(home, _outcome):
     """New shards, and their index."""
     return {path.name: path.read_bytes() for path in (*home.glob("s*-*.tar"), home / "out.json")}
+
+
+def mapped(home, _outcome):
+    """New shards, and their index."""
+    return {path.name: path.read_bytes() for path in (home / "new").iterdir() if path.suffix in (".tar", ".json")}
 
 
 JOBS = {
@@ -119,6 +137,10 @@ JOBS = {
     "pack": Job(start_pack, packed, "kept", (pack_run, "write_shard"), 1),
     "reshard": Job(start_reshard, packed, "known", (pack_run, "write_shard"), 1),
     "rewrite": Job(start_rewrite, rewritten, "known", (rewrite, "rewrite_shard"), 1),
+    "map": Job(start_map, mapped, "known", (map_module, "map_shard"), 1),
+    "values": Job(
+        start_values, lambda home, _: (home / "out.parquet").read_bytes(), "known", (map_module, "map_shard"), 1
+    ),
 }
 EACH = pytest.mark.parametrize("name", JOBS)
 
@@ -203,12 +225,14 @@ def test_a_cancelled_run_leaves_nothing_behind(name, home, tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name == "wids-job"]
     left = {path.name for path in home.rglob("*") if path.is_file()} - before
     assert not [name for name in left if name.endswith(".part")]
-    assert not left & {"out.json", "out.tables", "out.parquet", "p.json"}
+    assert not left & {"out.json", "out.tables", "out.parquet", "p.json", "index.json"}
     outcome = job.start(home, engine=ONE)
     assert getattr(outcome, job.known) == 2
     assert job.result(home, outcome) == whole(name, tmp_path)
     assert not [
-        path for path in home.rglob("*") if path.name.endswith((".journal", ".packing", ".verifying", ".spool"))
+        path
+        for path in home.rglob("*")
+        if path.name.endswith((".journal", ".packing", ".mapping", ".verifying", ".spool"))
     ]
 
 

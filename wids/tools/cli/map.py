@@ -53,7 +53,7 @@ class MapFlags:
 
 @dataclass(frozen=True)
 class MapRunFlags(RunFlags):
-    """What runs the function."""
+    """Options of running the function."""
 
     num_gpus: Annotated[
         float | None,
@@ -88,9 +88,9 @@ class MapRunFlags(RunFlags):
 @app.command(
     "map",
     epilog=examples(
-        "wids map train.json embed:Clip -o clip --batch-size 64",
         "wids map train.json embed.py:Clip -o clip --dry-run 10",
-        "wids map train.json scores:of -o scores.parquet --columns",
+        "wids map train.json embed.py:Clip -o clip \\\n  --batch-size 64",
+        "wids map train.json score:f -o score.parquet --columns",
     ),
 )
 def run_map(
