@@ -20,8 +20,9 @@ import typer
 from wids.core.files.terminal import progress
 from wids.core.transport.session import PLAIN
 from wids.errors import InputError
+from wids.jobs.functions import import_function
 from wids.tools.cli.bench.plan import BenchPlan, BenchReading, JobOptions
-from wids.tools.cli.bench.rank import COLLATIONS, PARTS, WORK, import_function
+from wids.tools.cli.bench.rank import COLLATIONS, PARTS, WORK
 from wids.tools.cli.format import count_of, format_rate, format_size, print_json, print_table, print_text
 from wids.tools.cli.options import BatchOptions, Index, Json, OrderOptions, ReadFlags, SessionFlag
 from wids.tools.cli.plain_help import App, examples
