@@ -38,6 +38,7 @@ from wids.core.collection.batches import (
     read_sample,
 )
 from wids.core.collection.keys import Keys
+from wids.core.collection.opening import OpeningOptions
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
 from wids.core.collection.views import PART, choose, find_samples, local_path, of_file, split
@@ -45,14 +46,16 @@ from wids.core.files.held import holding, release
 from wids.core.files.lazy import Computed
 from wids.core.index.readonly import Spec
 from wids.core.index.spec import PACKS, own_packs
+from wids.core.index.view_file import KEY as COMPANIONS
+from wids.core.index.view_file import is_view
 from wids.core.index.view_rows import SharedSelection
-from wids.core.order.layout import SamplerInterface, interface_of, read_values
+from wids.core.order.layout import CompanionPlaces, SamplerInterface, interface_of, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
+from wids.core.place import Place
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
-from wids.core.readers.provider import AutoProvider
-from wids.core.tables.fields import Alternatives, FieldNames, parse_field, parse_fields, part_lazily
+from wids.core.tables.fields import Alternatives, FieldNames, LazyMembers, parse_field, parse_fields, part_lazily
 from wids.core.transport import retrying, schemes
 from wids.errors import (
     ClosedReaderError,
@@ -74,6 +77,8 @@ if TYPE_CHECKING:
 
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields, SampleColumns
+    from wids.core.collection.companions import Companion
+    from wids.core.collection.joined_fields import Wishes
     from wids.core.collection.member_file import MemberFile
     from wids.core.collection.shard_collection import OnCountMismatch, Shards
     from wids.core.collection.stats import Stats
@@ -276,6 +281,9 @@ class ShardListDataset(Dataset[T_co]):
     _columns: SampleColumns | None  # None: none was asked for
     _transformations: list[Transform]
     _fields: tuple[str, ...] | None
+    _companions: tuple[Companion, ...] = ()
+    _places: dict[Companion, tuple[ShardCollection, CompanionPlaces]]
+    _wishes: Wishes | None = None  # the members that are read of companions
     _wanted: Wanted  # the members that are read
     _lazy: Alternatives | None  # and those that are opened as files
     _steps: tuple[str, ...]  # that made this view
@@ -334,7 +342,7 @@ class ShardListDataset(Dataset[T_co]):
         index = arguments.parse_index(
             base=base, options=options, storage_options=storage_options, allow_local=allow_local, allow_pipe=allow_pipe
         )
-        self._tally = _SharedTally()
+        self._tally, self._places = _SharedTally(), {}
         hooks = (*arguments.parse_hooks(hooks), self._tally)
         self._substitutes = arguments.parse_errors(
             on_count_mismatch=on_count_mismatch,
@@ -347,33 +355,23 @@ class ShardListDataset(Dataset[T_co]):
         self._columns = None
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
-        self.base, shard_list, session = load_shards(shards, **index, cache_dir=self.cache_dir)
-        provider = AutoProvider(
-            **cache,
-            **reading,
-            **shard_list.choose_grouping(rule=key_rule, group=group),
-            session=session.with_hooks(hooks),
-            is_prefetching=self._tally.is_prefetching,
-            checks_counts=on_count_mismatch == "error",
+        self._opening = OpeningOptions(
+            cache, reading, index, hooks, lru_size, on_count_mismatch, is_prefetching=self._tally.is_prefetching
         )
+        self.base, shard_list, session = self._opening.load(shards)
+        self._collection = self._opening.collect(shard_list, session, rule=key_rule, group=group)
+        provider = self._collection.provider
         self.localname = provider.cache.placement.local_path if localname is None else localname
-        self._collection = ShardCollection(
-            shard_list,
-            provider,
-            capacity=lru_size,
-            hooks=hooks,
-            on_count_mismatch=on_count_mismatch,
-            advice=arguments.advise,
-            hints_at_merged=key_rule is None and "key_rule" not in shard_list.header,
-        )
-        self._collection.expect_fields(self.fields)
-        self._steps = () if shard_list.selection is None else tuple(shard_list.header["made_by"])
+        self._steps = tuple(shard_list.header["made_by"]) if is_view(shard_list) else ()
         shard_list = self._collection.counted(shard_list)
         self._collection.adopt(shard_list)
         self._take(self._collection)
         self._given_index = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
         self._collection.index_url = arguments.index_url_of(shards, base, options, shard_list)
         self.dataset_name = arguments.choose_name(dataset_name, shards, shard_list)
+        if shard_list.header.get(COMPANIONS):
+            self._join_listed(shards)
+        self._collection.expect_fields(self._read_fields())
         arguments.announce(shards, shard_list, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
@@ -428,6 +426,8 @@ class ShardListDataset(Dataset[T_co]):
             ColumnsError, SpecError: that cannot be; nothing has changed.
         """
         collection, shard_list = self._collection, self._collection.shards
+        if self._companions:
+            raise SpecError("companions are joined to the samples of these shards; assign shards before they are")
         self._own_columns().check_unused()  # which are those of the index that was given, also from here on
         if shard_list.selection is not None:
             raise SpecError(
@@ -497,12 +497,25 @@ class ShardListDataset(Dataset[T_co]):
             listed=lambda: (
                 self._collection.shards,
                 self._collection.index_url,
-                self._columns is None or not self._columns.shown,
+                (self._columns is None or not self._columns.shown) and not self._companions,
             ),
             fingerprint=lambda: self._collection.fingerprint,
             contents=lambda: self._collection.contents,
             evaluate=lambda text: self._own_columns().evaluate(self._collection, text),
+            companions=self._companion_places,
+            companion_marks=lambda: {each.name: each.marks() for each in self._wanted_companions()},
         )
+
+    def _wanted_companions(self) -> Sequence[Companion]:
+        return () if self._wishes is None else self._wishes.companions
+
+    def _companion_places(self) -> list[CompanionPlaces]:
+        """The places of the samples of companions that are read: computed once, for they may be an array of all."""
+        places = [(each, self._places.get(each)) for each in self._wanted_companions()]
+        for companion, known in places:
+            if known is None or known[0] is not self._collection:
+                self._places[companion] = self._collection, companion.places(self._collection)
+        return [self._places[companion][1] for companion, _ in places]
 
     def _prefetch_source(self) -> CollectionSource | None:
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
@@ -716,8 +729,12 @@ class ShardListDataset(Dataset[T_co]):
         from wids.core.index.view_saving import save
 
         collection = self._collection
-        selection = collection.shards.selection
-        if selection is None:
+        selection, companions = collection.shards.selection, None
+        if self._companions:
+            from wids.core.collection.joining import entries_of
+
+            companions = partial(entries_of, self._companions, collection)
+        elif selection is None:
             selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
         files = {
             "the index that this is a view of": collection.index_url,
@@ -732,6 +749,7 @@ class ShardListDataset(Dataset[T_co]):
             path,
             index_url=collection.index_url,
             made_by=self._steps,
+            companions=companions,
             inputs=inputs,
             overwrite=overwrite,
             file=file,
@@ -929,6 +947,109 @@ class ShardListDataset(Dataset[T_co]):
         columns = self._own_columns().at(None if place is None else os.fspath(place), self._collection)
         return self._with(columns.show(fields, self._collection) if fields else columns)
 
+    # --- fields from elsewhere
+
+    @suggest_names
+    def with_fields(
+        self,
+        other: Any,
+        *,
+        on: Literal["row", "key"] = "row",
+        prefix: str = "",
+        missing: Literal["error", "skip", "none"] = "error",
+        fields: str | Sequence[str] | None = None,
+    ) -> Self:
+        """The same dataset, whose samples have the fields of another data set, too: a *companion*.
+
+        For captions, latents, embeddings, masks that come after the tars: nothing is rewritten. The order of samples,
+        the fingerprint and the states of samplers stay those of this dataset. ``wids map`` makes companions. A
+        companion of which ``fields`` of this dataset name no field is not touched. Both are downloaded ahead, and
+        fields are decoded by this dataset's transformations.
+
+        Args:
+            other: a `ShardListDataset`, of which the shards, the view and the settings of its cache are taken; or an
+                index (path or URL), which is opened with this dataset's settings.
+            on: ``"row"``: sample i has the fields of sample i of ``other``, which has as many; shards may be cut
+                differently. ``"key"``: of the sample with its ``__key__``, which is found in the member tables of both,
+                and kept as a file in the cache directory.
+            prefix: stands before the extensions of its members: with ``"clip"``, ``.npy`` is ``.clip.npy``.
+            missing: of samples that ``other`` lacks, with ``on="key"``: ``"error"``; ``"skip"``: a view without them;
+                ``"none"``: they have none of its fields. A warning names some and counts them.
+            fields: the extensions of its members that are fields. None: all. Without them, the index of ``other`` says
+                which it has, or else its first shard, which is looked at when that has to be known.
+
+        Raises:
+            InputError: ``other`` has another number of samples; several of its samples have one key; samples are
+                missing; it has transformations other than decoders. FetchError, ShardError: it cannot be read.
+
+        Example:
+            >>> dataset = wids.ShardListDataset("train.json")
+            >>> joined = dataset.with_fields("train.json", prefix="twin")
+            >>> joined[5][".txt"], joined[5][".twin.txt"]
+            ('text 5', 'text 5')
+        """
+        from wids.core.collection import joining
+
+        request = joining.parse_request(on=on, prefix=prefix, missing=missing, fields=fields)
+        companions, left = joining.join(self._collection, *self._companion_of(other), request)
+        changed = copy.copy(self)
+        changed._companions = (*self._companions, *companions)  # noqa: SLF001 - of this class
+        joining.check_apart(changed._companions)  # noqa: SLF001
+        changed._transformations, changed._places = list(self._transformations), {}  # noqa: SLF001
+        changed._note_work()  # noqa: SLF001
+        if left is None:
+            return changed
+        return changed._view(left, f"with_fields {companions[0].name}: {len(left):,} of {len(self):,}")  # noqa: SLF001
+
+    def _companion_of(self, other: Any) -> tuple[ShardCollection, str, Sequence[Companion], dict[str, Any]]:
+        """(shards, name, companions, further arguments of a `Companion`) of the argument ``other``.
+
+        Raises:
+            InputError: it has more than fields of its shards.
+        """
+        ahead_bytes = None if self._ahead is True else self._ahead
+        look_ahead = partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
+        if not isinstance(other, ShardListDataset):
+            if interface_of(other) is not None or not isinstance(other, (str, os.PathLike)):
+                raise InputError(f"with_fields: other is {shown(other)}; give a ShardListDataset, or an index")
+            place = os.fspath(other)
+            collection = self._opening.open(place)
+            more: dict[str, Any] = {"look_ahead": look_ahead}
+            opened: Sequence[Companion] = ()
+            if collection.shards.header.get(COMPANIONS):
+                opened = self._listed_companions(collection)
+            return collection, Place(place).name or place, opened, more
+        cls, steps = type(other), other._transformations  # noqa: SLF001 - of this class
+        ways = ("__getitem__", "__getitems__", "get_shard")
+        if any(getattr(cls, name) is not getattr(ShardListDataset, name) for name in ways):
+            raise InputError(f"with_fields: {cls.__name__} reads samples in its own way; give the index of its shards")
+        strange = next((step for step in steps if type(step) not in (SampleDecoder, FieldNames, LazyMembers)), None)
+        if strange is not None or (other._columns is not None and other._columns.shown):  # noqa: SLF001
+            raise InputError(
+                "with_fields: the other dataset has transformations, or columns as fields, which are not taken; give "
+                "them to the joined dataset (add_transform, with_columns)"
+            )
+        collection, fields = other._collection, other.fields  # noqa: SLF001
+        more = {
+            "look_ahead": look_ahead if other._ahead else None,  # noqa: SLF001
+            "fields": None if fields is None else tuple(fields),
+            "tally": None if other._tally is self._tally else other._tally,  # noqa: SLF001
+        }
+        return collection, other.dataset_name, other._companions, more  # noqa: SLF001
+
+    def _join_listed(self, shards: Any) -> None:
+        """Have the companions that the index names."""
+        where = f"{os.fspath(shards)}: " if isinstance(shards, (str, os.PathLike)) else ""
+        self._companions = self._listed_companions(self._collection, where)
+        self._note_work()
+
+    def _listed_companions(self, collection: ShardCollection, where: str = "") -> tuple[Companion, ...]:
+        from wids.core.collection.joining import open_listed
+
+        ahead_bytes = None if self._ahead is True else self._ahead
+        look_ahead = partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
+        return open_listed(collection, self._opening, look_ahead, where)
+
     # --- samples
 
     def __getitem__(self, index: Any) -> T_co:
@@ -964,6 +1085,7 @@ class ShardListDataset(Dataset[T_co]):
             self._is_transforming
             and self._collection.is_large(len(indices))
             and expect(self._collection, indices, wanted)
+            and (self._wishes is None or self._wishes.expect(indices, self._collection))
         ):
             return [self[index] for index in indices]  # each is transformed, and its bytes are freed, before the next
         is_plain, count = set(map(type, indices)) == {int}, len(indices)
@@ -971,6 +1093,7 @@ class ShardListDataset(Dataset[T_co]):
         misses = pool.misses
         try:
             samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], wanted)
+            joined = None if self._wishes is None else self._wishes.add_to_all(samples, self._collection)
         except ShardReadError:
             if self._substitutes is None:
                 raise
@@ -982,7 +1105,10 @@ class ShardListDataset(Dataset[T_co]):
             for sample, mark in zip(samples, marks, strict=True):
                 sample.update(mark)
             if self._is_transforming:
-                return [self._transform(sample, mark) for sample, mark in zip(samples, marks, strict=True)]
+                files = [None] * count if joined is None else joined
+                return [self._transform(*each) for each in zip(samples, marks, files, strict=True)]
+        if joined is not None:
+            return [self._transform(sample, _UNMARKED, files) for sample, files in zip(samples, joined, strict=True)]
         return [self._transform(sample) for sample in samples] if self._is_transforming else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
@@ -1035,6 +1161,14 @@ class ShardListDataset(Dataset[T_co]):
             MemberPart(self._collection.plain(index), parse_field(field, self.fields), *parse_span(lo, hi))
             for index, field, lo, hi in map(parse_part, parts)
         ]
+        if self._companions:
+            from wids.core.collection.joined_fields import read_joined_parts
+
+            return read_joined_parts(self._companions, self._collection, asked, self._read_parts)
+        return self._read_parts(asked)
+
+    def _read_parts(self, asked: Sequence[MemberPart]) -> list[bytes]:
+        """Parts of members of the base."""
         if type(self).get_shard is ShardListDataset.get_shard:
             return read_parts(self._collection, asked)
         return [read_foreign_part(self.get_shard, part) for part in asked]
@@ -1088,18 +1222,36 @@ class ShardListDataset(Dataset[T_co]):
 
     def _note_work(self) -> None:
         """Note if anything is done to samples after they are read."""
-        self._wanted, self._lazy = part_lazily(self.fields, self._transformations)
+        wanted, lazy = part_lazily(self.fields, self._transformations)
+        wishes = None
+        if self._companions:
+            from wids.core.collection.joined_fields import Wishes
+
+            wishes = Wishes(self._companions, wanted, lazy)
+            wanted, lazy = wishes.members, wishes.lazy
+        self._wanted, self._lazy, self._wishes = wanted, lazy, wishes if wishes and wishes.companions else None
         self._is_transforming = (
             bool(self._transformations or (self._columns is not None and self._columns.shown))
             or self._substitutes is not None
             or self._lazy is not None
+            or self._wishes is not None
         )
+
+    def _read_fields(self) -> tuple[str, ...] | None:
+        """The fields that are members of the base."""
+        if not self._companions or self.fields is None:
+            return self.fields
+        from wids.core.collection.joined_fields import Wishes
+
+        members = Wishes(self._companions, self.fields, None).members
+        return members if isinstance(members, tuple) else None
 
     # --- the pool of open shards
 
     def stats(self) -> Stats:
         """The cache's work for this dataset, in this process and in the workers of its loaders."""
-        return self._tally.total()
+        tallies = {id(each.tally): each.tally for each in self._companions if each.tally is not None}
+        return self._tally.total(tallies.values())
 
     def get_stats(self) -> tuple[int, int]:
         """(samples asked for, shards opened for them) in this process."""
@@ -1118,12 +1270,14 @@ class ShardListDataset(Dataset[T_co]):
     def close(self) -> None:
         """Close all open shards. The dataset stays usable; they open again when needed."""
         self._collection.close()
+        if self._wishes is not None:
+            self._wishes.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's first download may meet a server that is just being restarted.
         counts = self._counts()
         state = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
-        return {**state, "_answered": retrying.answered(), "_pins": schemes.pins()}
+        return {**state, "_places": {}, "_answered": retrying.answered(), "_pins": schemes.pins()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
@@ -1200,6 +1354,7 @@ class ShardListDataset(Dataset[T_co]):
 
     def _show(self, selection: Selection, step: str) -> None:
         """Have these samples of the shards alone."""
+        self._places = {}
         self._steps, self._transformations = (*self._steps, step), list(self._transformations)
         self._take(self._collection.select(selection))
 
@@ -1217,6 +1372,8 @@ class ShardListDataset(Dataset[T_co]):
         collection.name, collection.index_url = original.name, original.index_url
         undecoded._fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
         undecoded._columns, undecoded._transformations = self._own_columns().unshown(), []  # noqa: SLF001
+        undecoded._companions = tuple(each.without_downloads() for each in self._companions)  # noqa: SLF001
+        undecoded._places = {}  # noqa: SLF001
         undecoded._take(collection)  # noqa: SLF001
         undecoded._note_work()  # noqa: SLF001
         return undecoded
@@ -1247,21 +1404,40 @@ class ShardListDataset(Dataset[T_co]):
             self.check_cache_misses()
         return sample
 
-    def _transform(self, sample: dict[str, Any], marks: Mapping[str, Any] = _UNMARKED) -> T_co:
+    def _transform(
+        self,
+        sample: dict[str, Any],
+        marks: Mapping[str, Any] = _UNMARKED,
+        joined: Sequence[MemberFile] | None = None,
+    ) -> T_co:
         if self._substitutes is not None:
-            return self._substitute(sample, sample["__index__"], marks)
-        return self._apply(sample)
+            return self._substitute(sample, sample["__index__"], marks, joined)
+        return self._apply(sample, joined)
 
-    def _substitute(self, sample: dict[str, Any] | Exception, index: int, marks: Mapping[str, Any]) -> T_co:
+    def _substitute(
+        self,
+        sample: dict[str, Any] | Exception,
+        index: int,
+        marks: Mapping[str, Any],
+        joined: Sequence[MemberFile] | None = None,
+    ) -> T_co:
         """A sample after the transformations, or another one in its place; an error: why it could not be read."""
+
+        def apply(each: dict[str, Any]) -> T_co:
+            return self._apply(each, joined if each is sample else None)
+
         return self._substitutes.finish(  # type: ignore[no-any-return,union-attr]
-            sample, index, collection=self._collection, read=self._read, transform=self._apply, marks=marks
+            sample, index, collection=self._collection, read=self._read, transform=apply, marks=marks
         )
 
-    def _apply(self, sample: Any) -> T_co:
-        if self._columns is not None and self._columns.shown:
-            self._columns.add_to(sample, self._collection)
-        files = () if self._lazy is None else self._open_files(sample, self._lazy)
+    def _apply(self, sample: Any, joined: Sequence[MemberFile] | None = None) -> T_co:
+        """A sample after the transformations.
+
+        Args:
+            sample: as it was read.
+            joined: the files among the fields of companions that it has already; None: these are yet to be read.
+        """
+        files = self._complete(sample, joined)
         as_read = sample
         try:
             for transform in self._transformations:
@@ -1284,6 +1460,14 @@ class ShardListDataset(Dataset[T_co]):
                     "%r of %s: a read failed, and a sample was made all the same (%s)", file, file.url, file.error
                 )
         return sample  # type: ignore[no-any-return]
+
+    def _complete(self, sample: Any, joined: Sequence[MemberFile] | None) -> list[MemberFile]:
+        """Add all that is not read with a sample, unless ``joined`` says that companions were; return its files."""
+        if joined is None:
+            joined = () if self._wishes is None else self._wishes.add_to(sample, self._collection)
+        if self._columns is not None and self._columns.shown:
+            self._columns.add_to(sample, self._collection)
+        return [*joined, *(() if self._lazy is None else self._open_files(sample, self._lazy))]
 
     def _open_files(self, sample: Any, lazy: Alternatives) -> Sequence[MemberFile]:
         """Open the lazy members of a sample."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from wids.core.collection.shard_collection import lists_shards
 from wids.core.index.fingerprint import fingerprint
+from wids.core.index.view_file import is_view
 from wids.core.tables.fields import Alternatives
 from wids.core.transport.session import PLAIN, Session
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
@@ -403,7 +404,7 @@ def beside(
     another way than ``wids columns create`` has none.
     """
     index = None
-    if collection.shards.selection is not None:
+    if is_view(collection.shards):
         shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)) and collection.is_grouped_as_indexed:
         name = os.fspath(shards)

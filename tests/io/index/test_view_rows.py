@@ -103,9 +103,9 @@ def test_workers_map_the_file_itself(web, dataset, tmp_path, context, is_remote)
     view = opened(web, tmp_path) if is_remote else wids.ShardListDataset(tmp_path / "data" / "good.json")
     view.transformations = map_of
     loader = DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context=context)
-    place = view._collection.shards.selection._place
+    path = view._collection.shards.selection.path
     for number, (found, files) in zip((2, 31, 99), loader, strict=True):
-        assert (found, files) == (number, [os.path.basename(place.path)])
+        assert (found, files) == (number, [os.path.basename(path)])
 
 
 class Starting:
@@ -134,7 +134,7 @@ def test_a_worker_of_a_worker_of_a_view(dataset, tmp_path, handed, what):
     """Each maps the rows; a copy of them, where their file is another one by then."""
     dataset.select([1, 40, 99]).save(tmp_path / "view.json")
     view = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
-    selection, path = view._collection.shards.selection, view._collection.shards.selection._place.path
+    selection, path = view._collection.shards.selection, view._collection.shards.selection.path
     before = Path(path).read_bytes()
     if what != "there":
         os.unlink(path)
@@ -224,7 +224,7 @@ def test_rows_that_an_option_names(dataset, tmp_path):
 def test_a_selection_without_rows():
     """It has no file, and can be shared."""
     found = SharedSelection(np.zeros(3, np.int64), np.zeros(0, np.uint32))
-    assert found._shared_file() is None
+    assert found._shared._shared_file() is None
 
 
 # --- savers

@@ -24,6 +24,7 @@ from wids.core.collection.shard_collection import lists_shards
 from wids.core.collection.substitutes import Substitutes
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index.shardlist import grouping_keys
+from wids.core.index.view_file import is_view
 from wids.core.order.validation import check_flag, parse_int
 from wids.core.place import Place, cache_directory
 from wids.core.readers.provider import parse_access
@@ -269,7 +270,7 @@ def warn_of_none(transform: Callable[[Any], Any], *, is_before: bool = False) ->
 
 def index_url_of(shards: Any, base: Any, options: Any, shard_list: ShardList) -> str | None:
     """The URL or path of the index that lists the shards as they are; None: none exists."""
-    if shard_list.selection is not None and base is None and set(options or ()) <= {"view_of"}:
+    if is_view(shard_list) and base is None and set(options or ()) <= {"view_of"}:
         return shard_list.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None

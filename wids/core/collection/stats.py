@@ -19,6 +19,8 @@ import numpy as np
 from wids.events import PrefetchBegun, SampleSubstituted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from wids.events import Event
@@ -125,9 +127,14 @@ class Tally:
         """(a name for this counter in its process, the figures of `total` that are not 0), for `wids serve`."""
         return f"{id(self):x}", {name: value for name, value in msgspec.structs.asdict(self.total()).items() if value}
 
-    def total(self) -> Stats:
-        """The sum over all threads and processes."""
-        summed = sum(counts[:, :_FIGURES].sum(axis=0) for counts in self._arrays)
+    def total(self, others: Iterable[Tally] = ()) -> Stats:
+        """The sum over all threads and processes.
+
+        Args:
+            others: tallies that count for the same samples.
+        """
+        arrays = [counts for tally in (self, *others) for counts in tally._arrays]  # noqa: SLF001 - of this class
+        summed = sum(counts[:, :_FIGURES].sum(axis=0) for counts in arrays)
         sums = zip(Stats.__struct_fields__, summed.tolist(), strict=True)
         return Stats(**{name: value if name.endswith("_seconds") else int(value) for name, value in sums})
 

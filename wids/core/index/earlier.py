@@ -15,7 +15,7 @@ from wids.core.files import atomic
 from wids.core.index import checksums, compiled, writing
 from wids.core.index.shardlist import GROUPING_KEYS, KNOWN_KEYS
 from wids.core.index.spec import PACKS, own_packs, parse_json
-from wids.core.index.view_file import View
+from wids.core.index.view_file import KEY, View
 from wids.core.place import Place
 from wids.errors import SpecError, WidsError
 
@@ -29,6 +29,7 @@ COMPUTED = frozenset({
     *("__kind__", "wids_version", "base", "base_path", "shardlist", "datasets", PACKS),
     *GROUPING_KEYS.values(),
     *(key for key in View.__struct_fields__ if key != "name"),
+    KEY,
 })  # fmt: skip
 _SHOWN = 3
 

@@ -30,6 +30,7 @@ from wids.core.index import checks, compiled, compiled_files, view_file
 from wids.core.index.compiled_files import CompiledIndexes, look_at
 from wids.core.index.fingerprint import contents, fingerprint, have_changed
 from wids.core.index.spec import PACKS, check_head, forbid_local, own_keys, own_packs, parse_index, parse_json
+from wids.core.index.view_file import KEY
 from wids.core.index.view_rows import ViewRows
 from wids.core.place import Place, cache_directory
 from wids.core.transport import retrying
@@ -143,6 +144,23 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     Raises:
         SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
     """
+    loaded = _load(request, data)
+    header = loaded.shards.header
+    if not header.get(KEY):
+        return loaded
+    from wids.core.index.companion_file import resolve_companions
+
+    url = request.url
+    is_guarded = not (url is None or Place(url).is_local or request.allow_local)
+
+    def forbid(path: str, named: str) -> None:
+        if is_guarded and Place(named).reaches_local:
+            forbid_local(url, path, named)
+
+    return loaded._replace(shards=loaded.shards.with_header(resolve_companions(header, url, forbid)))
+
+
+def _load(request: IndexRequest, data: bytes | str | None) -> LoadedIndex:
     if data is not None or request.url is None:
         if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
             return _load_view(request, data or b"")
@@ -350,11 +368,13 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     else:
         raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
         loaded = _load_parent(request, view, parent)
-    selection = load_rows(request, view, loaded.shards.nsamples)
-    if selection is None:
-        # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
-        return _load_view(request, _read_index(str(url), request.session))
-    shards = loaded.shards.select(selection)
+    shards = loaded.shards
+    if view.rows is not None:
+        selection = load_rows(request, view, shards.nsamples)
+        if selection is None:
+            # The view was saved again meanwhile, perhaps unchanged: its earlier rows no longer exist.
+            return _load_view(request, _read_index(str(url), request.session))
+        shards = shards.select(selection)
     return LoadedIndex(shards.with_header({**shards.header, **raw}), loaded.session)
 
 
@@ -399,7 +419,7 @@ def load_rows(
         SpecError: they are damaged, or of another view; or they cannot be read. FetchError: remote ones cannot be read.
     """
     index_url = request.url
-    url = _resolved(request, view.rows, "rows")
+    url = _resolved(request, view.rows or "", "rows")
     try:
         rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, session=_narrowed(request))
         return rows.load()

@@ -309,6 +309,13 @@ class ShardList:
         names = info.get("classes") if isinstance(info, dict) else None
         return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """The extensions of the members of its samples, as the index says; None: it does not."""
+        fields = self.header.get("fields")
+        is_list = isinstance(fields, list) and all(isinstance(name, str) and name.startswith(".") for name in fields)
+        return tuple(fields) if is_list and fields else None
+
     def find(self, url: str) -> Shard:
         """The first shard with this URL.
 

@@ -7,8 +7,9 @@ JSON form::
      "rows": URL, "rows_checksum": CRC, "nsamples": N, "made_by": [TEXT, ...]}
 
 ``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
-digits. A view of shards that have no index has their ``"shardlist"`` in the
-place of ``view_of``. The file of rows is a `wids.core.files.container`::
+digits. A view without ``rows`` has all samples, and companions (`wids.core.index.companion_file`). A view of shards
+that have no index has their ``"shardlist"`` in the place of ``view_of``. The file of rows is a
+`wids.core.files.container`::
 
     ends   i8 x shards    where each shard's samples end, counted over the view
     rows   u4 x samples, or wide_rows i8 x samples: the row of each in its shard, ascending within a shard
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
     from wids.core.files.container import Sections
     from wids.core.index.selection import Integers
+    from wids.core.index.shardlist import ShardList
 
+# The companions of an index, by which a view may have all samples.
+KEY = "companions"
 # Mark of a text that is a view.
 MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
 _CHECKED_AT_A_TIME = 1 << 20
@@ -51,7 +55,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         view_of_fingerprint: of these shards; see `wids.core.index.fingerprint`.
         view_of_counts: (shards, samples in all).
         view_of_contents: digests of their contents, by kinds of checksums; a kind that not all shards have is missing.
-        rows: the place of the rows.
+        rows: the place of the rows; None: it has all samples.
         rows_checksum: of their file; see `checksum_of`.
         nsamples: number of samples.
         made_by: the steps that made it.
@@ -62,8 +66,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     view_of_fingerprint: str
     view_of_counts: tuple[int, int]
     view_of_contents: dict[str, str] = {}
-    rows: str
-    rows_checksum: str
+    rows: str | None = None
+    rows_checksum: str | None = None
     nsamples: int
     made_by: list[str] = msgspec.field(default_factory=list)
 
@@ -74,13 +78,18 @@ def parse_view(index: dict[str, Any], index_url: str | None) -> View | None:
     Raises:
         SpecError: it is malformed.
     """
-    if "rows" not in index or "view_of_fingerprint" not in index:
+    if "view_of_fingerprint" not in index or index.keys().isdisjoint(("rows", KEY)):
         return None
     if (version := index.get("wids_version", 1)) != 1:
         checks.fail(index_url, "wids_version", f"is {version}; this wids reads version 1")
     keys = {key: index[key] for key in View.__struct_fields__ if key in index}
     view: View = checks.convert(keys, View, index_url=index_url)
     return view
+
+
+def is_view(shards: ShardList) -> bool:
+    """True if a shard list was opened from a view, which may have all samples."""
+    return shards.selection is not None or "view_of_fingerprint" in shards.header
 
 
 def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview]:

@@ -8,34 +8,40 @@ the next one. No password and no signature of a URL is written. Without torch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from wids.core.files import atomic, locks, system
 from wids.core.files.replaced import ReplacedFile
-from wids.core.index import view_file, writing
+from wids.core.index import companion_file, view_file, writing
 from wids.core.index.earlier import COMPUTED
 from wids.core.index.fingerprint import contents, fingerprint
 from wids.core.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, public_place
 from wids.core.index.shardlist import GROUPING_KEYS
 from wids.core.index.spec import parse_json
-from wids.core.index.view_file import SUFFIX, View, pack_rows
+from wids.core.index.view_file import KEY, SUFFIX, View, pack_rows
 from wids.core.place import Place, relative_name
 from wids.core.transport.upload import check_replaceable
 from wids.errors import SpecError
 from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import numpy.typing as npt
+
+    from wids.core.index.companion_file import CompanionEntry
     from wids.core.index.selection import Selection
     from wids.core.index.shardlist import ShardList
 
-_OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
+# A companion, and the rows that go beside the index that names it; None: it needs none.
+NamedCompanion: TypeAlias = "tuple[CompanionEntry, npt.NDArray[Any] | None]"
+_OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.(?:rows|joined)")
 _OWN_FILES = rf"|\.json|{_OWN_ROWS.pattern}"
 # Keys of a shard that say which sub-dataset it is of.
 _OF_A_PART = frozenset(("dataset", "weight", "source_url"))
@@ -43,11 +49,12 @@ _OF_A_PART = frozenset(("dataset", "weight", "source_url"))
 
 def save(
     shards: ShardList,
-    selection: Selection,
+    selection: Selection | None,
     path: str,
     *,
     index_url: str | None,
     made_by: Sequence[str],
+    companions: Callable[[Callable[[str], str]], list[NamedCompanion]] | None = None,
     inputs: Sequence[tuple[str, str]] = (),
     overwrite: bool = False,
     file: ReplacedFile | None = None,
@@ -56,10 +63,12 @@ def save(
 
     Args:
         shards: all that the rows are of.
-        selection: its samples.
+        selection: its samples; None: all, which have companions.
         path: a local path.
         index_url: of the index that lists these shards; None: the view lists them itself.
         made_by: the steps that made it.
+        companions: finds the companions and the rows that go beside the view, given what makes the text of a place;
+            None: there are none.
         inputs: (URL or path, words for it) of other files that are never replaced.
         overwrite: also replace a file that is no view, or a view of other shards.
         file: see `write_view`.
@@ -78,13 +87,12 @@ def save(
         view_of_fingerprint=digest,
         view_of_counts=(len(shards), sum(shards.nsamples)),
         view_of_contents=contents(shards),
-        rows="",  # these two `write_view` sets
-        rows_checksum="",
-        nsamples=len(selection),
+        nsamples=sum(shards.nsamples) if selection is None else len(selection),
         made_by=list(made_by),
     )
     said = {key: shards.header.get(key) for key in GROUPING_KEYS.values()}
     index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view), **said}
+    named = [] if companions is None else companions(lambda url: writing.written(public_place(url), home))
     more = dict[str, Any]()
     if index_url is None:
         more = {key: value for key, value in shards.header.items() if key not in COMPUTED and key != "weight"}
@@ -101,8 +109,9 @@ def save(
             overwrite=overwrite,
         )
         kept = {**earlier.own_keys(), **more}
+        kept.pop(KEY, None)
         index = {**{key: kept[key] for key in kept if key not in index}, **index}
-        _write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+        _write_view({key: value for key, value in index.items() if value is not None}, selection, path, named)
 
 
 def save_mixture(
@@ -161,14 +170,30 @@ def write_view(index: dict[str, Any], selection: Selection, path: str, file: Rep
         _write_view(index, selection, path)
 
 
-def _write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+def _write_view(
+    index: dict[str, Any], selection: Selection | None, path: str, companions: Sequence[NamedCompanion] = ()
+) -> None:
     """`write_view`, with the lock of the path held."""
     check_not_parent(path, str(Place(os.path.dirname(path)).join(index["view_of"])) if "view_of" in index else None)
-    rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
-    names = {"rows": relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
-    text = writing.dump_index({**index, **names})
+    files: dict[str, list[bytes | memoryview]] = {}
+
+    def name(suffix: str, digest: str, parts: list[bytes | memoryview]) -> dict[str, str]:
+        file = f"{_stem(path)}.{digest}{suffix}"
+        files[file] = parts
+        return {"rows": relative_name(os.path.basename(file)), "rows_checksum": view_file.checksum_of(parts[0])}
+
+    if selection is not None:
+        index = {**index, **name(SUFFIX, selection.digest, pack_rows(*selection.arrays))}
+    entries = []
+    for entry, rows in companions:
+        beside = {}
+        if rows is not None:
+            digest = hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
+            beside = name(companion_file.SUFFIX, digest, companion_file.pack_joined(rows))
+        entries.append({key: each for key, each in msgspec.to_builtins(entry).items() if each is not None} | beside)
+    text = writing.dump_index({**index, KEY: entries} if entries else index)
     locks.remove_parts(_stem(path), more=_OWN_FILES)
-    _publish(path, text, rows, parts)
+    _publish(path, text, files)
 
 
 def check_not_parent(path: str, parent: str | None, view: str = "this") -> None:
@@ -198,32 +223,35 @@ def name_parent(url: str) -> str:
     return shown
 
 
-def _publish(path: str, text: bytes, rows: str, parts: Sequence[bytes | memoryview]) -> None:
-    with atomic.part_file(rows) as (part, fd):
-        system.write_parts(fd, parts)
-        os.fsync(fd)
-        os.replace(part, rows)
+def _publish(path: str, text: bytes, files: Mapping[str, Sequence[bytes | memoryview]]) -> None:
+    for name, parts in files.items():
+        with atomic.part_file(name) as (part, fd):
+            system.write_parts(fd, parts)
+            os.fsync(fd)
+            os.replace(part, name)
     before = _rows_at(path)
     atomic.sync_directory(os.path.dirname(path))  # what the index names is on the disk before it, and
     atomic.write_atomically(path, text, is_synced=True)
-    if before not in (None, rows):  # it itself before what the index of before names is gone
+    for name in before - files.keys():  # it itself before what the index of before names is gone
         with contextlib.suppress(OSError):
-            os.unlink(before)
+            os.unlink(name)
 
 
-def _rows_at(path: str) -> str | None:
-    """The rows of the view that is at a path, if this module wrote them there."""
+def _rows_at(path: str) -> set[str]:
+    """The files of rows of the view that is at a path, which this module wrote there."""
     try:
         fd, _ = atomic.open_file(path)
         with open(fd, "rb") as file:
-            view = view_file.parse_view(parse_json(file.read(), path), path)
+            raw = parse_json(file.read(), path)
+        view = view_file.parse_view(raw, path)
+        companions = companion_file.parse_companions(raw, path)
     except (OSError, SpecError):
-        return None
+        return set()
     stem = os.path.basename(_stem(path))  # of a copy they are another view's
-    rows = "" if view is None else view.rows.removeprefix("./")
-    if not rows.startswith(stem) or not _OWN_ROWS.fullmatch(rows[len(stem) :]):
-        return None
-    return os.path.join(os.path.dirname(path), rows)
+    named = (rows for rows in (None if view is None else view.rows, *(each.rows for each in companions)) if rows)
+    names = (rows.removeprefix("./") for rows in named)
+    written = [name for name in names if name.startswith(stem) and _OWN_ROWS.fullmatch(name[len(stem) :])]
+    return {os.path.join(os.path.dirname(path), name) for name in written}
 
 
 def _stem(path: str) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from wids.core.order.layout import contents, fingerprint
+from wids.core.order.layout import companion_marks, contents, fingerprint
 from wids.core.order.mixture import WeightSegment, check_weights
 from wids.core.order.population import MixturePopulation
-from wids.core.order.state import CONTENTS, MAX_POSITION, check_known, check_order, read_size
+from wids.core.order.state import COMPANIONS, CONTENTS, MAX_POSITION, check_known, check_order, read_size
 from wids.core.order.validation import parse_int
 from wids.errors import StateError
 
@@ -32,10 +32,12 @@ _ADVICE = (
 
 def identify(population: Population, dataset: Any) -> Identity:
     """The samples of a population, as plain values; the sources of a mixture have their identities in its plan."""
+    marks = companion_marks(dataset)
+    more = {COMPANIONS: marks} if marks else {}
     if isinstance(population, MixturePopulation):
-        return {"dataset": None}
+        return {"dataset": None, **more}
     digests = contents(dataset)
-    return {"dataset": fingerprint(dataset), **({CONTENTS: digests} if digests else {})}
+    return {"dataset": fingerprint(dataset), **({CONTENTS: digests} if digests else {}), **more}
 
 
 def weights_of(population: Population) -> Identity:

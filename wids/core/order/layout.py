@@ -57,6 +57,20 @@ def _no_samples() -> Indices:
     return np.zeros(0, np.int64)
 
 
+class CompanionPlaces(NamedTuple):
+    """The samples of another dataset that are read with those of a dataset: further fields of them.
+
+    Attributes:
+        dataset: the other one, which has a `SamplerInterface`.
+        ends: ends of its shards, counted over the indices of the dataset; None: its samples come in another order.
+        rows: then its sample for each of n indices: (n,).
+    """
+
+    dataset: Any
+    ends: Indices | None
+    rows: Indices | None
+
+
 class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     """The interface of a dataset for samplers, mixtures and prefetching, which programs do not need.
 
@@ -81,6 +95,8 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
         contents: likewise.
         anchored: the dataset whose samples its indices stand for; None: it has samples of its own.
         evaluate: computes a column, or an SQL expression over columns: (nsamples,); None: it has no columns.
+        companions: finds the places of further fields of its samples, for downloads ahead.
+        companion_marks: computes the digests of these datasets, by their names and by kinds.
     """
 
     shard_ends: Indices | None = None
@@ -96,6 +112,8 @@ class SamplerInterface(msgspec.Struct, frozen=True, kw_only=True):
     contents: Callable[[], dict[str, str] | None] = _nothing
     anchored: Anchored | None = None
     evaluate: Callable[[str], NDArray[Any]] | None = None
+    companions: Callable[[], Sequence[CompanionPlaces]] = tuple
+    companion_marks: Callable[[], dict[str, dict[str, str]]] = dict
 
 
 class SourceSpan(NamedTuple):
@@ -249,18 +267,18 @@ def layout(dataset: Any) -> Layout | None:
     A dataset with ``lengths`` that add up to its length is taken as a shard list.
     """
     try:
-        return _align(_layouts(dataset, _ends_by_lengths))
+        return _align(_layouts(dataset, _layouts_by_lengths))
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and are of no use then
         return None
 
 
-def _ends_by_lengths(dataset: Any) -> tuple[Indices, ...]:
+def _layouts_by_lengths(dataset: Any) -> list[Layout]:
     for ends in (shard_ends(getattr(dataset, "lengths", None)), *_ends_by_class(dataset)[:1]):
         # Some other dataset's `lengths`, or a subclass's (of its sentences, say), are not samples in shards, and would
         # not add up.
         if ends is not None and len(ends) and ends[-1] == len(dataset):
-            return (ends,)
-    return ()
+            return [_consecutive(ends, dataset)]
+    return []
 
 
 def _ends_by_class(dataset: Any) -> tuple[Indices, ...]:
@@ -272,20 +290,35 @@ def _ends_by_class(dataset: Any) -> tuple[Indices, ...]:
     return (ends, *interface.further_ends) if len(dataset) == (int(ends[-1]) if len(ends) else 0) else ()
 
 
-def _layouts(dataset: Any, ends_of: Callable[[Any], tuple[Indices, ...]]) -> list[Layout]:
+def _layouts_by_class(dataset: Any) -> list[Layout]:
+    """The layouts of all shards that samples of a dataset lie in, with those of its companions."""
+    layouts = [_consecutive(ends, dataset) for ends in _ends_by_class(dataset)]
+    interface = interface_of(dataset) if layouts else None
+    for dataset_of, ends, rows in () if interface is None else interface.companions():
+        if ends is not None:
+            layouts.append(_consecutive(ends, dataset_of))
+            continue
+        inner = interface_of(dataset_of)
+        if inner is not None and inner.shard_ends is not None:
+            picked = _pick(_consecutive(inner.shard_ends, dataset_of), rows)
+            layouts += [] if picked is None else [picked]
+    return layouts
+
+
+def _layouts(dataset: Any, layouts_of: Callable[[Any], list[Layout]]) -> list[Layout]:
     """The layouts of a dataset: one of each dataset in a stack, or of each of the samples that an index reads."""
     if (joined := parts_of(dataset)) is not None:  # before its lengths, which may be those of its parts
-        layouts = [_layouts(part, ends_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
+        layouts = [_layouts(part, layouts_of) or [_consecutive(np.array([len(part)]), None)] for part in joined]
         unknown = [_consecutive(np.array([len(part)]), None) for part in joined]
         rows = zip_longest(*layouts)
-        joins = (_join([known or unknown[k] for k, known in enumerate(row)]) for row in rows)
-        return [each for each in joins if each is not None]
+        joins = (_join([each or unknown[k] for k, each in enumerate(row)]) for row in rows)
+        return [whole for whole in joins if whole is not None]
     if (stacked := stack_of(dataset)) is not None:
-        return [each for part in stacked for each in _layouts(part, ends_of)]
-    if ends := ends_of(dataset):
-        return [_consecutive(each, dataset) for each in ends]
+        return [each for part in stacked for each in _layouts(part, layouts_of)]
+    if known := layouts_of(dataset):
+        return known
     if (part := part_of(dataset)) is not None:
-        picked = (_pick(inner, part[1]) for inner in _layouts(part[0], ends_of))
+        picked = (_pick(inner, part[1]) for inner in _layouts(part[0], layouts_of))
         return [each for each in picked if each is not None]
     return []
 
@@ -353,7 +386,7 @@ class Shards(Generic[T]):
                 [first for first, _ in each.lists],
                 [part if part is None else self._number(part, find) for _, part in each.lists],
             )
-            for each in _layouts(dataset, _ends_by_class)
+            for each in _layouts(dataset, _layouts_by_class)
         ]
 
     def _number(self, dataset: Any, find: Callable[[Any], T | None]) -> int | None:
@@ -486,6 +519,15 @@ def _contents(dataset: Any) -> dict[str, str]:
     if (part := part_of(dataset)) is not None:
         return _contents(part[0])
     return {}
+
+
+def companion_marks(dataset: Any) -> dict[str, dict[str, str]]:
+    """The digests of the companions of all datasets underneath, by their names and by kinds."""
+    interface = interface_of(dataset)
+    if interface is not None and (marks := interface.companion_marks()):
+        return marks
+    parts = parts_of(dataset) or stack_of(dataset) or ([part[0]] if (part := part_of(dataset)) is not None else [])
+    return {name: mark for each in parts for name, mark in companion_marks(each).items()}
 
 
 def takes_marks(dataset: Any) -> bool:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wids import __version__
 from wids.core.files import json_text
 from wids.errors import JsonError, StateError
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 KIND, VERSION = "wids.sampler", 2
 # In an order: digests of the shards' contents, by kinds of checksums. A kind that only one side has does not count.
 CONTENTS = "contents"
+# Likewise, digests of the datasets that have further fields of the samples: another one is warned of.
+COMPANIONS = "companions"
 MAX_POSITION = 1 << 62  # numpy's integers have an end
 
 
@@ -154,8 +157,11 @@ def check_known(values: Mapping[Any, Any], known: set[str], name: str) -> None:
 
 
 def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = "") -> None:
-    """Raise StateError, naming all that differs, unless both orders are the same; ``advice`` ends its message."""
-    there, here = _flatten(there), _flatten(here)
+    """Raise StateError, naming all that differs, unless both orders are the same; ``advice`` ends its message.
+
+    Where only companions have changed, which do not change the order, a warning names them.
+    """
+    there, here = _flatten(_without_companions(there, here)), _flatten(_without_companions(here))
     names = sorted(there.keys() & here.keys() | {name for name in there.keys() ^ here.keys() if not _is_content(name)})
     differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if differing:
@@ -172,6 +178,24 @@ def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = ""
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
             f"was saved, {f'{_GO_ON}, ' * is_other_data}or leave the state and begin an epoch{advice}"
         )
+
+
+def _without_companions(order: Mapping[str, Any], now: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """An order without its companions; those that have changed since then are warned of."""
+    then, here = order.get(COMPANIONS), {} if now is None else now.get(COMPANIONS)
+    if isinstance(then, Mapping) and isinstance(here, Mapping):
+        for name in then.keys() & here.keys():
+            if isinstance(then[name], Mapping) and isinstance(here[name], Mapping):
+                kinds = then[name].keys() & here[name].keys()
+                changed = sorted(kind for kind in kinds if then[name][kind] != here[name][kind])
+                if changed:
+                    logger.warning(
+                        "the companion %s has changed since the state was saved (%s): the order goes on as it was, "
+                        "with the fields of now",
+                        name,
+                        ", ".join(changed),
+                    )
+    return {key: value for key, value in order.items() if key != COMPANIONS}
 
 
 def _is_content(name: str) -> bool:

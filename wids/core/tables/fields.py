@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+# Extension of the one member, of no bytes, of a sample of a companion that has nothing.
+EMPTY = ".empty"
 # The members that a reader reads: those with some extensions, all but some, or all.
 Wanted: TypeAlias = "Collection[str] | AllBut | None"
 # The argument ``fields``: extensions, or names for them; alternatives are joined by ";"; `LazyMembers` are opened.

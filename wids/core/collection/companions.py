@@ -1,0 +1,308 @@
+"""A companion: a collection that has further fields of the samples of another one. Without torch.
+
+It has its own cache, readers and byte ranges; its index is not even read as long as nobody asks for its fields. A
+sample of the base is known by its index in the base's whole, so that views need nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wids.core.collection.shard_collection import ShardCollection
+from wids.core.files.shared_arrays import SharedArrays
+from wids.core.index import companion_file
+from wids.core.index.companion_file import NO_ROW, CompanionEntry
+from wids.core.index.fingerprint import fingerprint, have_changed
+from wids.core.index.view_file import KEY
+from wids.core.order.layout import CompanionPlaces, SamplerInterface
+from wids.errors import InputError, SpecError
+from wids.events import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wids.core.collection.opening import OpeningOptions
+    from wids.core.collection.stats import Tally
+    from wids.core.index.selection import Integers
+
+
+class Companion:
+    """Another collection that has further fields of the samples of a base.
+
+    Args:
+        name: of it, in messages and states.
+        prefix: stands before the extensions of its members; "": nothing does.
+        fields: extensions of its members that are fields; None: all.
+        known: extensions that its members have; None: its index, or its first shard, says that when it is needed.
+        on: see `wids.core.index.companion_file.CompanionEntry`.
+        missing: see there.
+        rows: for each sample of the base's whole the companion's; None: sample i has sample i.
+        open_shards: makes its collection, when that is first needed.
+        look_ahead: makes the source of downloads ahead of a collection; None: it has none.
+        tally: counts for its own dataset; None: the base's counts for it.
+
+    Attributes:
+        name: the argument.
+        prefix: the argument.
+        fields: the argument.
+        tally: the argument.
+    """
+
+    name: str
+    prefix: str
+    fields: tuple[str, ...] | None
+    tally: Tally | None
+    _collection: ShardCollection | None = None
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        prefix: str = "",
+        fields: tuple[str, ...] | None = None,
+        known: tuple[str, ...] | None = None,
+        on: companion_file.On = "row",
+        missing: companion_file.Missing = "error",
+        rows: SharedArrays | None = None,
+        open_shards: Callable[[], ShardCollection],
+        look_ahead: Callable[[ShardCollection], object] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self.name, self.prefix, self.fields, self.tally = name, prefix, fields, tally
+        self.on: companion_file.On = on
+        self.missing: companion_file.Missing = missing
+        self.rows, self._open, self._look_ahead = rows, open_shards, look_ahead
+        self._known, self._stem = known, f".{prefix}" if prefix else ""
+
+    @property
+    def collection(self) -> ShardCollection:
+        """Its shards, whose index is read now, if it was not yet.
+
+        Raises:
+            SpecError, InputError: it is not the one that was joined. FetchError: it cannot be read.
+        """
+        if self._collection is None:
+            self._collection = self._open()
+        return self._collection
+
+    def __len__(self) -> int:
+        return len(self.collection)
+
+    def __repr__(self) -> str:
+        return f"<Companion {self.name}>"
+
+    def __wids__(self) -> SamplerInterface:
+        look_ahead = self._look_ahead
+        return SamplerInterface(
+            shard_ends=self.collection.cum_lengths,
+            prefetch_source=lambda: None if look_ahead is None else look_ahead(self.collection),
+        )
+
+    def without_downloads(self) -> Companion:
+        """The same, which downloads no shard."""
+        return Companion(
+            name=self.name,
+            prefix=self.prefix,
+            fields=self.fields,
+            known=self._known,
+            rows=self.rows,
+            open_shards=_WithoutDownloads(self),
+        )
+
+    def placed_in(self, outer: Companion) -> Companion:
+        """This companion of a companion as one of the base: sample i is that of the outer one's sample i.
+
+        Args:
+            outer: the companion of the base that has this one.
+        """
+        rows = self.rows
+        if outer.rows is not None:
+            there = plain_rows(outer.rows)
+            inner = there if rows is None else plain_rows(rows)[np.maximum(there, 0)]
+            rows = share_rows(np.where(there < 0, -1, inner), len(self.collection))
+        prefix = ".".join(filter(None, (outer.prefix, self.prefix)))
+        return Companion(
+            name=self.name,
+            prefix=prefix,
+            fields=self.fields,
+            known=self._known,
+            on=self.on,
+            missing=self.missing,
+            rows=rows,
+            open_shards=self._open,
+            look_ahead=self._look_ahead,
+            tally=self.tally,
+        )
+
+    # --- which fields
+
+    def extension_of(self, field: str) -> str | None:
+        """The extension of its member that a field of the joined sample is; None: it is another's."""
+        stem = f"{self._stem}.".casefold()
+        if not field.casefold().startswith(stem):
+            return None
+        extension = field[len(stem) - 1 :]
+        known = self.fields if self._stem and self.fields is None else self.known_fields()
+        if known is None:
+            return extension
+        return next((name for name in known if name.casefold() == extension.casefold()), None)
+
+    def known_fields(self) -> tuple[str, ...]:
+        """The extensions of its members that are fields; where nothing says which, those of its first shard.
+
+        Raises:
+            WidsError: that cannot be read.
+        """
+        if self.fields is not None:
+            return self.fields
+        if self._known is None:
+            collection = self.collection
+            self._known = collection.shards.fields
+        if self._known is None:
+            first = next((k for k, count in enumerate(collection.lengths) if count), None)
+            table = None if first is None else next(collection.member_tables([first]))[1]
+            if table is None and first is not None:
+                with collection.pinned(first) as reader:
+                    table = reader.table
+            self._known = () if table is None else tuple(table.extensions)
+        return self._known
+
+    def name_of(self, extension: str) -> str:
+        """The field of the joined sample that a member of it is."""
+        return self._stem + extension
+
+    # --- which samples
+
+    def row_of(self, index: int) -> int:
+        """Its sample for a sample of the base's whole; -1: it has none."""
+        if self.rows is None:
+            return index
+        row = int(self.rows.arrays[0][index])
+        return -1 if row == NO_ROW and self.rows.arrays[0].dtype.itemsize == 4 else row
+
+    def places(self, base: ShardCollection) -> CompanionPlaces:
+        """The places of the samples of a base, or of a view of it, for downloads ahead."""
+        chosen, collection = base.whole_indices(), self.collection
+        if self.rows is None and chosen is None:
+            return CompanionPlaces(self, collection.cum_lengths, None)
+        whole = np.arange(base.whole_length) if chosen is None else chosen
+        rows = whole if self.rows is None else plain_rows(self.rows)[whole]
+        has = rows >= 0
+        if not has.all():  # a sample without one is as good as the one before it
+            last = np.maximum.accumulate(np.where(has, np.arange(len(rows)), -1))
+            first = rows[np.argmax(has)] if has.any() else 0
+            rows = np.where(last < 0, first, rows[np.maximum(last, 0)])
+        if not len(rows) or (rows[1:] >= rows[:-1]).all():
+            return CompanionPlaces(self, np.searchsorted(rows, collection.cum_lengths, side="left"), None)
+        return CompanionPlaces(self, None, rows)
+
+    # --- for states and indexes
+
+    def marks(self) -> dict[str, str]:
+        """The digests of its samples and their contents, by kinds; states hold them."""
+        return {"dataset": self.collection.fingerprint, **self.collection.contents}
+
+    def entry(self, base: ShardCollection, write: Callable[[str], str]) -> CompanionEntry:
+        """The companion as an index names it, but for the file of its rows.
+
+        Args:
+            base: the base's samples.
+            write: makes the text of a place in the index.
+
+        Raises:
+            InputError: no index lists its shards.
+        """
+        collection = self.collection
+        if collection.index_url is None:
+            raise InputError(
+                f"{self.name}: no index lists these shards as they are, and a saved join names an index; make one "
+                "(wids index create SHARDS -o captions.json), and join that"
+            )
+        shards = collection.shards
+        return CompanionEntry(
+            index=write(collection.index_url),
+            on=self.on,
+            prefix=self.prefix,
+            missing=self.missing,
+            fields=self.fields,
+            known_fields=self.known_fields(),
+            nsamples=collection.whole_length,
+            fingerprint=fingerprint(shards),
+            contents=collection.contents,
+            of=fingerprint(base.shards),
+        )
+
+
+class _WithoutDownloads:
+    """Opens the collection of a companion, which then downloads nothing."""
+
+    def __init__(self, companion: Companion) -> None:
+        self._companion = companion
+
+    def __call__(self) -> ShardCollection:
+        original = self._companion.collection
+        provider = original.provider.without_downloads()
+        collection = ShardCollection(original.shards, provider, on_count_mismatch=original.on_count_mismatch)
+        collection.name, collection.index_url = original.name, original.index_url
+        return collection
+
+
+@dataclass(frozen=True)
+class OpenEntry:
+    """Opens the collection of a companion that an index names, and checks that it is the one that was joined.
+
+    Attributes:
+        options: of the dataset.
+        entry: in the index.
+        samples: number of samples of the base's shards.
+        where: the beginning of messages.
+    """
+
+    options: OpeningOptions
+    entry: CompanionEntry
+    samples: int
+    where: str
+
+    def __call__(self) -> ShardCollection:  # noqa: D102
+        entry, collection = self.entry, self.options.open(self.entry.index)
+        total = collection.whole_length
+        if entry.rows is None and total != self.samples:
+            raise SpecError(
+                f"{self.where}{entry.index} has {total:,} samples, and the samples that it is joined to by row are "
+                f"{self.samples:,}; join again (wids index join)",
+                path=KEY,
+            )
+        is_same = entry.fingerprint in (None, fingerprint(collection.shards))
+        has_changed = have_changed(entry.contents, collection.contents)
+        if entry.rows is not None and (not is_same or has_changed):
+            raise SpecError(
+                f"{self.where}{entry.index} has changed since it was joined by key, and its rows may be other samples "
+                "now; join again (wids index join)",
+                path=KEY,
+            )
+        if not is_same or has_changed:
+            logger.warning(
+                "%s%s has changed since it was joined: its shards have other names, counts or checksums; its sample i "
+                "is taken for sample i all the same",
+                self.where,
+                entry.index,
+            )
+        return collection
+
+
+def share_rows(rows: Integers, nsamples: int) -> SharedArrays:
+    """Rows, -1 for none, of a companion of so many samples, in the form that workers share."""
+    return SharedArrays([companion_file.narrow(rows, nsamples)])
+
+
+def plain_rows(rows: SharedArrays) -> Integers:
+    """Rows as int64, -1 for none."""
+    array = rows.arrays[0]
+    if array.dtype.itemsize != 4:
+        return np.asarray(array, np.int64)
+    plain = array.astype(np.int64)
+    plain[array == NO_ROW] = -1
+    return plain
