@@ -38,7 +38,6 @@ from wids.core.collection.batches import (
     read_sample,
 )
 from wids.core.collection.keys import Keys
-from wids.core.collection.opening import OpeningOptions
 from wids.core.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.core.collection.stats import COLUMNS, ROWS, Tally
 from wids.core.collection.views import PART, choose, find_samples, local_path, of_file, split
@@ -355,7 +354,7 @@ class ShardListDataset(Dataset[T_co]):
         self._columns = None
         self.transformations = transformations
         self.cache_dir = cache["cache_dir"]
-        self._opening = OpeningOptions(
+        self._opening = arguments.OpeningOptions(
             cache, reading, index, hooks, lru_size, on_count_mismatch, is_prefetching=self._tally.is_prefetching
         )
         self.base, shard_list, session = self._opening.load(shards)

@@ -25,7 +25,7 @@ METHODS = {
 # Module -> functions that `weakref.finalize` calls.
 CALLBACKS = {
     "columns/mapped": ["finalizers.leave"],
-    "core/index/view_rows": ["_keep", "os.close"],  # nothing, and of a file that was mapped
+    "core/files/shared_arrays": ["_keep", "os.close"],  # nothing, and of a file that was mapped
     "samplers": ["_keep_numbers"],  # changes a list
 }
 # Generator -> what its end does.

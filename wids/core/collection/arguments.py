@@ -17,17 +17,16 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from wids.core.collection import error_log as error_logs
-from wids.core.collection.shard_collection import lists_shards
-from wids.core.collection.substitutes import Substitutes
+from wids.core.collection.shard_collection import ShardCollection, lists_shards, load_shards
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index.shardlist import grouping_keys
 from wids.core.index.view_file import is_view
 from wids.core.order.validation import check_flag, parse_int
 from wids.core.place import Place, cache_directory
-from wids.core.readers.provider import parse_access
+from wids.core.readers.provider import AutoProvider, parse_access
 from wids.core.tables.fields import parse_fields
 from wids.core.tables.table import GroupOptions, check_grouping, find_groupings
 from wids.core.transport.session import Session
@@ -37,12 +36,12 @@ from wids.events import fallback, format_size, logger, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.core.collection.shard_collection import OnCountMismatch, ShardCollection
-    from wids.core.index.spec import ShardList
+    from wids.core.collection.shard_collection import OnCountMismatch, Shards
+    from wids.core.collection.substitutes import Substitutes
+    from wids.core.index.shardlist import ShardList
     from wids.core.readers.access import AccessMode
-    from wids.core.readers.provider import AutoProvider
     from wids.core.tables.fields import FieldsArgument
-    from wids.core.tables.table import MemberTable
+    from wids.core.tables.table import Group, KeyRule, MemberTable
     from wids.events import Hook
 
 MAX_ERRORS = 0.001
@@ -80,6 +79,78 @@ class DecodeOptions(TypedDict):
 
     allow_pickle: bool
     max_inflate_bytes: int
+
+
+class OpeningOptions(NamedTuple):
+    """The arguments of a dataset that say how shards are opened.
+
+    Attributes:
+        cache: see `parse_cache`.
+        reading: see `parse_reading`.
+        indexing: see `parse_index`.
+        hooks: called with every event.
+        capacity: shards kept open.
+        on_count_mismatch: see `ShardCollection`.
+        is_prefetching: see `AutoProvider`.
+    """
+
+    cache: CacheOptions
+    reading: ReadOptions
+    indexing: IndexOptions
+    hooks: Sequence[Hook]
+    capacity: int | None
+    on_count_mismatch: OnCountMismatch
+    is_prefetching: Callable[[], bool]
+
+    def load(self, shards: Shards) -> tuple[str | None, ShardList, Session]:
+        """`load_shards` of the argument of a program."""
+        return load_shards(shards, **self.indexing, cache_dir=self.cache["cache_dir"])
+
+    def collect(
+        self, shards: ShardList, session: Session, *, rule: KeyRule | None = None, group: Group | None = None
+    ) -> ShardCollection:
+        """A collection of shards, some of which may have no count.
+
+        Args:
+            shards: the shards.
+            session: opens them.
+            rule: see `wids.core.tables.table.build_table`; None: as their index says.
+            group: likewise.
+        """
+        provider = AutoProvider(
+            **self.cache,
+            **self.reading,
+            **shards.choose_grouping(rule=rule, group=group),
+            session=session.with_hooks(self.hooks),
+            is_prefetching=self.is_prefetching,
+            checks_counts=self.on_count_mismatch == "error",
+        )
+        return ShardCollection(
+            shards,
+            provider,
+            capacity=self.capacity,
+            hooks=self.hooks,
+            on_count_mismatch=self.on_count_mismatch,
+            advice=advise,
+            hints_at_merged=rule is None and "key_rule" not in shards.header,
+        )
+
+    def open(self, shards: Any) -> ShardCollection:
+        """The collection of another index, with its counts known.
+
+        Args:
+            shards: as the first argument of a dataset.
+
+        Raises:
+            SpecError: it is malformed. FetchError: it cannot be read.
+        """
+        index = {**self.indexing, "base": None, "options": None}
+        _, listed, session = load_shards(shards, **index, cache_dir=self.cache["cache_dir"])  # type: ignore[arg-type]
+        collection = self.collect(listed, session)
+        listed = collection.counted(listed)
+        collection.adopt(listed)
+        collection.index_url = index_url_of(shards, None, None, listed)
+        return collection
 
 
 def parse_cache(*, cache_dir: Any, localname: Any, cache_size: Any, keep: bool, cache_local: bool) -> CacheOptions:
@@ -187,6 +258,8 @@ def parse_errors(
         return None
     if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
         raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
+    from wids.core.collection.substitutes import Substitutes
+
     path = None if error_log is None else error_logs.check(os.fspath(error_log), "a log of errors")
     return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks, has_failed=has_failed)
 

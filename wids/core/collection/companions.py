@@ -24,7 +24,7 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.core.collection.opening import OpeningOptions
+    from wids.core.collection.arguments import OpeningOptions
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
 

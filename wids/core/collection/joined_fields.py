@@ -145,7 +145,7 @@ class Wishes:
             sample[name] = value
 
     def _choose(self, sample: Sample) -> None:
-        """Of alternatives that lie in several places, keep the first that the sample has."""
+        """Keep the first that the sample has of alternatives that lie in several places."""
         for group in self._mixed:
             there = [name for name in sample if name.startswith(".")]
             kept = Alternatives([group]).positions(there)
@@ -186,7 +186,7 @@ def _owners(companions: Sequence[Companion], field: str) -> list[tuple[Companion
 
 
 def _part_of(companion: Companion, members: Wanted) -> Wanted:
-    """Those of a joined sample's members that are a companion's, by its own extensions."""
+    """Members of a joined sample that are a companion's, by its own extensions."""
     if members is None:
         return companion.fields
     if isinstance(members, AllBut):

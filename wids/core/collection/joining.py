@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from wids.core.collection.opening import OpeningOptions
+    from wids.core.collection.arguments import OpeningOptions
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.companion_file import CompanionEntry
     from wids.core.index.selection import Integers

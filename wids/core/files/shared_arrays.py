@@ -98,7 +98,7 @@ class SharedArrays:
     def __reduce__(self) -> tuple[Any, ...]:
         popen = multiprocessing.context.get_spawning_popen()
         if popen is not None and (file := self._shared_file()) is not None:
-            # They may be gone here before the worker has read what it was started with.
+            # Kept until the worker has read what it was started with: the arrays may be gone here before.
             weakref.finalize(popen, _keep, file)
             return _map, (file.place, self._place)
         return SharedArrays, (tuple(map(np.array, self.arrays)),)

@@ -3,13 +3,14 @@
 JSON form, beside the other keys of an index or a view::
 
     "companions": [{"index": URL, "on": "row" | "key", "prefix": TEXT, "missing": "error" | "skip" | "none",
-                    "fields": [EXTENSION, ...], "known_fields": [EXTENSION, ...], "nsamples": N, "fingerprint": DIGEST, "contents": {KIND: DIGEST},
-                    "of": DIGEST, "rows": URL, "rows_checksum": CRC}, ...]
+                    "fields": [EXTENSION, ...], "known_fields": [EXTENSION, ...], "nsamples": N,
+                    "fingerprint": DIGEST, "contents": {KIND: DIGEST}, "of": DIGEST,
+                    "rows": URL, "rows_checksum": CRC}, ...]
 
 ``index`` and ``rows`` are relative to the file. Only ``index`` has to be there. ``fields`` are those that are taken;
-without them all are. ``known_fields`` say which its samples have; without these, its own index (``"fields"``) says that,
-or else its first shard. ``nsamples``, ``fingerprint`` and ``contents`` are those of
-the companion when it was joined, ``of`` the fingerprint of the base's shards then. The file of rows is a
+without them all are. ``known_fields`` say which its samples have; without these, its own index (``"fields"``) says so,
+or else its first shard. ``nsamples``, ``fingerprint`` and ``contents`` are those of the companion when it was joined,
+``of`` the fingerprint of the base's shards then. The file of rows is a
 `wids.core.files.container`, without which sample i has the fields of the companion's sample i::
 
     rows   u4 x samples, or wide_rows i8 x samples: for each sample of the base's shards the companion's; at their
