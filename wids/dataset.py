@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields, SampleColumns
     from wids.core.collection.companions import Companion
-    from wids.core.collection.joined_fields import Wishes
+    from wids.core.collection.joined_fields import Owners, Wishes
     from wids.core.collection.member_file import MemberFile
     from wids.core.collection.shard_collection import OnCountMismatch, Shards
     from wids.core.collection.stats import Stats
@@ -282,6 +282,7 @@ class ShardListDataset(Dataset[T_co]):
     _fields: tuple[str, ...] | None
     _companions: tuple[Companion, ...] = ()
     _places: dict[Companion, tuple[ShardCollection, CompanionPlaces]]
+    _known_owners: Owners | None = None
     _wishes: Wishes | None = None  # the members that are read of companions
     _wanted: Wanted  # the members that are read
     _lazy: Alternatives | None  # and those that are opened as files
@@ -1163,7 +1164,7 @@ class ShardListDataset(Dataset[T_co]):
         if self._companions:
             from wids.core.collection.joined_fields import read_joined_parts
 
-            return read_joined_parts(self._companions, self._collection, asked, self._read_parts)
+            return read_joined_parts(self._owners(), self._collection, asked, self._read_parts)
         return self._read_parts(asked)
 
     def _read_parts(self, asked: Sequence[MemberPart]) -> list[bytes]:
@@ -1226,8 +1227,10 @@ class ShardListDataset(Dataset[T_co]):
         if self._companions:
             from wids.core.collection.joined_fields import Wishes
 
-            wishes = Wishes(self._companions, wanted, lazy)
+            wishes = Wishes(self._owners(), wanted, lazy)
             wanted, lazy = wishes.members, wishes.lazy
+            for companion in wishes.companions:
+                companion.collection  # noqa: B018 - opened now: errors of it come at once, and once for all workers
         self._wanted, self._lazy, self._wishes = wanted, lazy, wishes if wishes and wishes.companions else None
         self._is_transforming = (
             bool(self._transformations or (self._columns is not None and self._columns.shown))
@@ -1236,13 +1239,21 @@ class ShardListDataset(Dataset[T_co]):
             or self._wishes is not None
         )
 
+    def _owners(self) -> Owners:
+        """The places of fields."""
+        from wids.core.collection.joined_fields import Owners
+
+        if self._known_owners is None or self._known_owners.companions is not self._companions:
+            self._known_owners = Owners(self._companions, self._collection)
+        return self._known_owners
+
     def _read_fields(self) -> tuple[str, ...] | None:
         """The fields that are members of the base."""
         if not self._companions or self.fields is None:
             return self.fields
         from wids.core.collection.joined_fields import Wishes
 
-        members = Wishes(self._companions, self.fields, None).members
+        members = Wishes(self._owners(), self.fields, None).members
         return members if isinstance(members, tuple) else None
 
     # --- the pool of open shards

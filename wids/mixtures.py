@@ -180,7 +180,7 @@ class Mixture(ConcatDataset[Any]):
             overwrite: any other file is replaced, too.
 
         Raises:
-            InputError: a source is no `wids.ShardListDataset`, or a view, or one with columns as fields of its samples,
+            InputError: a source is no `wids.ShardListDataset`, or a view, or one with columns or companions as fields,
                 which such an index cannot say; or it is the only one. OutputError, OutputExistsError, OSError: see
                 `wids.ShardListDataset.save`.
         """
@@ -203,7 +203,7 @@ class Mixture(ConcatDataset[Any]):
             raise InputError(f"source {name!r} is {a_kind(dataset)}; an index holds the shards of a ShardListDataset")
         shards, index_url, is_plain = interface.listed()
         if shards.selection is not None or not is_plain:
-            what = "has columns as fields of its samples" if shards.selection is None else "is a view"
+            what = "is a view" if shards.selection is not None else "has columns or companions as fields of its samples"
             raise InputError(
                 f"source {name!r} {what}, and an index of a mixture holds whole sources; write its samples as shards "
                 "(wids pack), or keep the lines that make the mixture"

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from wids.core.collection.arguments import warn_of_none
 from wids.core.collection.shard_collection import to_int
 from wids.core.files.lazy import Lazy
-from wids.core.order.layout import Anchored, SamplerInterface, SourceSpan, interface_of, read_values
+from wids.core.order.layout import Anchored, CompanionPlaces, SamplerInterface, SourceSpan, interface_of, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
 from wids.core.order.windowing import WindowPlaces, find_runs, parse_rule
@@ -220,6 +220,8 @@ class Windows(Dataset[dict[str, Any]]):
             contents=interface.contents,
             anchored=Anchored(self.dataset, self._places.anchors, self._places.find, self._places.rule.mark()),
             evaluate=None if evaluate is None else lambda text: np.asarray(evaluate(text))[self.anchors()],
+            companions=self._companion_places,
+            companion_marks=interface.companion_marks,
         )
 
     @Lazy
@@ -227,6 +229,17 @@ class Windows(Dataset[dict[str, Any]]):
         """The ends of shards, counted by windows: by their first samples, then by further ones."""
         ends = self._ends
         return tuple(self._places.count_before(ends, offset) for offset in self._places.reading_offsets(ends))
+
+    def _companion_places(self) -> list[CompanionPlaces]:
+        """The places of further fields of the samples, counted by windows; see `_reading_ends`."""
+        places = []
+        for dataset, ends, rows in _check_dataset(self.dataset).companions():
+            if ends is None:  # in another order: those of the anchors
+                places.append(CompanionPlaces(dataset, None, None if rows is None else rows[self.anchors()]))
+                continue
+            counts = (self._places.count_before(ends, offset) for offset in self._places.reading_offsets(ends))
+            places += [CompanionPlaces(dataset, each, None) for each in counts]
+        return places
 
     def _mark(self, of: str | None) -> str | None:
         return None if of is None else self._places.digest(of)

@@ -36,7 +36,7 @@ class Companion:
         name: of it, in messages and states.
         prefix: stands before the extensions of its members; "": nothing does.
         fields: extensions of its members that are fields; None: all.
-        known: extensions that its members have; None: its index, or its first shard, says that when it is needed.
+        known: the extensions of all of its members; None: its index, or its shards, say that when it is needed.
         on: see `wids.core.index.companion_file.CompanionEntry`.
         missing: see there.
         rows: for each sample of the base's whole the companion's; None: sample i has sample i.
@@ -56,6 +56,7 @@ class Companion:
     fields: tuple[str, ...] | None
     tally: Tally | None
     _collection: ShardCollection | None = None
+    _first: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -139,35 +140,48 @@ class Companion:
 
     # --- which fields
 
-    def extension_of(self, field: str) -> str | None:
-        """The extension of its member that a field of the joined sample is; None: it is another's."""
+    def extension_of(self, field: str) -> tuple[str, bool] | None:
+        """(extension of its member that a field of the joined sample is, True if it is no other's).
+
+        None: the field is another's. False: nothing says whether its samples have the member.
+        """
         stem = f"{self._stem}.".casefold()
         if not field.casefold().startswith(stem):
             return None
         extension = field[len(stem) - 1 :]
-        known = self.fields if self._stem and self.fields is None else self.known_fields()
-        if known is None:
-            return extension
-        return next((name for name in known if name.casefold() == extension.casefold()), None)
+        known = self.fields or self.stated_fields()
+        if known is None and self._stem:
+            return extension, True
+        for name in self._first_fields() if known is None else known:
+            if name.casefold() == extension.casefold():
+                return name, True
+        return (extension, False) if known is None else None
 
-    def known_fields(self) -> tuple[str, ...]:
-        """The extensions of its members that are fields; where nothing says which, those of its first shard.
+    def stated_fields(self) -> tuple[str, ...] | None:
+        """The extensions of its members, as an index says; None: none does."""
+        if self._known is None and (self._collection is not None or self._stem == ""):
+            self._known = self.collection.shards.fields
+        return self._known
+
+    def _first_fields(self) -> tuple[str, ...]:
+        """The extensions of the members of its first shard.
 
         Raises:
             WidsError: that cannot be read.
         """
-        if self.fields is not None:
-            return self.fields
-        if self._known is None:
-            collection = self.collection
-            self._known = collection.shards.fields
-        if self._known is None:
-            first = next((k for k, count in enumerate(collection.lengths) if count), None)
-            table = None if first is None else next(collection.member_tables([first]))[1]
-            if table is None and first is not None:
-                with collection.pinned(first) as reader:
-                    table = reader.table
-            self._known = () if table is None else tuple(table.extensions)
+        if self._first is None:
+            self._first = first_fields(self.collection)
+        return self._first
+
+    def all_fields(self) -> tuple[str, ...] | None:
+        """The extensions of its members, as an index or all member tables say; None: not all are at hand."""
+        if self.stated_fields() is None:
+            names: dict[str, None] = {}
+            for _, table in self.collection.member_tables(range(len(self.collection.shards))):
+                if table is None:
+                    return None
+                names.update(dict.fromkeys(table.extensions))
+            self._known = tuple(sorted(names))
         return self._known
 
     def name_of(self, extension: str) -> str:
@@ -228,7 +242,7 @@ class Companion:
             prefix=self.prefix,
             missing=self.missing,
             fields=self.fields,
-            known_fields=self.known_fields(),
+            known_fields=self.all_fields(),
             nsamples=collection.whole_length,
             fingerprint=fingerprint(shards),
             contents=collection.contents,
@@ -269,6 +283,12 @@ class OpenEntry:
     def __call__(self) -> ShardCollection:  # noqa: D102
         entry, collection = self.entry, self.options.open(self.entry.index)
         total = collection.whole_length
+        if collection.shards.selection is not None:
+            raise SpecError(
+                f"{self.where}{entry.index} is a view, and a companion is a whole index; join the view by a command "
+                "(wids index join), which names the index behind it",
+                path=KEY,
+            )
         if entry.rows is None and total != self.samples:
             raise SpecError(
                 f"{self.where}{entry.index} has {total:,} samples, and the samples that it is joined to by row are "
@@ -291,6 +311,22 @@ class OpenEntry:
                 entry.index,
             )
         return collection
+
+
+def first_fields(collection: ShardCollection) -> tuple[str, ...]:
+    """The extensions of the members of a collection's first shard.
+
+    Raises:
+        WidsError: it cannot be read.
+    """
+    first = next((k for k, count in enumerate(collection.lengths) if count), None)
+    if first is None:
+        return ()
+    table = next(collection.member_tables([first]))[1]
+    if table is not None:
+        return tuple(table.extensions)
+    with collection.pinned(first) as reader:
+        return tuple(reader.table.extensions)
 
 
 def share_rows(rows: Integers, nsamples: int) -> SharedArrays:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +10,7 @@ from wids.core.tables.fields import EMPTY, AllBut, Alternatives
 from wids.errors import InputError, SelectionError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wids.core.collection.batches import MemberPart
     from wids.core.collection.companions import Companion
@@ -19,6 +18,85 @@ if TYPE_CHECKING:
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.readers.base import Sample
     from wids.core.tables.fields import Wanted
+
+
+class Owners:
+    """The places of the fields of joined samples: the base, or companions.
+
+    A field that a companion may have, and nothing is known to have, may be the base's too: it is looked for in both.
+
+    Args:
+        companions: of the dataset.
+        base: the samples.
+
+    Attributes:
+        companions: the argument.
+    """
+
+    def __init__(self, companions: Sequence[Companion], base: ShardCollection) -> None:
+        self.companions, self._base = companions, base
+        self._first: frozenset[str] | None = None
+        self._known: dict[str, tuple[list[tuple[Companion, str]], bool]] = {}
+
+    def find(self, field: str) -> list[tuple[Companion, str]]:
+        """The companions that have, or may have, a field, each with the extension of its member."""
+        return self._look(field)[0]
+
+    def has_base(self, field: str) -> bool:
+        """True if a field is, or may be, the base's."""
+        return self._look(field)[1]
+
+    def _look(self, field: str) -> tuple[list[tuple[Companion, str]], bool]:
+        if field not in self._known:
+            claims = [(each, claim) for each in self.companions if (claim := each.extension_of(field)) is not None]
+            sure = [(each, extension) for each, (extension, is_sure) in claims if is_sure]
+            if sure or not claims:
+                self._known[field] = sure, not sure
+            elif field.casefold() in self._base_fields():
+                self._known[field] = [], True
+            else:
+                self._known[field] = [(each, extension) for each, (extension, _) in claims], True
+        return self._known[field]
+
+    def _base_fields(self) -> frozenset[str]:
+        """The extensions of the base's first shard, as far as a member table says them."""
+        if self._first is None:
+            first = next((k for k, count in enumerate(self._base.lengths) if count), None)
+            table = None if first is None else next(self._base.member_tables([first]))[1]
+            self._first = frozenset() if table is None else frozenset(map(str.casefold, table.extensions))
+        return self._first
+
+    def _theirs(self, companion: Companion, fields: Iterable[str]) -> list[str]:
+        """Fields that are, or may be, a companion's, by the extensions of its members."""
+        return [extension for field in fields for each, extension in self.find(field) if each is companion]
+
+    def part_of(self, companion: Companion, members: Wanted) -> Wanted:
+        """Members of a joined sample that are a companion's, by its own extensions."""
+        if members is None:
+            return companion.fields
+        if isinstance(members, AllBut):
+            others = self.files_of(companion, members.others)
+            if others is None:
+                return companion.fields
+            if companion.fields is None:
+                return AllBut(others)
+            left_out = {name.casefold() for name in others}
+            return tuple(name for name in companion.fields if name.casefold() not in left_out)
+        if isinstance(members, Alternatives):
+            return self.files_of(companion, members) or ()
+        return tuple(self._theirs(companion, members))
+
+    def files_of(self, companion: Companion, groups: Alternatives | None) -> Alternatives | None:
+        """Groups of members of a joined sample with a companion's alone, by its own extensions; None: it has none."""
+        parts = [self._theirs(companion, group) for group in (() if groups is None else groups.groups)]
+        parts = [part for part in parts if part]
+        return Alternatives(parts) if parts else None
+
+    def rest_of(self, groups: Alternatives | None) -> Alternatives | None:
+        """Groups with the members that may be the base's alone; None: it has none."""
+        parts = [[name for name in group if self.has_base(name)] for group in (() if groups is None else groups.groups)]
+        parts = [part for part in parts if part]
+        return Alternatives(parts) if parts else None
 
 
 class _Wish(NamedTuple):
@@ -39,7 +117,7 @@ class Wishes:
     """The members that a dataset reads of its base, and of each companion.
 
     Args:
-        companions: of the dataset.
+        owners: know where fields lie.
         members: that are read of a joined sample; see `wids.core.tables.fields.part_lazily`.
         lazy: that are opened as files; None: none.
 
@@ -53,31 +131,31 @@ class Wishes:
     lazy: Alternatives | None
     companions: tuple[Companion, ...]
 
-    def __init__(self, companions: Sequence[Companion], members: Wanted, lazy: Alternatives | None) -> None:
+    def __init__(self, owners: Owners, members: Wanted, lazy: Alternatives | None) -> None:
         self._mixed: list[tuple[str, ...]] = []
         self._wishes: list[_Wish] = []
-        for companion in companions:
-            theirs, files = _part_of(companion, members), _files_of(companion, lazy)
+        for companion in owners.companions:
+            theirs, files = owners.part_of(companion, members), owners.files_of(companion, lazy)
             if files is not None or theirs is None or isinstance(theirs, AllBut) or len(theirs):
                 self._wishes.append(_Wish(companion, theirs, files))
         self.companions = tuple(wish.companion for wish in self._wishes)
-        self.members = self._rest(companions, members)
-        self.lazy = _rest_of_groups(companions, lazy)
+        self.members = self._rest(owners, members)
+        self.lazy = owners.rest_of(lazy)
 
-    def _rest(self, companions: Sequence[Companion], members: Wanted) -> Wanted:
-        """The members that are no companion's."""
+    def _rest(self, owners: Owners, members: Wanted) -> Wanted:
+        """The members that may be the base's."""
         if members is None:
             return None
         if isinstance(members, AllBut):
-            others = _rest_of_groups(companions, members.others)
+            others = owners.rest_of(members.others)
             return None if others is None else AllBut(others)
         if not isinstance(members, Alternatives):
-            return tuple(name for name in members if not _owners(companions, name))
+            return tuple(name for name in members if owners.has_base(name))
         for group in members.groups:
-            owners = {tuple(map(id, _owners(companions, name))) for name in group}
-            if len(owners) > 1:
+            places = {id(each) for name in group for each, _ in owners.find(name)}
+            if len(places) + any(map(owners.has_base, group)) > 1:
                 self._mixed.append(group)
-        return _rest_of_groups(companions, members) or ()
+        return owners.rest_of(members) or ()
 
     def add_to(self, sample: Sample, base: ShardCollection) -> list[MemberFile]:
         """Add the fields of the companions to a sample; return those that were opened as files.
@@ -162,12 +240,6 @@ def whole_index_of(sample: Sample, base: ShardCollection) -> int:
     return (whole[k - 1] if k else 0) + int(sample["__shardindex__"])
 
 
-def find_owner(companions: Sequence[Companion], field: str) -> tuple[Companion, str] | None:
-    """The companion of a field, and the extension of its member; None: it is the base's."""
-    owners = _owners(companions, field)
-    return owners[0] if owners else None
-
-
 def locate_row(companion: Companion, base: ShardCollection, index: int, field: str) -> int:
     """The companion's sample for a sample of a base, 0 <= index < len.
 
@@ -180,51 +252,11 @@ def locate_row(companion: Companion, base: ShardCollection, index: int, field: s
     return row
 
 
-def _owners(companions: Sequence[Companion], field: str) -> list[tuple[Companion, str]]:
-    extensions = ((companion, companion.extension_of(field)) for companion in companions)
-    return [(companion, extension) for companion, extension in extensions if extension is not None]
-
-
-def _part_of(companion: Companion, members: Wanted) -> Wanted:
-    """Members of a joined sample that are a companion's, by its own extensions."""
-    if members is None:
-        return companion.fields
-    if isinstance(members, AllBut):
-        others = _files_of(companion, members.others)
-        if others is None:
-            return companion.fields
-        if companion.fields is None:
-            return AllBut(others)
-        left_out = {name.casefold() for name in others}
-        return tuple(name for name in companion.fields if name.casefold() not in left_out)
-    if isinstance(members, Alternatives):
-        return _files_of(companion, members) or ()
-    return tuple(name for name in map(companion.extension_of, members) if name is not None)
-
-
-def _files_of(companion: Companion, groups: Alternatives | None) -> Alternatives | None:
-    """Groups of a joined sample's members with a companion's alone, by its own extensions; None: it has none."""
-    if groups is None:
-        return None
-    parts = [[name for name in map(companion.extension_of, group) if name is not None] for group in groups.groups]
-    parts = [part for part in parts if part]
-    return Alternatives(parts) if parts else None
-
-
-def _rest_of_groups(companions: Sequence[Companion], groups: Alternatives | None) -> Alternatives | None:
-    """Groups with the base's members alone; None: it has none."""
-    if groups is None:
-        return None
-    parts = [[name for name in group if not _owners(companions, name)] for group in groups.groups]
-    parts = [part for part in parts if part]
-    return Alternatives(parts) if parts else None
-
-
 # --- parts of members
 
 
 def read_joined_parts(
-    companions: Sequence[Companion],
+    owners: Owners,
     base: ShardCollection,
     parts: Sequence[MemberPart],
     read_base: Callable[[Sequence[MemberPart]], list[bytes]],
@@ -232,7 +264,7 @@ def read_joined_parts(
     """The bytes of parts of members, of the base or of companions, in their order.
 
     Args:
-        companions: of the dataset.
+        owners: know where fields lie.
         base: the samples.
         parts: of joined samples.
         read_base: reads those of the base.
@@ -243,36 +275,51 @@ def read_joined_parts(
     asked: dict[int, list[tuple[int, MemberPart]]] = {}
     data: list[Any] = [None] * len(parts)
     for position, part in enumerate(parts):
-        owners = {tuple(id(each) for each, _ in _owners(companions, name)) for name in part.field}
-        if len(owners) > 1:  # alternatives in several places
-            data[position] = _read_first(companions, base, part, read_base)
-            continue
-        owner = find_owner(companions, part.field[0])
-        if owner is None:
+        places = [*owners.find(part.field[0])]
+        if len(part.field) > 1 or len(places) + owners.has_base(part.field[0]) > 1:
+            data[position] = _read_first(owners, base, part, read_base)
+        elif not places:
             asked.setdefault(-1, []).append((position, part))
-            continue
-        companion = owner[0]
-        names = [name for name in map(companion.extension_of, part.field) if name is not None]
-        row = locate_row(companion, base, part.sample, part.field[0])
-        inner = part._replace(sample=row, field=Alternatives([names]))
-        asked.setdefault(companions.index(companion), []).append((position, inner))
+        else:
+            [(companion, extension)] = places
+            inner = _inner_part(companion, extension, base, part)
+            asked.setdefault(owners.companions.index(companion), []).append((position, inner))
     for k, chosen in asked.items():
         wanted = [part for _, part in chosen]
-        read = read_base(wanted) if k < 0 else read_parts(companions[k].collection, wanted)
+        read = read_base(wanted) if k < 0 else read_parts(owners.companions[k].collection, wanted)
         for (position, _), piece in zip(chosen, read, strict=True):
             data[position] = piece
     return data
 
 
+def _inner_part(companion: Companion, extension: str, base: ShardCollection, part: MemberPart) -> MemberPart:
+    """The part of a companion's member that a part of a joined sample's is."""
+    row = locate_row(companion, base, part.sample, part.field[0])
+    return part._replace(sample=row, field=Alternatives([(extension,)]))
+
+
 def _read_first(
-    companions: Sequence[Companion],
+    owners: Owners,
     base: ShardCollection,
     part: MemberPart,
     read_base: Callable[[Sequence[MemberPart]], list[bytes]],
 ) -> bytes:
-    """The bytes of the first of several alternatives that the sample has."""
-    for name in part.field[:-1]:
-        with contextlib.suppress(SelectionError):
-            return read_joined_parts(companions, base, [part._replace(field=Alternatives([(name,)]))], read_base)[0]
-    last = part._replace(field=Alternatives([part.field[-1:]]))
-    return read_joined_parts(companions, base, [last], read_base)[0]
+    """The bytes of the first member that the sample has, of alternatives, and of places where a field may lie.
+
+    Raises:
+        SelectionError: it has none.
+    """
+    first: SelectionError | None = None
+    for name in part.field:
+        single = part._replace(field=Alternatives([(name,)]))
+        try:
+            if owners.has_base(name):
+                return read_base([single])[0]
+        except SelectionError as error:
+            first = first or error
+        for companion, extension in owners.find(name):
+            try:
+                return read_parts(companion.collection, [_inner_part(companion, extension, base, single)])[0]
+            except SelectionError as error:
+                first = first or error
+    raise first or SelectionError(f"sample {part.sample} has no {' or '.join(part.field)}", field=part.field[0])

@@ -110,7 +110,7 @@ def join(
         on=request.on,
         missing=request.missing,
         rows=rows,
-        open_shards=_Opened(other),
+        open_shards=_Opened(other.unselected()),
         **more,
     )
     return [companion, *(each.placed_in(companion) for each in inner)], left

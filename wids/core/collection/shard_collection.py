@@ -325,6 +325,14 @@ class ShardCollection:
         view._use(self.shards.select(selection))  # noqa: SLF001 - of this class
         return view
 
+    def unselected(self) -> ShardCollection:
+        """The same shards with all of their samples; they share the open shards."""
+        if self.shards.selection is None:
+            return self
+        whole = copy.copy(self)
+        whole._use(self.shards.select(None))  # noqa: SLF001 - of this class
+        return whole
+
     def named(self, name: str) -> ShardCollection:
         """The same shards, whose samples have another name; they share the open shards."""
         renamed = copy.copy(self)

@@ -238,8 +238,8 @@ class ShardList:
             rule=said["rule"] if rule is None else rule, group=said["group"] if group is None else group
         )
 
-    def select(self, selection: Selection) -> ShardList:
-        """The same shards, of which a view has these samples."""
+    def select(self, selection: Selection | None) -> ShardList:
+        """The same shards, of which a view has these samples; None: all."""
         return replace(self, selection=selection)
 
     def with_known(self, counts: Mapping[int, int], sizes: Mapping[int, int]) -> ShardList:
