@@ -170,6 +170,7 @@ COMMANDS = {
     "update": "index update {out}/copy/index.json --add {source}/s1.tar",
     "merge": "index merge {source}/index.json {source}/index.json -o {out}/m.json",
     "split": "index split {source}/index.json --by 1 -o {out}/part-{{}}.json",
+    "join": "index join {source}/index.json {source}/index.json --prefix twin -o {out}/j.json",
     "rebase": "index rebase {out}/copy/index.json -b gs://x/",
     "info": "info {url}/index.json --fetch",
     "ls": "ls {url}/index.json --fetch",

@@ -40,6 +40,7 @@ COMMANDS = {
     "index diff": "$INDEX $INDEX",
     "index merge": "$INDEX $INDEX -o merged.json",
     "index split": "$INDEX --by 1",
+    "index join": "$INDEX $INDEX --prefix twin -o joined.json",
     "index rebase": "$INDEX --base . -o rebased.json",
     "index convert": "$INDEX -o converted.widsx",
     "index tables": "$INDEX",

@@ -24,6 +24,7 @@ COMMANDS = {
     "merge of a view": ("all.json", ("index", "merge", "d/part.json", "d/train.json", "-o")),
     "split": ("a.json", ("index", "split", "d/train.json", "--by", "9", "-o")),
     "split of a view": ("a.json", ("index", "split", "d/part.json", "--by", "9", "-o")),
+    "join": ("joined.json", ("index", "join", "d/train.json", "d/train.json", "--prefix", "twin", "-o")),
     "rebase": ("moved.json", ("index", "rebase", "d/train.json", "--base", "https://host/d", "-o")),
     "convert": ("train.widsx", ("index", "convert", "d/train.json", "-o")),
     "rewrite": ("less.json", ("rewrite", "d/part.json", "-o")),

@@ -90,6 +90,7 @@ LINES = [
         "index split H/train.json --fractions 1,1 --by cls --columns H/train.columns.parquet "
         "-o H/g{}.json --cache-dir H/cache"
     ),
+    "index join H/train.json H/train.json --prefix twin --cache-dir H/cache -o H/joined.json",
     "index rebase H/train.json --base H -o H/rebased.json",
     "index convert H/train.json -o H/train.widsx",
     "index tables H/train.json -o H/train.tables",

@@ -148,6 +148,8 @@ def to_index(scene):
     write_index(scene / "cats", name="cats.json")
     for path in (scene / "cats").iterdir():
         path.rename(scene / path.name)
+    write_index(scene / "captions", name="captions.json")
+    (scene / "captions" / "captions.json").rename(scene / "captions.json")
     write_index(scene / "up", name="dogs.json")
     put(scene / "up", "memory://bucket")
 

@@ -66,6 +66,7 @@ HERE = {
     f"{GUIDES}/video.md#torchcodec",
     f"{GUIDES}/video.md#video-and-long-members",
     f"{GUIDES}/video.md#zipfile",
+    f"{GUIDES}/companions.md#companions-fields-that-lie-in-other-shards",
     f"{GUIDES}/windows.md#a-history",
     f"{GUIDES}/windows.md#offsets-by-field",
     f"{GUIDES}/windows.md#windows-clips-episodes-histories",
@@ -388,6 +389,24 @@ def test_a_history(tmp_path):
     names = execute(only(f"{GUIDES}/windows.md#a-history"), {}, wids=wids, numpy=np)
     assert names["attention_mask"].tolist() == [False] * 63 + [True]
     assert (names["inputs"].shape, names["target"].tolist()) == ((64, 3), [1.0] * 3)
+
+
+def test_new_fields(tmp_path):
+    """Pictures of one set of shards with the captions of another one, and both as one index."""
+    write_images(tmp_path)
+    members = {f"{key}.caption.txt": f"of {key}".encode() for key in wids.ShardListDataset("train.json").keys}
+    write_json("captions.json", {"wids_version": 1, "shardlist": [captions_of(members)]})
+    steps = []
+    names = {"wids": wids, "torch": torch, "train_step": keep(steps)}
+    execute(only(f"{GUIDES}/companions.md#companions-fields-that-lie-in-other-shards"), {}, **names)
+    captions = sorted(caption for ([*pairs],) in steps for _, caption in pairs)
+    assert captions == sorted(data.decode() for data in members.values())
+    assert wids.ShardListDataset("joined.json")[3][".caption.txt"].startswith("of ")
+
+
+def captions_of(members):
+    """The entry of a shard with these members."""
+    return {"url": write_tar("captions.tar", members), "nsamples": len(members)}
 
 
 def test_workers_that_are_threads(tmp_path):

@@ -294,6 +294,7 @@ def _warn_of_hidden(dataset: Any) -> None:
             )
 
 
+_HOLDERS = list, tuple, dict
 # (id, 1 or 2) -> the datasets that were searched once, and twice.
 _searched: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
 
@@ -322,8 +323,14 @@ def _hidden_sources(holder: Any, depth: int) -> Iterator[CollectionSource]:
             source = None
         if source is not None:
             yield source
-        elif depth and (isinstance(value, (list, tuple, dict)) or hasattr(value, "__getitem__")):
+        elif depth and not _is_of_shards(value) and (isinstance(value, _HOLDERS) or hasattr(value, "__getitem__")):
             yield from _hidden_sources(value, depth - 1)
+
+
+def _is_of_shards(value: Any) -> bool:
+    """True for a dataset of ours, which has no other one in it but companions, whose indexes may be yet unread."""
+    interface = interface_of(value)
+    return interface is not None and interface.listed is not None
 
 
 def _source_of(leaf: Any) -> CollectionSource | None:

@@ -36,7 +36,7 @@ COMMANDS = {
     "pack": ("pack", "Pack a folder, a manifest or a dataset into shards, with their index and member tables."),
     "index": (
         "index",
-        "Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
+        "Make indexes of shards; update, merge, join, split, move and compile them, pack their member tables.",
     ),
     "info": (
         "look.info",

@@ -1,4 +1,4 @@
-"""``wids index``: make the index of a dataset, keep it up to date, merge, split, move and compile it, pack its tables.
+"""``wids index``: make the index of a dataset, update, merge, join, split, move and compile it, pack its tables.
 
 This module is light; heavy ones are imported when a command runs, torch by a split of values alone. The work is done by
 `wids.jobs.index_create`, `wids.jobs.index_edit` and `wids.jobs.index_tables`.
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # shards of each kind
 
-app: App = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
+app: App = App(
+    help="Make indexes of shards; update, merge, join, split, move and compile them, pack their member tables."
+)
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
@@ -401,6 +403,72 @@ def _split_by(
     return [
         Merged(output=place, shards=k, samples=len(part)) for place, k, part in zip(places, shards, parts, strict=True)
     ]
+
+
+@app.command(
+    "join",
+    epilog=examples(
+        "wids index join train.json captions.json \\\n  -o joined.json",
+        "wids index join train.json clip.json -o joined.json \\\n  --on key --prefix clip --missing none",
+    ),
+)
+def join_indexes(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The index whose samples these are.", show_default=False)],
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="The index of shards that have further fields.", show_default=False)
+    ],
+    output: _Output,
+    on: Annotated[
+        str, typer.Option("--on", metavar="row|key", help="Sample i belongs to sample i; or to the one with its key.")
+    ] = "row",
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="TEXT", help="With clip, its .npy is the field .clip.npy.")
+    ] = "",
+    missing: Annotated[
+        str,
+        typer.Option(
+            "--missing",
+            metavar="error|skip|none",
+            help="Of samples that OTHER lacks, with --on key: they are left out, or have none of its fields.",
+        ),
+    ] = "error",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fields", metavar="EXTENSION", help="Only these fields of OTHER; repeatable.", show_default=False
+        ),
+    ] = None,
+    *,
+    overwrite: Overwrite = False,
+    cache_dir: CacheDir = "",
+    session: SessionFlag = PLAIN,
+    is_json: Json = False,
+) -> None:
+    """Join the fields of other shards to a dataset: an index that names both, and no data.
+
+    The new index is taken wherever an index is, and reads as one dataset; its order of samples is that of BASE. It is
+    refused once BASE lists other shards. With --on key, the member tables of both are read.
+    """
+    from wids.dataset import ShardListDataset
+
+    dataset = ShardListDataset(
+        base, cache_dir=cache_dir or None, storage_options=session.storage_options, transformations=[], access="auto"
+    )
+    whole = len(dataset)
+    joined = dataset.with_fields(other, on=on, prefix=prefix, missing=missing, fields=fields)  # type: ignore[arg-type]
+    joined.save(output, overwrite=overwrite)
+    added = [(each, each.all_fields() or ()) for each in joined._companions]  # noqa: SLF001 - of the face
+    names = [companion.name_of(extension) for companion, extensions in added for extension in extensions]
+    _report_joined(os.path.abspath(output), len(joined), whole, names, is_json=is_json)
+
+
+def _report_joined(path: str, samples: int, whole: int, names: list[str], *, is_json: bool) -> None:
+    if is_json:
+        print_json({"output": path, "samples": samples, "whole": whole, "fields": names})
+        return
+    of = f" of {whole:,}" if samples != whole else ""
+    more = f", with {', '.join(names)}" if names else ""
+    print(f"{shown_path(path)}: {count_of(samples, 'sample')}{of}{more}")
 
 
 @app.command("rebase", epilog=examples("wids index rebase train.json --base https://host/data"))
