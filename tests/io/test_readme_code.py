@@ -391,7 +391,7 @@ def test_a_history(tmp_path):
     assert (names["inputs"].shape, names["target"].tolist()) == ((64, 3), [1.0] * 3)
 
 
-def test_new_fields(tmp_path):
+def test_companions(tmp_path):
     """Pictures of one set of shards with the captions of another one, and both as one index."""
     write_images(tmp_path)
     members = {f"{key}.caption.txt": f"of {key}".encode() for key in wids.ShardListDataset("train.json").keys}
