@@ -321,6 +321,7 @@ def test_options_of_stores_travel_in_a_session():
         "tools/serve/__init__.py",
         "tools/serve/served.py",
         "tools/cli/serve.py",
+        "tools/cli/index.py",
         "tools/cli/view.py",
         "tools/cli/bench/rank.py",
     }
