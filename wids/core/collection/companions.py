@@ -49,12 +49,18 @@ class Companion:
         prefix: the argument.
         fields: the argument.
         tally: the argument.
+        on: the argument.
+        missing: the argument.
+        rows: the argument.
     """
 
     name: str
     prefix: str
     fields: tuple[str, ...] | None
     tally: Tally | None
+    on: companion_file.On
+    missing: companion_file.Missing
+    rows: SharedArrays | None
     _collection: ShardCollection | None = None
     _first: tuple[str, ...] | None = None
 
@@ -73,8 +79,7 @@ class Companion:
         tally: Tally | None = None,
     ) -> None:
         self.name, self.prefix, self.fields, self.tally = name, prefix, fields, tally
-        self.on: companion_file.On = on
-        self.missing: companion_file.Missing = missing
+        self.on, self.missing = on, missing
         self.rows, self._open, self._look_ahead = rows, open_shards, look_ahead
         self._known, self._stem = known, f".{prefix}" if prefix else ""
 

@@ -33,6 +33,8 @@ class Owners:
         companions: the argument.
     """
 
+    companions: Sequence[Companion]
+
     def __init__(self, companions: Sequence[Companion], base: ShardCollection) -> None:
         self.companions, self._base = companions, base
         self._first: frozenset[str] | None = None
