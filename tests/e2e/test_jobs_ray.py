@@ -102,6 +102,13 @@ def test_pack(told):
     assert told["pack"] == {"is_same": True, "is_same_progress": True, "names": 2 * 14 + 1}
 
 
+def test_map(told):
+    """Shards and table are the same, byte for byte, also of a run that was ended; a worker keeps its instance."""
+    made = told["map"].pop("made")
+    assert told["map"] == {"is_same": True, "is_same_table": True, "goes_on": True}
+    assert 1 <= made < len(COUNTS)
+
+
 def test_warm(told, server):
     """Each node's own cache has the shards, fetched once for each node; then they are found there."""
     both, again, head = told["warm"]["runs"]

@@ -22,7 +22,7 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from wids import testing
+from wids import jobs, testing
 from wids.core.collection.shard_collection import load_shards
 from wids.jobs.cache_warm import warm_cache
 from wids.jobs.index_create import create_index
@@ -51,12 +51,12 @@ def run(*args):
 
 
 def content(directory):
-    """The digest of each shard and index in a directory; member tables have times in them."""
+    """The digest of each shard and index in a directory; member tables and states have times in them."""
     found = {}
     for name in sorted(os.listdir(directory)):
         with open(os.path.join(directory, name), "rb") as file:
             data = file.read()
-        found[name] = "" if name.endswith(".widx") else hashlib.md5(data).hexdigest()
+        found[name] = "" if name.endswith((".widx", ".state")) else hashlib.md5(data).hexdigest()
     return found
 
 
@@ -182,6 +182,31 @@ def packed(options):
     }
 
 
+def mapped(options):
+    """New fields by a class, here and on the cluster, where each task has an accelerator, and the run is ended once."""
+    on_gpus = msgspec.structs.replace(options, num_gpus=1)
+    model = "tests.support.mapped:Model"
+
+    def end(progress):
+        if progress.ended >= 2:
+            raise KeyboardInterrupt
+
+    jobs.map("here.json", model, "mapped-here/new", engine="threads")
+    with contextlib.suppress(KeyboardInterrupt):
+        jobs.map("here.json", model, "mapped/new", engine=msgspec.structs.replace(on_gpus, jobs=2), progress=end)
+    outcome = jobs.map("here.json", model, "mapped/new", engine=on_gpus)
+    settings = jobs.MapSettings(columns=True)
+    for name, engine in (("here-values.parquet", "threads"), ("values.parquet", options)):
+        jobs.map("here.json", "tests.support.mapped:measure", name, settings=settings, engine=engine)
+    made = read("models").split()
+    return {
+        "is_same": content("mapped-here/new") == content("mapped/new"),
+        "is_same_table": read("here-values.parquet") == read("values.parquet"),
+        "goes_on": 2 <= outcome.known < 9,
+        "made": len(made),
+    }
+
+
 def warmed(options, url, excluded):
     """A cache on each node, twice, and then with one node left out."""
     _, shards, _ = load_shards(url)
@@ -294,12 +319,13 @@ def main(url):
     """All of it on one cluster."""
     os.makedirs("/tmp/ray", exist_ok=True)  # Ray writes the cluster's address there, wherever the rest is
     place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, for a socket's name has 107 bytes at most
-    lean = {"num_cpus": 1, "include_log_monitor": False, "object_store_memory": 100 << 20}
+    lean = {"num_cpus": 1, "num_gpus": 1, "include_log_monitor": False, "object_store_memory": 100 << 20}
     head = {**lean, "include_dashboard": False, "no_monitor": True, "temp_dir": place}
-    head["env_vars"] = {"WIDS_CACHE": os.path.abspath("cache-head")}
+    log = {"WIDS_TEST_LOG": os.path.abspath("models")}
+    head["env_vars"] = {"WIDS_CACHE": os.path.abspath("cache-head"), **log}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        caches = {"WIDS_CACHE": os.path.abspath("cache-node")}
+        caches = {"WIDS_CACHE": os.path.abspath("cache-node"), **log}
         node = cluster.add_node(**lean, env_vars=caches)
         cluster.wait_for_nodes()
         options = RunOptions(engine="ray", ray_address=cluster.address)
@@ -308,7 +334,7 @@ def main(url):
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         told["nodes"] = len(alive_nodes(ray))
         told |= {"verify": findings(options), "pack": packed(options)}
-        told |= {"columns": columns(), "tables": tables()}
+        told |= {"columns": columns(), "tables": tables(), "map": mapped(options)}
         told["warm"] = warmed(options, url, node.node_id)
         told["killed"], told["ended"] = with_a_killed_worker(), ended_by_a_signal()
         told["survived"] = survived(options, cluster, node)
