@@ -55,6 +55,7 @@ HERE = {
     f"{GUIDES}/fields.md#in-a-program",
     f"{GUIDES}/fields.md#new-fields-embeddings-captions-scores",
     f"{GUIDES}/fields.md#numbers-and-texts",
+    f"{GUIDES}/fields.md#train-with-them",
     f"{GUIDES}/shared-caches.md#share-a-cache-on-a-machine",
     f"{GUIDES}/stores.md#train-from-s3-minio-r2-gcs-or-http",
     f"{GUIDES}/video.md#decord",
@@ -726,9 +727,10 @@ def test_new_fields(tmp_path, capsys):
     names = {"make_model": lambda: model, "prepare": lambda _: torch.ones(3, 2, 2)}
     settings = jobs.MapSettings(batch_size=4, fields=(".jpg",))
     jobs.map("train.json", execute(only(place), {}, **names)["Embed"], "embed", settings=settings)
-    assert wids.ShardListDataset("embed/index.json")[5][".clip.npy"].shape == (8,)
+    joined = execute(only(f"{GUIDES}/fields.md#train-with-them"), {}, wids=wids)["dataset"]
+    assert (joined[5][".jpg"].size, joined[5][".clip.npy"].shape) == ((4, 4), (8,))
     execute(only(f"{GUIDES}/fields.md#in-a-program"), {})
-    assert "6 {'.words.json': 6}" in capsys.readouterr().out
+    assert f"6 {{'.words.json': 6}} {tmp_path}/words/joined.json" in capsys.readouterr().out
     settings = jobs.MapSettings(columns=True)
     jobs.map(
         "train.json", lambda sample: {"brightness": 30 * int(sample["__key__"])}, "score.parquet", settings=settings

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from wids.core.collection import error_log
+from wids.core.collection.joining import parse_request
 from wids.core.collection.substitutes import is_of_sample
 from wids.core.files import atomic, locks, tempdirs
 from wids.core.files.own_folder import default_cache_dir
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 SUFFIX, STATE_SUFFIX, PARTS_SUFFIX = ".mapping", ".state", ".parts"
 _HEADER = b'{"what": "shards that wids map has finished; run it again to go on"}'
 _FORMAT = 1  # of shards' bytes; raised when the same results give other ones
-_INDEX, _ERRORS, _TABLE = "index.json", "errors.jsonl", ".parquet"
+_INDEX, _JOINED, _ERRORS, _TABLE = "index.json", "joined.json", "errors.jsonl", ".parquet"
 # Processes take seconds to start, in which threads of one interpreter decode so many samples.
 _PROCESSES_PAY_SAMPLES = 2000
 # With fewer failures, their share means nothing; see `wids.core.collection.substitutes`.
@@ -150,6 +151,8 @@ class MapOutcome(JobOutcome, kw_only=True):
 
     Attributes:
         output: URL or path of the index of the new shards, or of the table.
+        joined: path of the index that joins the new fields to the samples of ``index``; None: there is none, because
+            the output is a table, or no local directory.
         samples: rows of the output: those of all base shards.
         computed: samples that were computed, by this run and by earlier ones.
         empty: rows without fields.
@@ -175,6 +178,7 @@ class MapOutcome(JobOutcome, kw_only=True):
     """
 
     output: str
+    joined: str | None = None
     samples: int = 0
     computed: int = 0
     empty: int = 0
@@ -201,8 +205,8 @@ def map(  # noqa: A001 - its name for users: `wids.jobs.map`
 
     The function takes a sample, decoded as in training, with ``__key__``, ``__index__`` and so on, and returns a dict
     of its new fields, extension -> value, or None. Values are encoded by their extensions, as `wids.ShardWriter` does.
-    Each new shard has the rows and the keys of its base shard, in its order, so that the new index joins to the index
-    of the base shards by row: also where ``index`` is a view, whose other samples have empty rows then.
+    Each new shard has the rows and the keys of its base shard, in its order: also where ``index`` is a view, whose
+    other samples have empty rows then. ``joined.json`` is an index of the samples of ``index`` with the new fields.
 
     A run that ends early (KeyboardInterrupt, a kill) leaves finished shards, and the next one computes the others, as
     it does where base shards have changed or are new. What is written does not depend on the engine.
@@ -213,7 +217,7 @@ def map(  # noqa: A001 - its name for users: `wids.jobs.map`
             working directory. Of a class, each process makes one instance, without arguments, which takes the samples.
             The body of a function is not compared: after a change of it, ``overwrite`` computes finished shards anew.
         output: a directory or its URL; with ``columns``, a Parquet file. Beside the shards are their index,
-            ``index.json``, and ``errors.jsonl``, which names samples that failed.
+            ``index.json``, of a local directory ``joined.json``, and ``errors.jsonl``, which names samples that failed.
         settings: of the job.
         engine: runs the tasks; by default processes for thousands of samples, and threads for few. On Ray, a task has
             ``num_gpus`` of `RunOptions`.
@@ -231,20 +235,30 @@ def map(  # noqa: A001 - its name for users: `wids.jobs.map`
         >>> outcome = jobs.map("train.json", count_letters, "letters")
         >>> outcome.samples, outcome.fields, outcome.errors
         (12, {'.letters.json': 12}, 0)
-        >>> wids.ShardListDataset("letters/index.json")[0][".letters.json"]
-        6
+        >>> sample = wids.ShardListDataset("letters/joined.json")[5]
+        >>> sample[".txt"], sample[".letters.json"]
+        ('text 5', 6)
     """
     settings = check_job(settings, MapSettings, engine, progress)
     check_index(index)
     home = absolute(text_of("output", output).rstrip("/") or "/")
     job_function = JobFunction("function", function)
     try:
-        dataset = _open(index, settings)
+        parse_request(on="row", prefix=settings.prefix, missing="error", fields=None)
+        whole = dataset = _open(index, settings)
+        for predicate in settings.where:
+            dataset = dataset.where(predicate)
         if not len(dataset):
             raise InputError("there are no samples to compute", parameter="where" if settings.where else "index")
         place = _check_output(home, is_table=settings.columns)
         job = MapJob(
-            dataset, job_function, settings.batch_size, settings.columns, settings.prefix.strip("."), settings.session
+            dataset=dataset,
+            function=job_function,
+            batch_size=settings.batch_size,
+            is_table=settings.columns,
+            prefix=settings.prefix.strip("."),
+            others=_names_of_companions(dataset),
+            session=settings.session,
         )
         outcome = MapOutcome(output=place)
         if settings.trial is not None:
@@ -254,7 +268,7 @@ def map(  # noqa: A001 - its name for users: `wids.jobs.map`
             return outcome
         if not run_options(engine).is_ray:  # whose nodes may have what this machine lacks
             job_function.check()
-        _run(job, settings, outcome, engine, progress)
+        _run(job, settings, outcome, engine, progress, whole)
         return outcome
     finally:
         job_function.release()
@@ -280,9 +294,13 @@ def _open(index: Shards, settings: MapSettings, *, is_part: bool = False) -> Sha
     )
     if not is_part and dataset._collection.shards.selection is not None and dataset._collection.has_remote():  # noqa: SLF001 - of the face
         return _open(index, settings, is_part=True)
-    for predicate in settings.where:
-        dataset = dataset.where(predicate)
     return dataset
+
+
+def _names_of_companions(dataset: ShardListDataset[Any]) -> tuple[str, ...]:
+    """The fields that samples have of companions, as far as an index says which."""
+    companions = dataset._companions  # noqa: SLF001 - of the face
+    return tuple(each.name_of(name) for each in companions for name in each.fields or each.stated_fields() or ())
 
 
 def _check_output(home: str, *, is_table: bool) -> str:
@@ -351,7 +369,14 @@ def describe_value(value: Any) -> str:
     return f"{type(value).__name__} {shown(value)}"
 
 
-def _run(job: MapJob, settings: MapSettings, outcome: MapOutcome, engine: Engine, progress: Progress) -> None:
+def _run(
+    job: MapJob,
+    settings: MapSettings,
+    outcome: MapOutcome,
+    engine: Engine,
+    progress: Progress,
+    whole: ShardListDataset[Any],
+) -> None:
     """Compute and write all shards, and the index or table.
 
     Raises:
@@ -368,7 +393,8 @@ def _run(job: MapJob, settings: MapSettings, outcome: MapOutcome, engine: Engine
     try:
         with _Mapping(outcome, progress, plan, journal, target) as mapping:
             tasks = mapping.unfinished()
-            plan.check_free(tasks, target, is_known=journal.was_there or bool(mapping.before))
+            is_known = journal.was_there or bool(mapping.before)
+            plan.check_free(tasks, target, is_known=is_known)
             target.make_directory(plan.tasks[0].url)
             journal.begin()
             if tasks and not settings.columns:
@@ -382,9 +408,31 @@ def _run(job: MapJob, settings: MapSettings, outcome: MapOutcome, engine: Engine
                 mapping.write_table()
             else:
                 mapping.write_index()
+                if plan.joined is not None:
+                    _join(whole, place, plan.joined, settings.prefix, overwrite=settings.overwrite or is_known)
+                    outcome.joined = plan.joined
         journal.remove()
     finally:
         journal.close()
+
+
+def _join(base: ShardListDataset[Any], place: str, joined: str, prefix: str, *, overwrite: bool) -> None:
+    """Write the index of samples with their new fields.
+
+    Args:
+        base: the samples, of a whole data set or of a view.
+        place: of the index of the new shards, which have a row for each sample of the whole.
+        joined: path of the new index.
+        prefix: of the new fields.
+        overwrite: replace a file that is there.
+    """
+    from wids.dataset import ShardListDataset
+
+    other: ShardListDataset[Any] = ShardListDataset(place, transformations=[])
+    chosen = base._collection.whole_indices()  # noqa: SLF001 - of the face
+    if chosen is not None:
+        other = other.select(chosen)
+    base.with_fields(other, prefix=prefix).save(joined, overwrite=overwrite)
 
 
 def _open_journal(place: str, target: ShardTarget, *, overwrite: bool) -> JobJournal[MappedShard]:
@@ -405,6 +453,7 @@ class _Plan:
         tasks: one for each base shard that has samples, in order.
         how: the function's name, and a digest of it and of the settings.
         errors: URL of the log of errors.
+        joined: path of the index of samples with their new fields; None: there is none.
     """
 
     def __init__(self, job: MapJob, settings: MapSettings, place: str) -> None:
@@ -412,12 +461,15 @@ class _Plan:
         self.home = str(Place(place).directory)
         stem = place.removesuffix(_TABLE)
         self.errors = f"{stem}.{_ERRORS}" if settings.columns else f"{self.home.rstrip('/')}/{_ERRORS}"
+        is_joined = not settings.columns and Place(place).is_local
+        self.joined = f"{self.home.rstrip('/')}/{_JOINED}" if is_joined else None
         text = job.function.text
         parts = (_FORMAT, text, settings.fields, settings.decode, settings.batch_size is None, settings.columns)
         self.how = f"{text} {hashlib.sha256(repr(parts).encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
         shards = self.collection.shards
         numbers = [k for k, count in enumerate(shards.nsamples) if count]
         folder, suffix = (f"{place}{PARTS_SUFFIX}", ".arrow") if settings.columns else (self.home.rstrip("/"), ".tar")
+        self._marks = self._marks_of_companions()
         names = names_of([shards.urls[k] for k in numbers], suffix)
         self.tasks = [
             MapTask(k, f"{folder}/{relative_name(name)}", self._inputs(k))
@@ -433,7 +485,7 @@ class _Plan:
         """A digest of what a shard is computed from."""
         shards: ShardList = self.collection.shards
         said = {key: value for key, value in shards.describe(k).items() if key != "url"}
-        parts: list[Any] = [self.how, Place(shards.urls[k]).name, said]
+        parts: list[Any] = [self.how, Place(shards.urls[k]).name, said, *self._marks]
         if (shard := Place(shards.urls[k])).is_local:
             with contextlib.suppress(OSError, ValueError):  # reading it says so
                 status = os.stat(shard.path)
@@ -442,6 +494,15 @@ class _Plan:
             rows = np.asarray(shards.selection.rows_of(k), np.int64)
             parts.append(hashlib.sha256(rows.tobytes()).hexdigest() if len(rows) < shards.nsamples[k] else None)
         return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()
+
+    def _marks_of_companions(self) -> list[Any]:
+        """Digests of the companions whose fields are read."""
+        fields = self.job.dataset.fields
+        return [
+            (each.name, each.prefix, each.fields, each.marks())
+            for each in self.job.dataset._companions  # noqa: SLF001 - of the face
+            if fields is None or any(each.extension_of(name) is not None for name in fields)
+        ]
 
     def samples_of(self, tasks: Sequence[MapTask]) -> int:
         """The number of samples that are computed in some shards."""
@@ -472,7 +533,8 @@ class _Plan:
         """
         if self.settings.overwrite:
             return
-        there = [] if target.describe(self.place) is None or (is_known and not self.settings.columns) else [self.place]
+        places = [self.place, self.joined] if not is_known else [self.place] if self.settings.columns else []
+        there = [each for each in places if each is not None and target.describe(each) is not None]
         if not is_known and tasks:
             names = set(target.list_beside(tasks[0].url))
             there += [task.url for task in tasks if Place(task.url).name in names]

@@ -22,6 +22,7 @@ from wids.core.collection import error_log
 from wids.core.collection.substitutes import is_of_sample
 from wids.core.files import locks, tempdirs
 from wids.core.place import Place
+from wids.core.tables.fields import EMPTY
 from wids.core.tables.keys import encode_name
 from wids.core.tables.member_tables import scan_table
 from wids.core.tables.table import is_standard
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from wids.jobs.functions import JobFunction
     from wids.jobs.runner import TaskContext
 
-EMPTY = ".empty"
 _REPORT_SECONDS = 0.2
 # Samples that are read at once where each would take a request of its own.
 _FAR_SAMPLES = 16
@@ -91,6 +91,7 @@ class MapJob(NamedTuple):
         batch_size: samples that it takes at a time; None: it takes one sample.
         is_table: values become a part of a table, and no members of a shard.
         prefix: of the new fields where they are joined to the samples: ``clip`` for ``.clip.npy``.
+        others: the fields that samples have of companions.
         session: opens URLs of the output.
     """
 
@@ -99,6 +100,7 @@ class MapJob(NamedTuple):
     batch_size: int | None
     is_table: bool
     prefix: str
+    others: tuple[str, ...]
     session: Session
 
 
@@ -328,7 +330,7 @@ class _ShardWriter:
         # The new extension that would be one of the samples' own -> that one.
         self._taken = {
             name.casefold()[len(prefix) :]: name
-            for name in reader.table.extensions
+            for name in (*reader.table.extensions, *job.others)
             if name.casefold().startswith(prefix.casefold())
         }
         self.size = 0
@@ -345,8 +347,7 @@ class _ShardWriter:
                 raise InputError(
                     f"the function returned {shown(extension)}, and samples of {Place(self._reader.url).public} have "
                     f"a {shown(self._taken[extension.casefold()])} already; return it under another name, or give a "
-                    "prefix, which new fields have where they are joined to the samples",
-                    parameter="function",
+                    "prefix, which new fields have where they are joined to the samples"
                 )
         return members
 

@@ -111,8 +111,9 @@ def rewritten(home, _outcome):
 
 
 def mapped(home, _outcome):
-    """New shards, and their index."""
-    return {path.name: path.read_bytes() for path in (home / "new").iterdir() if path.suffix in (".tar", ".json")}
+    """New shards, and their index; the joined one names the place of the dataset."""
+    places = [*(home / "new").glob("*.tar"), home / "new/index.json"]
+    return {path.name: path.read_bytes() for path in places}
 
 
 JOBS = {

@@ -235,6 +235,48 @@ def test_where_and_views():
         run(where=("key > 'x'",), output="none")
 
 
+def joined_texts(index):
+    """(old text, new text or None) of each sample."""
+    return [(each[".txt"], each.get(".upper.txt")) for each in wids.ShardListDataset(index)]
+
+
+def test_the_joined_index():
+    """It has the samples that were given, with their new fields; a later run writes it again."""
+    texts = [f"text {k}" for k in range(18)]
+    outcome = run()
+    assert outcome.joined == os.path.abspath("new/joined.json")
+    assert joined_texts("new/joined.json") == list(zip(texts, expected(), strict=True))
+    run(prefix="more")
+    assert wids.ShardListDataset("new/joined.json")[0][".more.upper.txt"] == "TEXT 0"
+    outcome = run(where=("key >= 's3'",), output="some")
+    few = expected(skip=lambda k: k < 9)
+    assert joined_texts("some/joined.json") == list(zip(texts, few, strict=True))
+    chosen = [1, 2, 6, 17]
+    wids.ShardListDataset("base/index.json").select(chosen).save("view.json")
+    run(index="view.json", output="of-view")
+    assert joined_texts("of-view/joined.json") == [(texts[k], expected()[k]) for k in chosen]
+    assert run(index="base/s0.tar", output="one").joined
+    assert joined_texts("one/joined.json") == list(zip(texts, expected(), strict=True))[:5]
+
+
+def test_samples_with_companions():
+    """A function gets their fields, too; new ones may not be theirs, and shards follow companions that change."""
+    run(lambda sample: {"a.txt": f"a {sample['.cls']}"}, output="a")
+
+    def extend(sample):
+        return {"b.txt": f"{sample['.a.txt']} b"}
+
+    run(extend, "a/joined.json", "b", fields=(".a.txt",))
+    assert wids.ShardListDataset("b/joined.json")[7][".b.txt"] == "a 7 b"
+    assert wids.ShardListDataset("b/joined.json")[7][".a.txt"] == "a 7"
+    with pytest.raises(InputError, match=r"returned '\.a\.txt', and samples of .* have a '\.a\.txt' already"):
+        run(lambda _: {"a.txt": ""}, "a/joined.json", "c")
+    assert run(extend, "a/joined.json", "b", fields=(".a.txt",)).known == 4
+    run(lambda sample: {"a.txt": f"A {sample['.cls']}"}, output="a", overwrite=True)
+    assert run(extend, "a/joined.json", "b", fields=(".a.txt",)).known == 0
+    assert wids.ShardListDataset("b/joined.json")[7][".b.txt"] == "A 7 b"
+
+
 def test_only_fields_that_are_asked_for_are_read():
     """And they are decoded as asked; names of fields are the dataset's own."""
     seen = []
@@ -294,7 +336,10 @@ def test_files_of_others_stay():
     Path("new/index.json").write_bytes(b"{}")
     with pytest.raises(OutputExistsError, match=r"new/index\.json: exists"):
         run()
-    Path("new/index.json").unlink()
+    os.rename("new/index.json", "new/joined.json")
+    with pytest.raises(OutputExistsError, match=r"new/joined\.json: exists"):
+        run()
+    Path("new/joined.json").unlink()
     Path("new/errors.jsonl").write_bytes(b"precious\n")
     with pytest.raises(OutputExistsError, match=r"errors\.jsonl: exists"):
         run()
@@ -457,7 +502,7 @@ def test_a_store_takes_the_output():
     """As a directory does, also of a run that goes on."""
     store = f"memory://map-{secrets.token_hex(4)}"
     outcome = run(output=f"{store}/new")
-    assert outcome.output == f"{store}/new/index.json"
+    assert (outcome.output, outcome.joined) == (f"{store}/new/index.json", None)
     assert texts_of(outcome.output) == expected()
     assert run(output=f"{store}/new").known == 4
     outcome = run(mapped.measure, output=f"{store}/t.parquet", columns=True)

@@ -51,12 +51,12 @@ def run(*args):
 
 
 def content(directory):
-    """The digest of each shard and index in a directory; member tables and states have times in them."""
+    """The digest of each shard and index in a directory; member tables and states have times in them, joins places."""
     found = {}
     for name in sorted(os.listdir(directory)):
         with open(os.path.join(directory, name), "rb") as file:
             data = file.read()
-        found[name] = "" if name.endswith((".widx", ".state")) else hashlib.md5(data).hexdigest()
+        found[name] = "" if name.endswith((".widx", ".state", "joined.json")) else hashlib.md5(data).hexdigest()
     return found
 
 

@@ -150,8 +150,9 @@ def run_map(
     """Compute new fields for each sample, in shards beside those of INDEX; the shards of INDEX stay as they are.
 
     FUNCTION takes a sample, decoded as in training, and returns a dict of its new fields ({"npy": array}), or None. Of
-    a class, each process makes one instance, for a model. DIR has an index of the new shards, with the rows and keys of
-    the shards of INDEX. Samples that fail are named in DIR/errors.jsonl. A run that was ended goes on.
+    a class, each process makes one instance, for a model. DIR/index.json has the new shards, with the rows and keys of
+    those of INDEX; DIR/joined.json has the samples of INDEX with their new fields. Samples that fail are named in
+    DIR/errors.jsonl. A run that was ended goes on.
     """
     from wids import jobs
     from wids.tools.cli.progress import job_signals
@@ -177,7 +178,7 @@ def run_map(
     if trial is not None and not is_json:
         _show_trial(outcome)
     else:
-        _report(outcome, is_json=is_json)
+        _report(outcome, index, is_json=is_json)
 
 
 def _shown(url: str) -> str:
@@ -207,7 +208,7 @@ def _print_trace(lines: list[str]) -> None:
         print_error(f"  {line}")
 
 
-def _report(outcome: MapOutcome, *, is_json: bool) -> None:
+def _report(outcome: MapOutcome, index: str, *, is_json: bool) -> None:
     if outcome.first_error:
         _print_trace(outcome.first_error.split("\n"))
     counts = [f"{name} in {count:,}" for name, count in outcome.fields.items()]
@@ -223,6 +224,7 @@ def _report(outcome: MapOutcome, *, is_json: bool) -> None:
             "fields": f"fields: {', '.join(counts)}",
             "columns": f"columns: {', '.join(kinds)}",
             "empty": f"no fields: {count_of(outcome.empty, 'row')}",
+            "joined": f"with the fields of {_shown(index)}: {_shown(outcome.joined or outcome.output)}",
             "errors": f"failed: {count_of(outcome.errors, 'sample')}{log}",
         },
     )
