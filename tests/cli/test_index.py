@@ -13,7 +13,7 @@ import wids
 from tests.support.cache_shards import pack
 from tests.support.cli import PATIENCE_SECONDS, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import status, whole
-from tests.support.shards import write_index, write_json, write_shard, write_shards
+from tests.support.shards import write_index, write_json, write_shard, write_shards, write_tar
 from wids import ShardListDataset
 from wids.core.files import atomic
 from wids.jobs.index_create import IndexSettings, create_index
@@ -488,3 +488,70 @@ def test_a_key_rule_is_kept_for_all_commands():
     assert wids.ShardListDataset("g.json", transformations="raw")[1][".txt"] == b"2"
     code, _, err = run_index("create", "d", "-o", "i.json", "--key-rule", "last-dot", "--upload")
     assert (code, "groups members in the standard way" in err) == (2, True)
+
+
+@pytest.fixture
+def joined(tmp_path, monkeypatch):
+    """A base of 9 samples, a companion by row, one by key of 6 of them, and their join; the current directory."""
+    monkeypatch.chdir(tmp_path)
+    keys = [f"k{n}" for n in range(9)]
+    for stem, name, counts in (("base", ".txt", (4, 5)), ("row", ".cap", (2, 7)), ("key", ".npy", (6,))):
+        rows, left = [], keys[8:2:-1] if stem == "key" else list(keys)
+        for k, count in enumerate(counts):
+            members = [(key + name, f"{stem} {key}".encode()) for key in left[:count]]
+            path = write_tar(f"{stem}-{k}.tar", members)
+            rows.append({"url": path, "nsamples": count, "filesize": os.path.getsize(path)})
+            del left[:count]
+        write_json(f"{stem}.json", {"wids_version": 1, "shardlist": rows})
+    said = run_ok("index", "join", "base.json", "row.json", "--prefix", "x", "-o", "first.json")
+    assert said == "first.json: 9 samples, with .x.cap\n"
+    by_key = ("--on", "key", "--missing", "none", "-o", "joined.json")
+    code, said, told = run("index", "join", "first.json", "key.json", *by_key)
+    assert (code, said) == (0, "joined.json: 9 samples, with .x.cap, .npy\n")
+    assert "3 of 9 samples have no sample with their key in key.json, such as 'k0', 'k1', 'k2': they have none" in told
+    return tmp_path
+
+
+def test_commands_on_a_joined_index(joined):
+    """They see one dataset."""
+    assert run_ok("cat", "joined.json", "4", "x.cap") == "row k4"
+    assert run_ok("cat", "joined.json", "4", "npy") == "key k4"
+    shown = run_ok("show", "joined.json", "1")
+    assert ".x.cap" in shown
+    assert ".npy" not in shown
+    told = run_ok("info", "joined.json")
+    assert "row.json, by row: .x.cap" in told
+    assert "key.json, by key: .npy" in told
+    assert "5 shards" in run_ok("verify", "joined.json")
+    assert "5 shards" in run_ok("cache", "warm", "joined.json")
+    run_ok("view", "joined.json", "--select", "0:2", "-o", "view.json")
+    assert "2 shards" in run_ok("verify", "view.json")
+    sizes = [json.loads(run_ok("simulate", name, "--json"))["size_bytes"] for name in ("base.json", "joined.json")]
+    assert sizes[1] > 2 * sizes[0]
+    os.unlink("row-1.tar")
+    code, out, _ = run("verify", "joined.json")
+    assert code == 1
+    assert "row-1.tar" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("merge joined.json base.json -o m.json", "has companions; do that with base.json, and join again"),
+        ("split few.json --by 1", "has companions; do that with base.json, and join again"),
+        ("rebase joined.json -b x -o m.json", "has companions; do that with base.json, and join again"),
+        ("tables joined.json", "is a view of"),
+        ("convert joined.json -o c.widsx", "is a view of"),
+        ("join base.json key.json --on key -o m.json", "3 of 9 samples have no sample with their key in key.json"),
+        ("join base.json key.json -o m.json", "key.json has 6 samples, and the dataset 9"),
+        ("join base.json base.json --on keys -o m.json", "on is 'keys'; it is 'row' or 'key'"),
+    ],
+)
+def test_joins_that_cannot_be(joined, command, words):
+    """A command that would lose companions names the index to change; a join that does not fit says why."""
+    by_key = ("--on", "key", "--missing", "skip", "--prefix", "y", "-o", "few.json")
+    code, said, _ = run("index", "join", "joined.json", "key.json", *by_key)
+    assert (code, said) == (0, "few.json: 6 of 9 samples, with .x.cap, .npy, .y.npy\n")
+    code, _, err = run("index", *command.split())
+    assert code in (1, 2)
+    assert words in err

@@ -33,6 +33,7 @@ from wids.core.collection.shard_collection import lists_shards, load_shards
 from wids.core.files import atomic
 from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of
 from wids.core.index.paths import absolute
+from wids.core.index.view_file import is_view
 from wids.core.place import Place
 from wids.core.transport.session import PLAIN, Session
 from wids.core.transport.upload import check_no_device, check_place, check_replaceable
@@ -189,7 +190,7 @@ def create_columns(
         shards=shards.urls,
         overwrite=overwrite,
     )
-    if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
+    if is_view(shards) and (parent := shards.header.get("view_of")) is not None:
         raise InputError(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
             f"{parent}"

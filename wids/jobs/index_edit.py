@@ -24,6 +24,8 @@ from wids.core.index.fingerprint import fingerprint
 from wids.core.index.paths import ViewShards, absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.core.index.shardlist import Row
 from wids.core.index.spec import PACKS, check_head, own_packs, parse_json
+from wids.core.index.view_file import KEY as COMPANIONS
+from wids.core.index.view_file import is_view
 from wids.core.place import Place, relative_name
 from wids.core.transport.download import read_bytes
 from wids.errors import InputError, OutputError, OutputExistsError, SelectionError, SpecError
@@ -40,7 +42,7 @@ from wids.jobs.index_create import (
 from wids.jobs.view_edit import IndexToMerge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
     from wids.core.index.earlier import EarlierIndex
@@ -234,14 +236,14 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     for source in sources:
         for url, entry in source.entries:
             entries.setdefault(url, entry)
-    is_view = any(source.shards.selection is not None for source in sources)
+    has_rows = any(source.shards.selection is not None for source in sources)
     file = ReplacedFile(output)
     earlier = check_index_replaceable(
         output,
         inputs=_made_of(*sources),
         shards=entries,
         is_later=lambda earlier: earlier.is_like(entries.values()),
-        is_view=is_view,
+        is_view=has_rows,
         overwrite=overwrite,
     )
     if name is None:
@@ -249,7 +251,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         name = before if isinstance(before, str) else writing.stem_of(output)
     name = name or None
     common, dropped = view_edit.common_keys(sources, output)
-    if is_view:
+    if has_rows:
         view, repeated = view_edit.merge_views(sources, output, keys=common, name=name, overwrite=overwrite, file=file)
         return _merged_view(output, view, repeated_samples=repeated, dropped_keys=dropped)
     grouping = view_edit.common_grouping(sources)
@@ -291,18 +293,18 @@ def split_index(
     shards, flat = source.shards, source.entries
     header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
     checks.check_finite(header, "", place)
-    is_view = shards.selection is not None
-    ranges = parts([count for count in shards.lengths if count or not is_view])
+    has_rows = shards.selection is not None
+    ranges = parts([count for count in shards.lengths if count or not has_rows])
     checked = name_parts(outputs, len(ranges))
     files = [*map(ReplacedFile, checked)]
     earlier = [
         check_index_replaceable(
-            output, inputs=_made_of(source), shards=(url for url, _ in flat), is_view=is_view, overwrite=overwrite
+            output, inputs=_made_of(source), shards=(url for url, _ in flat), is_view=has_rows, overwrite=overwrite
         )
         for output in checked
     ]
     _refuse_other_parts(outputs, checked, source)
-    if is_view:
+    if has_rows:
         views = view_edit.split_view(source, ranges, checked, overwrite=overwrite)
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
     source.tell_weights(", ".join(outputs))
@@ -368,14 +370,14 @@ def _refuse_other_parts(outputs: Sequence[str], checked: Sequence[str], source: 
 def _is_part(path: str, source: IndexToMerge) -> bool:
     """True if a file is an index of shards of a source, or a view of the same index as it."""
     shards = source.shards
-    is_view = shards.selection is not None
-    view = ViewShards(source.listed_by, fingerprint(shards)) if is_view else None
+    has_rows = shards.selection is not None
+    view = ViewShards(source.listed_by, fingerprint(shards)) if has_rows else None
     urls = (url for url, _ in source.entries)
     try:
         earlier = check_index_replaceable(path, inputs=_made_of(source), shards=urls, view=view)
     except OutputError:
         return False
-    return bool(earlier.keys if is_view else earlier.entries)
+    return bool(earlier.keys if has_rows else earlier.entries)
 
 
 def rebase_index(place: str, base: str, *, output: str | None = None, overwrite: bool = False) -> Merged:
@@ -394,6 +396,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     """
     file = ReplacedFile(Place(output or place).absolute.path)
     index, view = _read(place)
+    refuse_companions(index, place)
     path = check_output(output or place)
     if "shardlist" in index:
         index = {**index, "shardlist": [_named_as_file(entry, index, place) for entry in index["shardlist"]]}
@@ -475,13 +478,25 @@ def _no_index(place: str) -> SpecError:
     return SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
 
 
+def refuse_companions(header: Mapping[str, Any], place: str) -> None:
+    """Check that an index has no companions, which this command would lose.
+
+    Raises:
+        SpecError: it has some.
+    """
+    if header.get(COMPANIONS):
+        parent = header.get("view_of")
+        index = "the index without them" if parent is None else str(parent)
+        raise SpecError(f"{place}: has companions; do that with {index}, and join again (wids index join)", url=place)
+
+
 def refuse_view(shards: ShardList, place: str) -> None:
     """Check that an index is not a view, which this command cannot change.
 
     Raises:
         SpecError: it is a view.
     """
-    if shards.selection is not None:
+    if is_view(shards):
         raise _is_view(place, shards.header.get("view_of"))
 
 
@@ -492,8 +507,13 @@ def _is_view(place: str, parent: str | None) -> SpecError:
 
 
 def _flatten(place: str) -> IndexToMerge:
-    """An index or a view, with all its shards, including those of sub-datasets; see `wids.jobs.view_edit`."""
+    """An index or a view, with all its shards, including those of sub-datasets; see `wids.jobs.view_edit`.
+
+    Raises:
+        SpecError: it has companions, which would be lost.
+    """
     _, shards, _ = load_shards(place)
+    refuse_companions(shards.header, place)
     flat = []
     for k, count in enumerate(shards.lengths):
         if shards.selection is not None and not count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -212,6 +213,7 @@ def verify(
             settings,
             decode=decode,
             selection=chosen.selection,
+            count=chosen.own_shards,
             max_keys=max_keys,
             engine=engine,
             journal=opened,
@@ -252,6 +254,7 @@ def verify_shards(
     *,
     decode: Decode | None = None,
     selection: Selection | None = None,
+    count: int | None = None,
     max_keys: int = 0,
     engine: Engine = "auto",
     journal: JobJournal[CheckedShard] | None = None,
@@ -265,6 +268,8 @@ def verify_shards(
         decode: decodes a sample; picklable. Shards are then checked in processes, so that a decoder which crashes is a
             problem of its shard. None: samples are not decoded.
         selection: the samples of a view, to which decoding and the comparison of keys are limited; None: all samples.
+        count: number of the index's own shards; those behind them are of companions, whose samples are checked as a
+            whole, and have the keys of others. None: all are its own.
         max_keys: the most keys of samples to compare, 12 bytes of memory for each; see `KeyCensus`.
         engine: runs the tasks. At most ``jobs`` remote shards are on the disk at a time.
         journal: records the checked shards for the run after an interrupted one, and is removed when all are checked.
@@ -275,7 +280,7 @@ def verify_shards(
         CacheError: the disk has no space for a remote shard.
         JobError: no shard can be checked.
     """
-    with _Verifying(shards, settings, decode, selection, max_keys, journal, progress) as verifying:
+    with _Verifying(shards, settings, decode, selection, max_keys, journal, progress, count) as verifying:
         verifying.look(shards, decode, engine)
         if verifying.crashed:  # look for their other faults
             verifying.look([task for task in shards if task[0] in verifying.crashed], None, engine)
@@ -304,7 +309,9 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
         max_keys: int,
         journal: JobJournal[CheckedShard] | None,
         progress: Progress,
+        count: int | None,
     ) -> None:
+        self._count = sys.maxsize if count is None else count
         # The sizes of the index, so that missing shards count as well.
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
         has_sizes = bool(sizes) and None not in sizes
@@ -345,8 +352,9 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
             self.take(name, _finding(name, result, self.crashed.get(name.number)))
 
     def _task(self, number: int, shard: Shard) -> CheckTask:
-        rows = None if self._selection is None else self._selection.rows_of(number)
-        has_keys = self.outcome.keys is not None
+        is_companion = number >= self._count
+        rows = None if self._selection is None or is_companion else self._selection.rows_of(number)
+        has_keys = self.outcome.keys is not None and not is_companion
         if self._journal is None or number in self.crashed:
             return CheckTask(number=number, shard=shard, rows=rows, has_keys=has_keys)
         before = self._before.get(shard.url)
@@ -370,7 +378,7 @@ class _Verifying(ShardJob[CheckTask, Finding, VerifyOutcome]):
     def _compare_keys(self, finding: Finding) -> Finding:
         """Compare the keys of a finding, and return it without them."""
         census, keys = self.outcome.keys, finding.keys
-        if census is None:
+        if census is None or finding.number >= self._count:
             return finding
         if keys is None:
             census.left += finding.nsamples or 0

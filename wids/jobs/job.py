@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from wids.core.collection.joining import list_companions
 from wids.core.collection.shard_collection import load_shards
 from wids.core.index.paths import absolute
-from wids.errors import SelectionError
+from wids.errors import InputError, SelectionError
 from wids.jobs.arguments import check_index, check_value
 from wids.jobs.engines import run
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
@@ -193,11 +194,12 @@ class SelectedShards(NamedTuple):
     """Shards of an index.
 
     Attributes:
-        shards: each with its number, local ones by absolute path.
+        shards: each with its number, local ones by absolute path; those of companions have the numbers behind.
         numbers: their range.
         session: opens their URLs.
         selection: the samples of a view; None: all samples.
         grouping: how the index says that members become samples.
+        own_shards: number of the index's own shards.
     """
 
     shards: list[tuple[int, Shard]]
@@ -205,10 +207,13 @@ class SelectedShards(NamedTuple):
     session: Session
     selection: Selection | None
     grouping: GroupOptions
+    own_shards: int
 
 
 def load_selected(index: Shards, selected: slice, session: Session) -> SelectedShards:
     """The selected shards of an index. A view has only the shards that contain its samples.
+
+    Those of its companions follow; with a slice, numbers go on over them.
 
     Raises:
         InputError: an argument is of another type. SelectionError: no shards are selected.
@@ -216,11 +221,19 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
     """
     check_index(index)
     check_value("shards", selected, slice)
+    asked = session
     _, listed, session = load_shards(index, session=session)
-    numbers, chosen = select_shards(len(listed), selected), listed.selection
-    found = [
-        (k, msgspec.structs.replace(listed[k], url=absolute(listed.urls[k])))
-        for k in numbers
-        if chosen is None or chosen.counts[k]
-    ]
-    return SelectedShards(found, slice(numbers.start, numbers.stop), session, chosen, listed.grouping)
+    chosen = listed.selection
+    everything = [(k, listed[k]) for k in range(len(listed)) if chosen is None or chosen.counts[k]]
+    count = len(listed)
+    for companion in list_companions(listed, session=asked):
+        if companion.shards.grouping != listed.grouping:
+            raise InputError(
+                f"{companion.entry.index} groups members in another way than the index that it is joined to; give each "
+                "of them by itself"
+            )
+        everything += [(count + k, companion.shards[k]) for k in companion.needed]
+        count += len(companion.shards)
+    numbers = select_shards(count, selected)
+    shards = [(k, msgspec.structs.replace(shard, url=absolute(shard.url))) for k, shard in everything if k in numbers]
+    return SelectedShards(shards, slice(numbers.start, numbers.stop), session, chosen, listed.grouping, len(listed))

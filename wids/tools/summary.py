@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.core.index.companion_file import parse_companions
 from wids.core.tables.table import SUFFIX as TABLE_SUFFIX
 from wids.errors import WidsError
 
@@ -54,6 +55,7 @@ def describe_index(shards: ShardList) -> dict[str, Any]:
         "info": shards.header.get("info"),
         "base": shards.header.get("base") or shards.header.get("base_path"),
         **_view_of(shards),
+        "companions": _companions(shards),
         "shards": count,
         "samples": samples if not uncounted else None,
         "bytes": size if not unsized else None,
@@ -87,6 +89,19 @@ def _view_of(shards: ShardList) -> dict[str, Any]:
         "of_samples": int(np.asarray(shards.nsamples).sum()),
         "made_by": header.get("made_by", []),
     }
+
+
+def _companions(shards: ShardList) -> list[dict[str, Any]]:
+    """The other indexes whose fields the samples have, too; nothing is read of them."""
+    return [
+        {
+            "index": entry.index,
+            "on": entry.on,
+            "prefix": entry.prefix,
+            "fields": [*(entry.fields or entry.known_fields or ())],
+        }
+        for entry in parse_companions(shards.header, None)
+    ]
 
 
 def _sum(column: Numbers) -> tuple[int, int]:

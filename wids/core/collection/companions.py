@@ -15,7 +15,7 @@ from wids.core.collection.shard_collection import ShardCollection
 from wids.core.files.shared_arrays import SharedArrays
 from wids.core.index import companion_file
 from wids.core.index.companion_file import NO_ROW, CompanionEntry
-from wids.core.index.fingerprint import fingerprint, have_changed
+from wids.core.index.fingerprint import contents, fingerprint, have_changed
 from wids.core.index.view_file import KEY
 from wids.core.order.layout import CompanionPlaces, SamplerInterface
 from wids.errors import InputError, SpecError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wids.core.collection.arguments import OpeningOptions
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
+    from wids.core.index.shardlist import ShardList
 
 
 class Companion:
@@ -286,36 +287,51 @@ class OpenEntry:
     where: str
 
     def __call__(self) -> ShardCollection:  # noqa: D102
-        entry, collection = self.entry, self.options.open(self.entry.index)
-        total = collection.whole_length
-        if collection.shards.selection is not None:
-            raise SpecError(
-                f"{self.where}{entry.index} is a view, and a companion is a whole index; join the view by a command "
-                "(wids index join), which names the index behind it",
-                path=KEY,
-            )
-        if entry.rows is None and total != self.samples:
-            raise SpecError(
-                f"{self.where}{entry.index} has {total:,} samples, and the samples that it is joined to by row are "
-                f"{self.samples:,}; join again (wids index join)",
-                path=KEY,
-            )
-        is_same = entry.fingerprint in (None, fingerprint(collection.shards))
-        has_changed = have_changed(entry.contents, collection.contents)
-        if entry.rows is not None and (not is_same or has_changed):
-            raise SpecError(
-                f"{self.where}{entry.index} has changed since it was joined by key, and its rows may be other samples "
-                "now; join again (wids index join)",
-                path=KEY,
-            )
-        if not is_same or has_changed:
-            logger.warning(
-                "%s%s has changed since it was joined: its shards have other names, counts or checksums; its sample i "
-                "is taken for sample i all the same",
-                self.where,
-                entry.index,
-            )
+        collection = self.options.open(self.entry.index)
+        check_listed(self.entry, collection.shards, self.samples, self.where)
         return collection
+
+
+def check_listed(entry: CompanionEntry, shards: ShardList, samples: int, where: str) -> None:
+    """Check that the shards of a companion are those that were joined; a warning names others with as many samples.
+
+    Args:
+        entry: in the index.
+        shards: of the companion's index now.
+        samples: number of samples of the base's shards.
+        where: the beginning of messages.
+
+    Raises:
+        SpecError: they are others.
+    """
+    total = sum(shards.nsamples)
+    if shards.selection is not None:
+        raise SpecError(
+            f"{where}{entry.index} is a view, and a companion is a whole index; join the view by a command "
+            "(wids index join), which names the index behind it",
+            path=KEY,
+        )
+    if entry.rows is None and total != samples:
+        raise SpecError(
+            f"{where}{entry.index} has {total:,} samples, and the samples that it is joined to by row are "
+            f"{samples:,}; join again (wids index join)",
+            path=KEY,
+        )
+    is_same = entry.fingerprint in (None, fingerprint(shards))
+    has_changed = have_changed(entry.contents, contents(shards))
+    if entry.rows is not None and (not is_same or has_changed):
+        raise SpecError(
+            f"{where}{entry.index} has changed since it was joined by key, and its rows may be other samples "
+            "now; join again (wids index join)",
+            path=KEY,
+        )
+    if not is_same or has_changed:
+        logger.warning(
+            "%s%s has changed since it was joined: its shards have other names, counts or checksums; its sample i "
+            "is taken for sample i all the same",
+            where,
+            entry.index,
+        )
 
 
 def first_fields(collection: ShardCollection) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.core.collection.companions import Companion, OpenEntry, plain_rows, share_rows
+from wids.core.collection.companions import Companion, OpenEntry, check_listed, plain_rows, share_rows
 from wids.core.collection.key_join import find_rows, name_keys
+from wids.core.collection.shard_collection import load_shards
 from wids.core.files import atomic, system
 from wids.core.files.shared_arrays import ArrayPlace, FilePlace, SharedArrays, identify
 from wids.core.files.shared_files import SharedFiles
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.companion_file import CompanionEntry
     from wids.core.index.selection import Integers
+    from wids.core.index.shardlist import ShardList
+    from wids.core.transport.session import Session
 
 _PREFIX = re.compile(r"[\w.-]*")
 _SHOWN = 5
@@ -171,7 +174,7 @@ def _look_for_missing(
         raise InputError(f"{words}{there}. If sample i belongs to sample i, join by row")
     if missing == "error":
         raise InputError(f'{words}; missing="skip" leaves them out, missing="none" leaves them without its fields')
-    logger.warning("with_fields: %s: they %s", words, _MISSING[missing])
+    logger.warning("%s: they %s", words, _MISSING[missing])
     return np.flatnonzero(has) if missing == "skip" else None
 
 
@@ -210,13 +213,9 @@ def open_listed(
     Raises:
         SpecError: they are malformed, or of other shards. FetchError: rows cannot be read.
     """
-    companions, samples = [], base.whole_length
+    companions, samples, session = [], base.whole_length, options.indexing["session"]
     for entry in companion_file.parse_companions(base.shards.header, None):
-        if entry.of not in (None, fingerprint(base.shards)):
-            raise SpecError(
-                f"{where}the shards have changed since {entry.index} was joined to them; join again (wids index join)",
-                path=KEY,
-            )
+        _check_base(base.shards, entry, where)
         companion = Companion(
             name=Place(entry.index).name or entry.index,
             prefix=entry.prefix.strip("."),
@@ -224,13 +223,93 @@ def open_listed(
             known=entry.known_fields,
             on=entry.on,
             missing=entry.missing,
-            rows=load_joined(entry, samples, options, where),
+            rows=load_joined(entry, samples, where, session=session, cache_dir=options.cache["cache_dir"]),
             open_shards=OpenEntry(options, entry, samples, where),
             look_ahead=look_ahead,
         )
         companions.append(companion)
     check_apart(companions)
     return tuple(companions)
+
+
+def _check_base(shards: ShardList, entry: CompanionEntry, where: str) -> None:
+    """Check that a companion was joined to these shards.
+
+    Raises:
+        SpecError: it was joined to others.
+    """
+    if entry.of not in (None, fingerprint(shards)):
+        raise SpecError(
+            f"{where}the shards have changed since {entry.index} was joined to them; join again (wids index join)",
+            path=KEY,
+        )
+
+
+class ListedShards(NamedTuple):
+    """The shards of a companion that an index names.
+
+    Attributes:
+        entry: in the index.
+        shards: all of its shards.
+        needed: the numbers of those that have samples of the base, ascending.
+        session: opens them.
+        rows: for each sample of the base's whole the companion's; None: sample i has sample i.
+    """
+
+    entry: CompanionEntry
+    shards: ShardList
+    needed: Sequence[int]
+    session: Session
+    rows: SharedArrays | None
+
+
+def bytes_beside(companion: ListedShards, shards: ShardList) -> npt.NDArray[np.float64]:
+    """The bytes of a companion that are read with each shard of a base, about: (shards,).
+
+    Args:
+        companion: of the base; shards whose size its index does not say count as nothing.
+        shards: of the base.
+    """
+    theirs = companion.shards
+    counts, sizes = np.asarray(theirs.nsamples, np.int64), np.maximum(np.asarray(theirs.filesizes, np.int64), 0)
+    sums = np.concatenate([[0.0], np.cumsum(np.repeat(sizes / np.maximum(counts, 1), counts))])
+    each = np.diff(sums)
+    if companion.rows is not None:
+        rows = plain_rows(companion.rows)
+        each = np.where(rows < 0, 0.0, each[np.maximum(rows, 0)])
+    ends = np.asarray(shards.whole_ends(), np.int64)
+    whole = np.concatenate([[0.0], np.cumsum(each)])
+    return np.diff(whole[np.concatenate([[0], ends])])
+
+
+def list_companions(
+    shards: ShardList, *, session: Session, cache_dir: str | None = None, where: str = ""
+) -> list[ListedShards]:
+    """The companions that an index names, for jobs on shards; none is opened.
+
+    Args:
+        shards: of the index, or of a view.
+        session: opens URLs.
+        cache_dir: see `load_joined`.
+        where: the beginning of messages.
+
+    Raises:
+        SpecError: they are malformed, or of others. FetchError: they cannot be read.
+    """
+    listed, samples = [], sum(shards.nsamples) if shards.header.get(KEY) else 0
+    for entry in companion_file.parse_companions(shards.header, None):
+        _check_base(shards, entry, where)
+        _, theirs, narrowed = load_shards(entry.index, session=session, cache_dir=cache_dir)
+        check_listed(entry, theirs, samples, where)
+        rows = load_joined(entry, samples, where, session=session, cache_dir=cache_dir)
+        needed: Sequence[int] = range(len(theirs))
+        if shards.selection is not None or rows is not None:
+            chosen = None if shards.selection is None else shards.selection.whole_indices(shards.nsamples)
+            there = chosen if rows is None else plain_rows(rows) if chosen is None else plain_rows(rows)[chosen]
+            there = np.zeros(0, np.int64) if there is None else there[there >= 0]
+            needed = np.unique(np.searchsorted(np.asarray(theirs.whole_ends()), there, side="right")).tolist()
+        listed.append(ListedShards(entry, theirs, needed, narrowed, rows))
+    return listed
 
 
 def entries_of(
@@ -246,15 +325,24 @@ def entries_of(
 # --- rows
 
 
-def load_joined(entry: CompanionEntry, samples: int, options: OpeningOptions, where: str) -> SharedArrays | None:
+def load_joined(
+    entry: CompanionEntry, samples: int, where: str, *, session: Session, cache_dir: str | None
+) -> SharedArrays | None:
     """The rows of a companion that an index names; None: sample i has sample i.
+
+    Args:
+        entry: in the index.
+        samples: number of samples of the base's shards.
+        where: the beginning of messages.
+        session: opens URLs.
+        cache_dir: directory for a copy of a remote file; None: in memory.
 
     Raises:
         SpecError: they are damaged, or of others. FetchError: they cannot be read.
     """
     if entry.rows is None:
         return None
-    url, session, cache_dir = entry.rows, options.indexing["session"], options.cache["cache_dir"]
+    url = entry.rows
     kind: dict[str, Any] = {
         "samples": samples,
         "nsamples": entry.nsamples,

@@ -466,9 +466,9 @@ def _report_joined(path: str, samples: int, whole: int, names: list[str], *, is_
     if is_json:
         print_json({"output": path, "samples": samples, "whole": whole, "fields": names})
         return
-    of = f" of {whole:,}" if samples != whole else ""
+    counted = count_of(samples, "sample") if samples == whole else f"{samples:,} of {count_of(whole, 'sample')}"
     more = f", with {', '.join(names)}" if names else ""
-    print(f"{shown_path(path)}: {count_of(samples, 'sample')}{of}{more}")
+    print(f"{shown_path(path)}: {counted}{more}")
 
 
 @app.command("rebase", epilog=examples("wids index rebase train.json --base https://host/data"))

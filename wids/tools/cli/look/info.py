@@ -134,6 +134,12 @@ def _spread(found: dict[str, Any]) -> str:
     return words
 
 
+def _companion(found: dict[str, Any]) -> str:
+    """Say which index has further fields, and which."""
+    names = [f".{found['prefix']}{name}" if found["prefix"] else name for name in found["fields"]]
+    return f"{shown_url(found['index'])}, by {found['on']}{': ' if names else ''}{', '.join(map(printable, names))}"
+
+
 def _print_one(found: dict[str, Any]) -> None:
     lines = [("index", shown_url(found["index"]))]
     lines += [(key, _text(found[key])) for key in ("name", "info", "base") if found[key] is not None]
@@ -165,6 +171,7 @@ def _print_one(found: dict[str, Any]) -> None:
         lines.append(("first shard", shown_url(found["first_shard"])))
         lines.append(("last shard", shown_url(found["last_shard"])))
     lines += _first_lines(found)
+    lines += [("" if k else "companions", _companion(each)) for k, each in enumerate(found["companions"])]
     lines += _opening_lines(found)
     if found["classes"]:
         lines.append(("classes", _spread(found["classes"])))

@@ -15,9 +15,14 @@ import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
+from wids.core.collection.arguments import OpeningOptions, parse_cache
+from wids.core.collection.joined_fields import Owners, Wishes
+from wids.core.collection.joining import open_listed
 from wids.core.collection.shard_collection import ShardCollection, load_shards
+from wids.core.files.lazy import Lazy
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.terminal import progress
+from wids.core.index.view_file import KEY as COMPANIONS
 from wids.core.place import Place, cache_directory
 from wids.core.readers.provider import AutoProvider
 from wids.core.tables.published_tables import PublishedTables
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 
     from wids.core.index.shardlist import ShardList
     from wids.core.order.layout import SourceSpan
-    from wids.core.readers.base import Reader
+    from wids.core.readers.base import Reader, Sample
     from wids.core.shard import Shard
     from wids.core.tables.table import MemberTable
     from wids.tools.cli.options import BatchOptions, ReadFlags
@@ -99,6 +104,7 @@ class Listed:
         self._directory = directory = os.path.abspath(cache_directory(flags.cache_dir or default_cache_dir()))
         _, shards, session = load_shards(index, session=flags.session, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", session=session, **shards.grouping)
+        self._session = flags.session
         self._tables = PublishedTables(cache_dir=directory, session=session)
         self.collection = ShardCollection(shards, self._provider, capacity=1)
         self._fetches_left = len(shards) if flags.may_fetch else 1
@@ -219,6 +225,37 @@ class Listed:
             search.check()
             found |= search.found
         return [found[text] for text in samples]
+
+    # --- fields of companions
+
+    @Lazy
+    def owners(self) -> Owners:
+        """The places of fields: the index's shards, or its companions."""
+        options = OpeningOptions(
+            cache=parse_cache(
+                cache_dir=self._directory, localname=None, cache_size=None, keep=False, cache_local=False
+            ),
+            reading={"access": "auto", "early_reads": True, "use_mmap": False},
+            indexing={"base": None, "options": None, "session": self._session, "allow_local": False},
+            hooks=(),
+            capacity=1,
+            on_count_mismatch="error",
+            is_prefetching=bool,
+        )
+        return Owners(open_listed(self.collection, options, None, f"{self.name}: "), self.collection)
+
+    def add_companions(self, members: Sample, index: int) -> None:
+        """Add the members that companions have of a sample to those that its shard has.
+
+        Raises:
+            WidsError: they cannot be read.
+        """
+        if self.shards.header.get(COMPANIONS):
+            place = {"__index__": index, "__shardindex__": self.locate(index)[1]}
+            members |= place
+            Wishes(self.owners, None, None).add_to(members, self.collection)
+            for name in place:
+                del members[name]
 
     # --- the members of a shard
 

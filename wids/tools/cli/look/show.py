@@ -129,12 +129,16 @@ def print_field(
     name = field if field.startswith(".") else f".{field}"
     with contextlib.closing(listed.open(k)) as reader:
         names = [known for known, _, _ in reader.table.members(row)]
+        members = reader.read(row, (name,))
         if name not in names:
+            listed.add_companions(members, position)
+            names += [known for known in members if known.startswith(".")]
+        if name not in members:
             raise SelectionError(
                 f"sample {position} ({printable(reader.table.key(row))!r}) has no field {printable(name)}; it has "
                 f"{', '.join(map(printable, names))}"
             )
-        data: bytes = reader.read(row, (name,))[name].getvalue()
+        data: bytes = members[name].getvalue()
     is_shown = sys.stdout.isatty()
     if is_shown and not is_forced and not _is_text(data):
         raise OutputError(
@@ -215,6 +219,7 @@ def _read(listed: Listed, indices: Iterable[int]) -> Iterator[tuple[int, Sample]
                     reader, opened = held.enter_context(contextlib.closing(listed.open(k))), k
                 try:
                     members = reader.read(row)
+                    listed.add_companions(members, index)
                 except ClosedReaderError:  # from here on it is cheaper to download the shard
                     reader = None
                     continue

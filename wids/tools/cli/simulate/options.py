@@ -78,6 +78,7 @@ class ShardOptions:
             return Described([self.samples] * self.shards, [self.shard_size] * self.shards, None, None)
         if self.shards is not None or self.samples is not None:
             raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
+        from wids.core.collection.joining import bytes_beside, list_companions
         from wids.core.collection.shard_collection import ShardCollection, load_shards, mixed_parts
         from wids.core.readers.provider import AutoProvider
 
@@ -93,6 +94,8 @@ class ShardOptions:
                 path="",
             )
         sizes = [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
+        for companion in list_companions(found, session=narrowed, where=f"{index}: "):
+            sizes = [size + round(more) for size, more in zip(sizes, bytes_beside(companion, found), strict=True)]
         return Described(list(found.lengths), sizes, mixed_parts(found), collection)
 
 
