@@ -51,6 +51,8 @@ def check_settings(settings: RewriteSettings) -> None:
         InputError: a field, or the member of columns, has no valid name.
     """
     _kept(settings)
+    if settings.into != ".json" and not settings.columns:
+        raise InputError(f"into={settings.into!r}: is for columns, of which none is named", parameter="into")
     if not settings.into.startswith(".") or not settings.into.casefold().endswith(".json"):
         raise InputError(f"into={settings.into!r}: give an extension of JSON, like '.columns.json'", parameter="into")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -95,17 +96,22 @@ def check_key(key: Any) -> None:
         raise SampleError(f"key {shown(key)} {trouble}; choose another key", key=key, hint="number_keys")
 
 
+@functools.lru_cache(1024)
+def _is_extension(extension: str) -> bool:
+    try:
+        is_sound = first_dot(encode_name("k" + extension)) == (b"k", encode_name(extension)) and "\0" not in extension
+    except UnicodeEncodeError:
+        is_sound = False
+    return is_sound and len(extension) > 1
+
+
 def check_extension(extension: str, key: str) -> None:
     """Refuse an extension that would be read back differently.
 
     Raises:
         SampleError: it is none.
     """
-    try:
-        is_sound = first_dot(encode_name("k" + extension)) == (b"k", encode_name(extension)) and "\0" not in extension
-    except UnicodeEncodeError:
-        is_sound = False
-    if not is_sound or len(extension) < 2:
+    if not _is_extension(extension):
         raise SampleError(
             f"sample {shown(key)}: {shown(extension)} is no field; give an extension like '.jpg'",
             key=key,

@@ -267,6 +267,7 @@ def test_shards_that_are_there_are_not_replaced(index):
         ({"fields": ".jpg"}, SampleError, "has none of the fields to keep"),
         ({"columns": "lable"}, InputError, "columns: there is no column 'lable'"),
         ({"columns": "label", "into": ".cls"}, InputError, "into='.cls': give an extension of JSON"),
+        ({"samples": 3, "into": ".c.json"}, InputError, "into='.c.json': is for columns, of which none is named"),
         ({"where": "lable = 3"}, QueryError, "there is no column 'lable'"),
         ({"where": "label > 9"}, InputError, "of 16 samples none meets"),
         ({"order_by": " "}, QueryError, "this is empty"),

@@ -95,10 +95,15 @@ class AddingReader:
         """(key, extensions of all fields, bytes of those asked for) of a sample, without the values."""
         return self._reader.look(item[0], extensions)
 
-    def measure(self, item: Item, key: str | None) -> int:
-        """Bytes that a sample takes in an archive, at most."""
-        name = (self._reader.key(item[0]) if key is None else key) + self._extension
-        return self._reader.measure(item[0], key) + headers.member_bytes(encode_name(name), len(item[1]) + 1)
+    def measure_each(self, items: Sequence[Item], keys: Sequence[str] | None) -> list[int]:
+        """Bytes that each sample takes in an archive, at most."""
+        indices = [index for index, _ in items]
+        sizes = self._reader.measure_each(indices, keys)
+        names = [encode_name(key + self._extension) for key in keys or self._reader.keys_of(indices)]
+        return [
+            size + headers.member_bytes(name, len(text) + 1)
+            for size, name, (_, text) in zip(sizes, names, items, strict=True)
+        ]
 
     def identify(self, items: Sequence[Item]) -> str:
         """A digest of the samples, of the shards that they come from, and of the values."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.samples import beside
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from wids.core.collection.shard_collection import Shards
     from wids.core.index.shardlist import ShardList
     from wids.core.readers.base import Sample
+    from wids.core.tables.table import MemberTable
     from wids.core.transport.session import Session
     from wids.writing.pack.listing import Fields
 
@@ -105,21 +108,28 @@ class DatasetReader:
             found = reader.read(row, wanted) if wanted else {}
             return reader.table.key(row), names, {name: found[name].getvalue() for name in wanted}
 
-    def key(self, item: int) -> str:
-        """The key of a sample."""
-        k, row = self._collection.locate(item)
-        return self._collection.open(k).table.key(row)
+    def measure_each(self, items: Sequence[int], keys: Sequence[str] | None) -> list[int]:
+        """Bytes that each sample takes in an archive, in ascending order of the samples; no member is read."""
+        places = list(map(self._collection.locate, items))
+        shards = [k for k, _ in itertools.groupby(places, key=itemgetter(0))]
+        found, names = list[int](), iter(keys or ())
+        rows = (list(group) for _, group in itertools.groupby(places, key=itemgetter(0)))
+        for (k, near), group in zip(self._collection.member_tables(shards), rows, strict=True):
+            table = self._collection.open(k).table if near is None else near
+            found += [self._measure(table, row, next(names) if keys else table.key(row)) for _, row in group]
+        return found
 
-    def measure(self, item: int, key: str | None) -> int:
-        """Bytes that a sample takes in an archive."""
-        k, row = self._collection.locate(item)
-        table = self._collection.open(k).table
-        name = table.key(row) if key is None else key
+    def _measure(self, table: MemberTable, row: int, key: str) -> int:
         span = range(table.starts[row], table.starts[row + 1])
+        ids, sizes, extensions = table.extension_ids, table.sizes, table.extensions
         return sum(
-            headers.member_bytes(encode_name(name + table.extensions[table.extension_ids[m]]), table.sizes[m])
+            headers.member_bytes(encode_name(key + extensions[ids[m]]), sizes[m])
             for m in (span if self._fields is None else table.chosen(span, self._fields))
         )
+
+    def keys_of(self, items: Sequence[int]) -> list[str]:
+        """The keys of samples."""
+        return [self._collection.open(k).table.key(row) for k, row in map(self._collection.locate, items)]
 
     def identify(self, items: Sequence[int]) -> str:
         """A digest of the samples, and of the shards that they come from."""

@@ -141,8 +141,8 @@ class SourceReader(Protocol):
     def look(self, item: Any, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
         """(key, extensions of all fields, bytes of those asked for) of a sample; reads no others."""
 
-    def measure(self, item: Any, key: str | None) -> int:
-        """Bytes that a sample takes in an archive, under another key if one is given."""
+    def measure_each(self, items: Sequence[Any], keys: Sequence[str] | None) -> Sequence[int]:
+        """Bytes that each sample takes in an archive, under other keys if there are some; of a dataset, ascending."""
 
     def identify(self, items: Sequence[Any]) -> str:
         """A digest of the sources of these items: equal digests give equal shards."""
@@ -264,7 +264,15 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
             )
         return data
 
-    def measure(self, item: Sample, key: str | None) -> int:
+    def measure_each(self, items: Sequence[Sample], keys: Sequence[str] | None) -> list[int]:
+        """Bytes that each sample takes in an archive.
+
+        Raises:
+            InputError: the size of a remote file is not known.
+        """
+        return [self._measure(item, item.key if keys is None else keys[k]) for k, item in enumerate(items)]
+
+    def _measure(self, item: Sample, key: str) -> int:
         """Bytes that a sample takes in an archive.
 
         Raises:
@@ -281,7 +289,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
                 size = field.size
             else:
                 size = len(field.data if isinstance(field, Given) else self._read(field))
-            total += headers.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
+            total += headers.member_bytes(encode_name(key + field.extension), size)
         return total
 
     def identify(self, items: Sequence[Sample]) -> str:

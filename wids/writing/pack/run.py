@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
 _MAX_JOBS = 8
 _NAMED = 5  # fields in a line
+_MEASURED = 1 << 16  # samples whose sizes are looked up together
 SUFFIX = ".packing"
 _HEADER = b'{"what": "shards that wids pack has finished; run it again to go on"}'
 
@@ -129,10 +130,11 @@ def _measure(
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Bytes of each sample in an archive; those of a dataset are looked up shard by shard, whatever their order."""
     sizes = np.zeros(len(items), np.int64)
-    order = np.argsort(np.asarray(items), kind="stable").tolist() if isinstance(items, array) else range(len(items))
-    for position in order:
-        key = number_key(position) if settings.numbers_keys else None
-        sizes[position] = listing.reader.measure(listing.dressed(items[position : position + 1])[0], key)
+    order = np.argsort(np.asarray(items), kind="stable") if isinstance(items, array) else np.arange(len(items))
+    for first in range(0, len(items), _MEASURED):
+        positions = order[first : first + _MEASURED]
+        keys = [number_key(position) for position in positions.tolist()] if settings.numbers_keys else None
+        sizes[positions] = listing.reader.measure_each(listing.dressed(take(items, positions)), keys)
     return sizes
 
 

@@ -68,7 +68,9 @@ def keep_matching(
     listing.notes += looked.note()
     table = _join(own or sql.SampleTable(samples=count), looked.table(count))
     for predicate in predicates:
-        kept &= np.isin(np.arange(count), sql.find_rows(table, predicate), assume_unique=True)
+        chosen = np.zeros(count, np.bool_)
+        chosen[sql.find_rows(table, predicate)] = True
+        kept &= chosen
     if not kept.any():
         raise InputError(f"of {count:,} samples none meets {' and '.join(map(repr, predicates))}")
     listing.unmatched += count - int(kept.sum()) - len(looked.bad)
