@@ -14,6 +14,8 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wids.columns.samples import beside
 from wids.core.collection.batches import read_batch
 from wids.core.collection.shard_collection import ShardCollection, is_archive, load_shards
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
     from wids.core.transport.session import Session
     from wids.writing.pack.listing import Fields
 
-# Samples that are read together: at first, at most, and in bytes.
-_FIRST_BATCH, _LARGEST_BATCH, _BATCH_BYTES = 16, 4096, 64 << 20
+# Samples that are read together, at most: their number, and bytes of their members.
+_LARGEST_BATCH, _BATCH_BYTES = 1 << 14, 64 << 20
 
 
 class DatasetReader:
@@ -77,16 +79,41 @@ class DatasetReader:
 
     def read_each(self, items: Sequence[int]) -> Iterator[tuple[str, Fields] | WidsError]:
         """`read` of several samples, in their order; many at a time are read, shard by shard."""
-        first, count = 0, _FIRST_BATCH
-        while first < len(items):
-            batch = list(items[first : first + count])
-            first += len(batch)
-            found = self._read_batch(batch)
-            size = sum(len(data) for each in found if isinstance(each, tuple) for _, data in each[1])
-            count = max(1, min(4 * len(batch), len(batch) * _BATCH_BYTES // max(size, 1), _LARGEST_BATCH))
-            found.reverse()
-            while found:
-                yield found.pop()
+        for first in range(0, len(items), _LARGEST_BATCH):
+            near = list(items[first : first + _LARGEST_BATCH])
+            try:
+                ends = np.cumsum(self._weigh(near))
+            except WidsError:  # of the shard of one of them
+                yield from read_one_by_one(self, near)
+                continue
+            at, end = 0, 0
+            while at < len(near):
+                end = max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + _BATCH_BYTES, "right")))
+                found = self._read_batch(near[at:end])[::-1]
+                at = end
+                while found:
+                    yield found.pop()
+
+    def _weigh(self, items: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Bytes of the members that are read of each sample."""
+        weights = np.zeros(len(items), np.int64)
+        order = np.argsort(items, kind="stable").tolist()
+        for position, (table, row) in zip(order, self._look_up([items[position] for position in order]), strict=True):
+            span, sizes = range(table.starts[row], table.starts[row + 1]), table.sizes
+            if self._fields is None:
+                weights[position] = sum(sizes[span.start : span.stop])
+            else:
+                weights[position] = sum(sizes[m] for m in table.chosen(span, self._fields))
+        return weights
+
+    def _look_up(self, items: Sequence[int]) -> Iterator[tuple[MemberTable, int]]:
+        """The member table of each sample, and its row there; the samples are ascending."""
+        places = list(map(self._collection.locate, items))
+        shards = [(k, [row for _, row in group]) for k, group in itertools.groupby(places, key=itemgetter(0))]
+        for (k, near), (_, rows) in zip(self._collection.member_tables(k for k, _ in shards), shards, strict=True):
+            table = self._collection.open(k).table if near is None else near
+            for row in rows:
+                yield table, row
 
     def _read_batch(self, items: list[int]) -> list[tuple[str, Fields] | WidsError]:
         try:
@@ -110,13 +137,9 @@ class DatasetReader:
 
     def measure_each(self, items: Sequence[int], keys: Sequence[str] | None) -> list[int]:
         """Bytes that each sample takes in an archive, in ascending order of the samples; no member is read."""
-        places = list(map(self._collection.locate, items))
-        shards = [k for k, _ in itertools.groupby(places, key=itemgetter(0))]
-        found, names = list[int](), iter(keys or ())
-        rows = (list(group) for _, group in itertools.groupby(places, key=itemgetter(0)))
-        for (k, near), group in zip(self._collection.member_tables(shards), rows, strict=True):
-            table = self._collection.open(k).table if near is None else near
-            found += [self._measure(table, row, next(names) if keys else table.key(row)) for _, row in group]
+        found = list[int]()
+        for k, (table, row) in enumerate(self._look_up(items)):
+            found.append(self._measure(table, row, table.key(row) if keys is None else keys[k]))
         return found
 
     def _measure(self, table: MemberTable, row: int, key: str) -> int:
@@ -128,8 +151,8 @@ class DatasetReader:
         )
 
     def keys_of(self, items: Sequence[int]) -> list[str]:
-        """The keys of samples."""
-        return [self._collection.open(k).table.key(row) for k, row in map(self._collection.locate, items)]
+        """The keys of samples, which are ascending."""
+        return [table.key(row) for table, row in self._look_up(items)]
 
     def identify(self, items: Sequence[int]) -> str:
         """A digest of the samples, and of the shards that they come from."""
