@@ -18,14 +18,18 @@ from wids.writing.output import ShardTarget, parse_pattern
 from wids.writing.pack.datasets import list_collection
 from wids.writing.pack.run import SUFFIX, PackWords, pack_listing, plan_shards
 from wids.writing.pack.shard import PackSettings
+from wids.writing.rewrite_settings import RewriteOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.core.collection.companions import Companion
     from wids.core.collection.shard_collection import ShardCollection
     from wids.jobs.progress import Progress
     from wids.jobs.runner import Engine
     from wids.writing.output import ShardPattern
     from wids.writing.pack.listing import SourceListing
-    from wids.writing.rewrite_settings import RewriteOutcome, RewriteSettings
+    from wids.writing.rewrite_settings import RewriteSettings
 
 _WORDS = PackWords("wids rewrite", "rewriting")
 
@@ -36,11 +40,13 @@ class Source(NamedTuple):
     Attributes:
         place: path or URL of its index.
         collection: of its samples.
+        companions: have further fields of them.
         cache_dir: where remote files are kept.
     """
 
     place: str
     collection: ShardCollection
+    companions: Sequence[Companion]
     cache_dir: str
 
 
@@ -58,26 +64,26 @@ def check_settings(settings: RewriteSettings) -> None:
 
 
 def reshard(
-    source: Source, settings: RewriteSettings, outcome: RewriteOutcome, *, engine: Engine, progress: Progress
-) -> None:
+    source: Source, index: str, settings: RewriteSettings, *, engine: Engine, progress: Progress
+) -> RewriteOutcome:
     """Write a dataset into new shards, and their index.
 
     Args:
         source: the dataset.
+        index: path or URL of the new one.
         settings: of the job.
-        outcome: is completed; its ``index`` is the place of the new index.
         engine: runs the tasks.
         progress: called regularly with the progress.
 
     Raises:
         WidsError: see `wids.jobs.rewrite_shards`.
     """
-    pattern, target = _pattern_of(outcome.index), ShardTarget(settings.session)
-    if target.describe(outcome.index + SUFFIX) is None:  # no run was ended
+    pattern, target = _pattern_of(index), ShardTarget(settings.session)
+    if target.describe(index + SUFFIX) is None:  # no run was ended
         target.check_new(pattern)
     listing = _list(source, settings)
     packing = PackSettings(
-        output=_output_of(outcome.index),
+        output=_output_of(index),
         samples=settings.samples,
         size=settings.size,
         seed=settings.seed if settings.order_by is None else None,
@@ -85,7 +91,7 @@ def reshard(
         name=source.collection.shards.header.get("name"),
         session=settings.session,
     )
-    whole = source.collection.whole_length
+    outcome, whole = RewriteOutcome(index=index), source.collection.whole_length
     if settings.is_trial:
         plan = plan_shards(listing, packing)
         outcome.shards = outcome.new = len(plan.cuts)
@@ -94,12 +100,13 @@ def reshard(
         if plan.sizes is not None:
             outcome.bytes = sum(headers.archive_bytes(int(plan.sizes[lo:hi].sum())) for lo, hi in plan.cuts)
         outcome.notes = listing.notes
-        return
+        return outcome
     packed = pack_listing(listing, packing, engine=engine, progress=progress, replaces_index=True, words=_WORDS)
     outcome.shards = outcome.new = packed.shards
     outcome.samples, outcome.removed = packed.samples, whole - packed.samples
     outcome.known, outcome.bytes, outcome.seconds = packed.kept, packed.bytes, packed.seconds
     outcome.facts, outcome.notes = packed.facts, packed.notes
+    return outcome
 
 
 def first_shard(index: str) -> str:
@@ -142,10 +149,11 @@ def _kept(settings: RewriteSettings) -> tuple[str, ...] | None:
 
 def _list(source: Source, settings: RewriteSettings) -> SourceListing:
     """The samples to write, in their order."""
-    place, collection, cache_dir = source
-    listing = list_collection(place, collection, cache_dir=cache_dir, keep_fields=_kept(settings))
+    place, collection, companions, cache_dir = source
+    listing = list_collection(place, collection, companions, cache_dir=cache_dir, keep_fields=_kept(settings))
     listing.keys, _ = common_keys([IndexToMerge(place, collection.shards, [])], place)
-    listing.keys.pop("info", None)
+    for key in ("info", "fields"):  # the first goes with the listing, the other may be others now
+        listing.keys.pop(key, None)
     where = texts_of("settings: where", settings.where) if isinstance(settings.where, str) else settings.where
     if where or settings.order_by is not None:
         from wids.writing.pack.where import keep_matching

@@ -29,6 +29,7 @@ from wids.core.index import checksums, compiled, writing
 from wids.core.index.changes import REWRITTEN
 from wids.core.index.paths import absolute, check_index_replaceable, check_output, named_packs
 from wids.core.index.shardlist import said_grouping
+from wids.core.index.view_file import KEY as COMPANIONS
 from wids.core.place import Place, cache_directory
 from wids.core.tables import headers, tar
 from wids.core.tables.member_tables import scan_table
@@ -41,7 +42,7 @@ from wids.jobs.job import ShardJob, choose_engine
 from wids.jobs.journal import JobJournal
 from wids.jobs.view_edit import IndexToMerge, common_keys
 from wids.writing.output import ShardTarget
-from wids.writing.pack.datasets import open_dataset
+from wids.writing.pack.datasets import open_companions, open_dataset
 from wids.writing.reshard import Source, check_settings, first_shard, reshard
 from wids.writing.rewrite_settings import RewriteOutcome, RewriteSettings
 from wids.writing.shard_file import ShardFile
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
+    from wids.core.collection.companions import Companion
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
@@ -137,7 +139,8 @@ def rewrite_shards(
     place, index = absolute(text_of("view", view)), absolute(text_of("output", output))
     check_settings(settings)
     _, shards, session = load_shards(place, session=settings.session)
-    if shards.selection is None and not settings.exclude and not settings.is_whole:
+    is_whole = settings.is_whole or bool(shards.header.get(COMPANIONS))
+    if shards.selection is None and not settings.exclude and not is_whole:
         raise InputError(
             f"{place}: leaves out no sample; give a view or exclude=, or say what new shards are to have, like size=",
             parameter="exclude",
@@ -149,12 +152,34 @@ def rewrite_shards(
     parent = place if shards.header.get("view_of") is None else shards.header["view_of"]
     if not Place(index).name.endswith((".json", ".tar", compiled.SUFFIX)):
         index = str(Place(f"{index.rstrip('/')}/{writing.stem_of(parent)}.json"))
-    if settings.is_whole:
-        outcome = RewriteOutcome(index=index)
+    if is_whole:
+        cache_dir = _cache_of(settings)
+        companions = open_companions(collection, place, cache_dir=cache_dir, session=settings.session)
         if not settings.is_trial:
-            _open_output(index, place, parent, [*shards.urls, first_shard(index)], settings)
-        reshard(Source(place, collection, _cache_of(settings)), settings, outcome, engine=engine, progress=progress)
-        return outcome
+            _open_output(index, place, parent, [*shards.urls, first_shard(index)], settings, companions)
+        source = Source(place, collection, companions, cache_dir)
+        return reshard(source, index, settings, engine=engine, progress=progress)
+    return _rewrite_some(collection, (place, parent, index), settings, engine=engine, progress=progress)
+
+
+def _rewrite_some(
+    collection: ShardCollection,
+    places: tuple[str, str, str],
+    settings: RewriteSettings,
+    *,
+    engine: Engine,
+    progress: Progress,
+) -> RewriteOutcome:
+    """Write the shards anew that lack samples; see `rewrite_shards`.
+
+    Args:
+        collection: of the samples that stay.
+        places: of its index, of the index that this is a view of, of the new index.
+        settings: of the job.
+        engine: runs the tasks.
+        progress: called regularly with the progress.
+    """
+    shards, (place, parent, index) = collection.shards, places
     tasks = list(_plan(shards, str(Place(index).directory)))
     outcome = RewriteOutcome(index=index, shards=len(tasks), samples=len(collection))
     outcome.removed = sum(shards.nsamples) - outcome.samples
@@ -189,7 +214,12 @@ def rewrite_shards(
 
 
 def _open_output(
-    index: str, place: str, parent: str, shards: Sequence[str], settings: RewriteSettings
+    index: str,
+    place: str,
+    parent: str,
+    shards: Sequence[str],
+    settings: RewriteSettings,
+    companions: Sequence[Companion] = (),
 ) -> ReplacedFile | None:
     """Make the directory of the new index, and check that the index may be written; return it if it is a local file.
 
@@ -201,6 +231,8 @@ def _open_output(
     if Place(index).is_local:
         file = ReplacedFile(check_output(index))
         inputs = [(place, "the index that it is made of"), (absolute(parent), f"the index that {place} is a view of")]
+        names = [url for each in companions if (url := each.collection.index_url) is not None]
+        inputs += [(name, f"the index of a companion of {place}") for name in names]
         check_index_replaceable(index, inputs=inputs, shards=shards, overwrite=settings.overwrite)
         return file
     if target.describe(index) is not None and not settings.overwrite:

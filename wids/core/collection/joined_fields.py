@@ -159,6 +159,10 @@ class Wishes:
                 self._mixed.append(group)
         return owners.rest_of(members) or ()
 
+    def theirs(self) -> list[tuple[Companion, Wanted]]:
+        """The companions, each with the members that are read of it, by its own extensions."""
+        return [(companion, members) for companion, members, _ in self._wishes]
+
     def add_to(self, sample: Sample, base: ShardCollection) -> list[MemberFile]:
         """Add the fields of the companions to a sample; return those that were opened as files.
 

@@ -142,7 +142,7 @@ class SourceReader(Protocol):
         """(key, extensions of all fields, bytes of those asked for) of a sample; reads no others."""
 
     def measure_each(self, items: Sequence[Any], keys: Sequence[str] | None) -> Sequence[int]:
-        """Bytes that each sample takes in an archive, under other keys if there are some; of a dataset, ascending."""
+        """Bytes that each sample takes in an archive, under other keys if there are some; at most."""
 
     def identify(self, items: Sequence[Any]) -> str:
         """A digest of the sources of these items: equal digests give equal shards."""
