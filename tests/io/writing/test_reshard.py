@@ -343,3 +343,167 @@ def test_many_shards_and_large_samples(monkeypatch):
     jobs.create_index("old", "old/train.json")
     rewrite("old/train.json", size=200_000, seed=5)
     assert sorted(samples_of("new/train.json")) == sorted(samples_of("old/train.json"))
+
+
+# --- joined data sets
+
+
+def write_set(stem, keys, members, counts, *, empty=()):
+    """Shards of samples with these keys, and their index; those in ``empty`` have nothing."""
+    entries, first = [], 0
+    for k, count in enumerate(counts):
+        found = {}
+        for key in keys[first : first + count]:
+            names = {".empty": b""} if key in empty else {name: f"{stem}{name} {key}".encode() for name in members}
+            found |= {key + name: data for name, data in names.items()}
+        path = write_tar(f"j/{stem}-{k}.tar", found)
+        entries.append({"url": os.path.basename(path), "nsamples": count, "filesize": os.path.getsize(path)})
+        first += count
+    return write_json(f"j/{stem}.json", {"wids_version": 1, "shardlist": entries})
+
+
+KEYS = [f"k{k:02d}" for k in range(12)]
+
+
+@pytest.fixture
+def joined():
+    """The name of a joined index: captions by row, cut differently; vectors by key, of some, with a prefix."""
+    base = write_set("base", KEYS, (".jpg", ".cls"), (5, 7))
+    captions = write_set("captions", [f"other{k}" for k in range(12)], (".txt",), (3, 2, 7), empty=("other4",))
+    clip = write_set("clip", [*KEYS[:1:-2], "else"], (".npy", ".json"), (4, 2))
+    dataset = wids.ShardListDataset(base).with_fields(captions)
+    dataset = dataset.with_fields(clip, on="key", prefix="clip", missing="none", fields=".npy")
+    dataset.save("joined.json")
+    return "joined.json"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"size": 12_000},
+        {"samples": 5, "seed": 3},
+        {"fields": [".txt;.clip.npy", ".jpg"]},
+        {"fields": (".clip.npy", ".cls")},
+        {"fields": (".jpg",), "size": 20_000},
+        {"where": "has_clip_npy", "order_by": "txt desc"},
+    ],
+    ids=str,
+)
+def test_a_joined_index_becomes_plain_tars(joined, settings):
+    """Each sample has all of its members, those of companions under their names in the join; nobody joins any more."""
+    fields = settings.get("fields")
+    whole = dict(samples_of(joined))
+    if fields is not None:
+        asked = wids.ShardListDataset(joined, fields=fields, transformations=[])
+        whole = {
+            each["__key__"]: {name: data.read() for name, data in each.items() if name.startswith(".")}
+            for each in asked
+        }
+    outcome = rewrite(joined, "new", **settings)
+    raw = json.loads(Path("new/base.json").read_text())
+    assert raw.keys() == {"wids_version", "name", "shardlist"}
+    found = samples_of(outcome.index)
+    if "where" in settings:
+        whole = {key: whole[key] for key in ("k09", "k07", "k05", "k03", "k11")}  # by the texts "other9", ...
+    assert dict(found) == whole
+    assert ([key for key, _ in found] == list(whole)) == ("seed" not in settings)
+    if "size" in settings:
+        assert outcome.new > 1
+        assert max(path.stat().st_size for path in Path("new").glob("*.tar")) <= 20_480
+    assert not jobs.verify(outcome.index).wrong
+
+
+def test_the_members_of_a_joined_sample(joined):
+    """By name and order, as others read them."""
+    rewrite(joined, "new")
+    with tarfile.open("new/base-000000.tar") as archive:
+        names = archive.getnames()
+        assert archive.extractfile("k03.clip.npy").read() == b"clip.npy k03"
+        assert archive.extractfile("k03.txt").read() == b"captions.txt other3"
+    assert names[:8] == [
+        *("k00.jpg", "k00.cls", "k00.txt", "k01.jpg", "k01.cls", "k01.txt"),
+        *("k02.jpg", "k02.cls"),
+    ]
+    assert [name for name in names if name.startswith("k04")] == ["k04.jpg", "k04.cls"]
+
+
+def test_a_view_of_a_joined_index_and_its_columns(joined):
+    """The samples of the view; columns of the base go into them."""
+    jobs.create_columns("j/base.json", spec=made.parse_spec(texts=[".cls=label"]))
+    dataset = wids.ShardListDataset(joined, transformations=[])
+    dataset.select([9, 3, 4]).save("view.json")
+    for name in ("view.json", joined):
+        outcome = rewrite(name, f"of-{name}/x.json", columns="label", order_by="index desc", where="index < 99")
+        found = samples_of(outcome.index)
+        whole = [each for k, each in reversed(list(enumerate(samples_of(joined)))) if name == joined or k in (3, 4, 9)]
+        assert [json.loads(fields.pop(".json")) for _, fields in found] == [
+            {"label": f"base.cls {key}"} for key, _ in whole
+        ]
+        assert found == whole
+    assert outcome.removed == 0
+
+
+@pytest.mark.parametrize("engine", [RunOptions(engine="threads", jobs=2), RunOptions(engine="processes", jobs=2)])
+def test_a_joined_index_anywhere(joined, engine, monkeypatch):
+    """Processes have the same result, and a run that was ended goes on; a changed companion is written anew."""
+    settings = {"samples": 4, "seed": 2}
+    rewrite(joined, "whole/x.json", **settings)
+    with monkeypatch.context() as patched:
+        fail_at(patched, 2)
+        with pytest.raises(OutputError, match="full"):
+            rewrite(joined, "new/x.json", **settings)
+    outcome = rewrite(joined, "new/x.json", engine=engine, **settings)
+    assert outcome.known == 1
+    assert files_in("new") == files_in("whole")
+    with monkeypatch.context() as patched:
+        fail_at(patched, 2)
+        with pytest.raises(OutputError, match="full"):
+            rewrite(joined, "changed/x.json", **settings)
+    os.utime("j/captions-2.tar", (1, 1))
+    assert rewrite(joined, "changed/x.json", engine=engine, **settings).known == 0
+
+
+def test_joined_shards_behind_a_server(joined):
+    """Those of companions are read through the cache, too."""
+    whole = samples_of(joined)
+    os.rename("joined.json", "j/joined.json")
+    rows = [path for path in Path().iterdir() if path.suffix == ".joined"]
+    raw = json.loads(Path("j/joined.json").read_text())
+    for entry in [raw, *raw["companions"]]:
+        entry |= {name: os.path.basename(entry[name]) for name in ("view_of", "index", "rows") if name in entry}
+    for path in rows:
+        os.rename(path, f"j/{path.name}")
+    write_json("j/joined.json", raw)
+    with Server("j") as server:
+        outcome = rewrite(f"{server.url}/joined.json", "new", size=12_000, cache_dir="cache")
+    assert samples_of(outcome.index) == whole
+
+
+def test_files_of_companions_are_not_written_over(joined):
+    """Their indexes, and their shards."""
+    for output in ("j/captions.json", "j/clip.json", "j/base.json"):
+        with pytest.raises(OutputExistsError, match=r"is the index (of a companion|that)"):
+            rewrite(joined, output, overwrite=True)
+    write_tar("new/base-000000.tar", {"a.txt": b""})
+    with pytest.raises(OutputExistsError, match="exists, and is not replaced"):
+        rewrite(joined, "new")
+
+
+def test_a_companion_that_has_a_field_of_the_base():
+    """The error names the way out."""
+    base = write_set("base", KEYS, (".jpg",), (12,))
+    other = write_set("other", KEYS, (".jpg",), (12,))
+    wids.ShardListDataset(base).with_fields(other, fields=".jpg").save("joined.json")
+    with pytest.raises(InputError, match=r"has '.jpg' twice.*prefix"):
+        rewrite("joined.json", "new")
+
+
+def test_pack_takes_a_joined_index(joined):
+    """As any dataset."""
+    whole = samples_of(joined)
+    settings = jobs.PackSettings(output="packed/p-%d.tar", samples=5)
+    source = jobs.PackSource(where="txt like '%other_' or has_clip_npy", cache_dir="cache")
+    jobs.pack(joined, settings, source=source, engine=ONE)
+    kept = [each for each in whole if each[0] not in ("k04", "k10")]
+    assert samples_of("packed/p.json") == kept
