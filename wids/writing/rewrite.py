@@ -107,15 +107,16 @@ def rewrite_shards(
 ) -> RewriteOutcome:
     """Write shards of a view anew without the samples that it leaves out, or a dataset into new shards; and an index.
 
-    With settings of new shards (``samples`` to ``numbers_keys``), all samples are written, into shards named after the
-    index (``train-000000.tar`` beside ``train.json``). Their bytes depend on the data and the settings alone.
+    With settings of new shards (``samples`` to ``numbers_keys``), and of a joined index, all samples are written, with
+    the fields of companions, into shards named after the index (``train-000000.tar`` beside ``train.json``). Their
+    bytes depend on the data and the settings alone.
 
     Without these, a shard with all of its samples stays where it is, and one without any is in the index no more. Files
     that are part of no sample are not copied. The old shards stay too: delete them, and what was made of them (tables,
     columns), when no job reads them any more.
 
     Args:
-        view: path or URL of a view, or of an index with ``exclude``.
+        view: path or URL of a view, of a joined index, or of an index with ``exclude`` or settings of new shards.
         output: path or URL of the new index, which ends in ``.json``, or of its directory; new shards are beside it.
         settings: of the job.
         engine: runs the tasks; by default threads, and for new shards as of `pack`.

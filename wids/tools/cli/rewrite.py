@@ -91,7 +91,7 @@ def run_rewrite(
         str,
         typer.Argument(
             metavar="INDEX",
-            help="A view (URL or path), or an index with --exclude or options of new shards.",
+            help="A view or a joined index (URL or path), or an index with --exclude or options of new shards.",
             show_default=False,
         ),
     ],
