@@ -252,6 +252,13 @@ def test_windows_are_timed():
     assert "too small" in said
 
 
+def test_companions_are_timed():
+    """`companions.py --quick` reads joined sets in each way, and sees that they are the right ones."""
+    said = run_quick("companions.py")
+    assert said.count("joined by key") == 2
+    assert "too small" in said
+
+
 def test_the_first_grid_is_timed():
     """`serve.py --quick` asks for a grid as its page does, from a new process and from a running server."""
     said = run_quick("serve.py")
