@@ -71,6 +71,7 @@ from wids.events import format_size, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Self
 
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from wids.core.order.epoch import Tail
     from wids.core.prefetch.ahead import CollectionSource
     from wids.core.readers.access import AccessMode
+    from wids.core.readers.base import Reader
     from wids.core.readers.pool import OpenShard, OpenShards
     from wids.core.tables.fields import FieldsArgument, Wanted
     from wids.core.tables.table import Group, KeyRule
@@ -1367,6 +1369,12 @@ class ShardListDataset(Dataset[T_co]):
         self._places = {}
         self._steps, self._transformations = (*self._steps, step), list(self._transformations)
         self._take(self._collection.select(selection))
+
+    def _open_companions(self, index: int) -> AbstractContextManager[list[tuple[Companion, Reader, int]]]:
+        """The companions that have a sample, each with an open reader and its row. Used by `wids.serve`."""
+        from wids.core.collection.joined_fields import open_companions
+
+        return open_companions(self._companions, self._collection, index)
 
     def _undecoded(self) -> ShardListDataset[dict[str, Any]]:
         """A copy that returns raw bytes and never downloads a shard. Used by `wids.serve`."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
+import wids
 from tests.io.serve.test_previews import array, opened, picture
 from tests.support.columns import make_columns
 from tests.support.shards import write_json, write_tar
@@ -212,3 +213,17 @@ def test_names_of_classes(tmp_path, serve_index):
     make_columns(index, spec=parse_spec(fields=[".cls=label"]))
     labels = [dict(serve_index(index).get(f"/api/columns/{k}")["columns"])["label"] for k in range(2)]
     assert labels == ["bee (1)", None]
+
+
+def test_fields_of_companions(tmp_path, serve_index):
+    """They are fields of the sample as any other, under their names in the join, and an empty row has none."""
+    for stem, members in (("base", {"a.txt": b"one", "b.txt": b"two"}), ("more", {"a.txt": b"1", "b.empty": b""})):
+        write_tar(tmp_path / f"{stem}.tar", members)
+        write_json(tmp_path / f"{stem}.json", {"wids_version": 1, "shardlist": [{"url": f"{stem}.tar", "nsamples": 2}]})
+    base = wids.ShardListDataset(tmp_path / "base.json")
+    base.with_fields(tmp_path / "more.json", prefix="x").save(tmp_path / "joined.json")
+    asking = serve_index(tmp_path / "joined.json")
+    names = [[field["name"] for field in asking.get(f"/api/sample/{k}")["fields"]] for k in (0, 1)]
+    assert names == [[".txt", ".x.txt"], [".txt"]]
+    assert asking.client.get("/field/0/.x.txt").content == b"1"
+    assert asking.get("/api/field/0/@1")["kind"] == "text"

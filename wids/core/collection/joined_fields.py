@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +11,13 @@ from wids.core.tables.fields import EMPTY, AllBut, Alternatives
 from wids.errors import InputError, SelectionError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wids.core.collection.batches import MemberPart
     from wids.core.collection.companions import Companion
     from wids.core.collection.member_file import MemberFile
     from wids.core.collection.shard_collection import ShardCollection
-    from wids.core.readers.base import Sample
+    from wids.core.readers.base import Reader, Sample
     from wids.core.tables.fields import Wanted
 
 
@@ -244,6 +245,25 @@ def whole_index_of(sample: Sample, base: ShardCollection) -> int:
     k = bisect_right(base.ends, sample["__index__"])
     whole = base.whole_ends
     return (whole[k - 1] if k else 0) + int(sample["__shardindex__"])
+
+
+@contextlib.contextmanager
+def open_companions(
+    companions: Sequence[Companion], base: ShardCollection, index: int
+) -> Iterator[list[tuple[Companion, Reader, int]]]:
+    """The companions that have a sample of a base, 0 <= index < len, each with its open reader, and its row there.
+
+    Raises:
+        WidsError: a shard cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        opened, whole = [], base.whole_index(index)
+        for companion in companions:
+            if (place := companion.row_of(whole)) >= 0:
+                k, row = companion.collection.locate(place)
+                reader = stack.enter_context(companion.collection.pinned(k))
+                opened.append((companion, reader, row % len(reader.table)))
+        yield opened
 
 
 def locate_row(companion: Companion, base: ShardCollection, index: int, field: str) -> int:

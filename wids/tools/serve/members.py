@@ -11,6 +11,7 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from wids.core.codecs.decoders import inflate
 from wids.core.readers.base import RowPart
+from wids.core.tables.fields import EMPTY
 from wids.errors import SelectionError, shown
 
 if TYPE_CHECKING:
@@ -37,12 +38,13 @@ class Member:
     """A field, while its shard is open.
 
     Attributes:
-        name: the extension.
+        name: of the field.
         key: of the sample.
         url: of its shard.
         offset: of its data in the shard, in bytes.
         size: of its data, in bytes.
         row: of the sample in the shard.
+        extension: in the shard; that of a companion's member is without the prefix of the field.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Member:
     row: int
     offset: int
     size: int
+    extension: str
     _reader: Reader
 
     @property
@@ -60,11 +63,11 @@ class Member:
 
     def read_part(self, lo: int, hi: int) -> bytes:
         """Its bytes from ``lo`` to ``hi``, fewer at its end."""
-        return self._reader.read_parts([RowPart(self.row, self.name, lo, hi)])[0]
+        return self._reader.read_parts([RowPart(self.row, self.extension, lo, hi)])[0]
 
     def read(self) -> bytes:
         """All of its bytes."""
-        data: bytes = self._reader.read(self.row, (self.name,))[self.name].getvalue()
+        data: bytes = self._reader.read(self.row, (self.extension,))[self.extension].getvalue()
         return data
 
     def read_unpacked(self, most: int) -> bytes:
@@ -82,7 +85,7 @@ class Member:
 
 @contextlib.contextmanager
 def open_members(dataset: ShardListDataset[Any], index: int) -> Iterator[list[Member]]:
-    """The fields of a sample, in their order in its shard, which is open while the block lasts.
+    """The fields of a sample, in their order in its shard and in those of companions, open while the block lasts.
 
     Args:
         dataset: of the sample.
@@ -94,9 +97,20 @@ def open_members(dataset: ShardListDataset[Any], index: int) -> Iterator[list[Me
     if not 0 <= index < len(dataset):
         raise SelectionError(f"there is no sample {shown(index)}; the dataset has {len(dataset):,}")
     shard, row, _ = dataset.get_shard(index)
-    with shard.pinned() as reader:
-        key = reader.table.key(row)
-        yield [Member(name, key, reader.url, row, lo, size, reader) for name, lo, size in reader.table.members(row)]
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(shard.pinned())
+        members = [_member(name, name, row, lo, size, reader) for name, lo, size in reader.table.members(row)]
+        for companion, other, there in stack.enter_context(dataset._open_companions(index)):  # noqa: SLF001 - of the face
+            members += [
+                _member(companion.name_of(name), name, there, lo, size, other)
+                for name, lo, size in other.table.members(there)
+                if name != EMPTY
+            ]
+        yield members
+
+
+def _member(name: str, extension: str, row: int, offset: int, size: int, reader: Reader) -> Member:
+    return Member(name, reader.table.key(row), reader.url, row, offset, size, extension, reader)
 
 
 @contextlib.contextmanager

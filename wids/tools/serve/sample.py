@@ -37,7 +37,7 @@ from wids.tools.serve.answers import answer
 from wids.tools.serve.facets import class_names, words_for
 from wids.tools.serve.fields import refuse
 from wids.tools.serve.measures import measure
-from wids.tools.serve.members import open_member
+from wids.tools.serve.members import open_member, open_members
 from wids.tools.serve.previews import NoPreviewError, kind_of
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ class _Page:
             raise SelectionError(f"there is no sample {shorten(str(index), most=30)}; the dataset has {len(dataset):,}")
         shard, row, _ = dataset.get_shard(index)
         k, _ = dataset.locate(index)
-        members, opening = shard.table.members(row), self._served.opening
+        with open_members(dataset, index) as members:
+            listed = [(member.name, member.offset, member.size) for member in members]
+        opening = self._served.opening
         return {
             "index": index,
             "count": len(dataset),
@@ -156,7 +158,7 @@ class _Page:
             "code": f"dataset = {opening}\nsample = dataset[{index}]" if opening else f"sample = dataset[{index}]",
             "fields": [
                 {"at": f"@{m}", "name": name, "kind": kind_of(name), "offset": offset, "size": size}
-                for m, (name, offset, size) in enumerate(members)
+                for m, (name, offset, size) in enumerate(listed)
             ],
         }
 
