@@ -130,6 +130,14 @@ class Tables:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def whole_length(self) -> int:
+        """Number of its samples."""
+        return len(self._keys)
+
+    def whole_indices(self) -> None:
+        """None: it is no view."""
+
     def rows_of(self, k: int) -> range:
         """The rows of a shard."""
         return range(self.lengths[k])

@@ -302,4 +302,4 @@ def test_many_keys_in_parts(tmp_path, monkeypatch):
     for limits in (key_join.LIMITS, key_join.JoinLimits(part_keys=100, held_keys=333)):
         monkeypatch.setattr(key_join, "LIMITS", limits)
         rows = key_join.find_rows(base._collection, other._collection, name="other")
-        assert rows.tolist() == [place.get(key, -1) for key in keys]
+        assert rows.astype(np.int32).tolist() == [place.get(key, -1) for key in keys]

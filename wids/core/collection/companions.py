@@ -24,6 +24,8 @@ from wids.events import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from wids.core.collection.arguments import OpeningOptions
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
@@ -208,16 +210,20 @@ class Companion:
         chosen, collection = base.whole_indices(), self.collection
         if self.rows is None and chosen is None:
             return CompanionPlaces(self, collection.cum_lengths, None)
-        whole = np.arange(base.whole_length) if chosen is None else chosen
-        rows = whole if self.rows is None else plain_rows(self.rows)[whole]
-        has = rows >= 0
-        if not has.all():  # a sample without one is as good as the one before it
-            last = np.maximum.accumulate(np.where(has, np.arange(len(rows)), -1))
-            first = rows[np.argmax(has)] if has.any() else 0
-            rows = np.where(last < 0, first, rows[np.maximum(last, 0)])
-        if not len(rows) or (rows[1:] >= rows[:-1]).all():
-            return CompanionPlaces(self, np.searchsorted(rows, collection.cum_lengths, side="left"), None)
-        return CompanionPlaces(self, None, rows)
+        if self.rows is None:
+            rows = chosen
+        else:
+            rows, has = self.rows.arrays[0], has_row(self.rows)
+            rows, has = (rows, has) if chosen is None else (rows[chosen], has[chosen])
+            if not has.all():  # a sample without one is as good as the one before it
+                last = np.maximum.accumulate(np.where(has, np.arange(len(rows)), -1))
+                first = rows[np.argmax(has)] if has.any() else 0
+                rows = np.where(last < 0, first, rows[np.maximum(last, 0)])
+        if rows is None or (rows[1:] >= rows[:-1]).all():
+            ends = collection.cum_lengths
+            ends = ends if rows is None else np.searchsorted(rows, ends.astype(rows.dtype), side="left")
+            return CompanionPlaces(self, ends, None)
+        return CompanionPlaces(self, None, rows.astype(np.int64))
 
     # --- for states and indexes
 
@@ -353,6 +359,13 @@ def first_fields(collection: ShardCollection) -> tuple[str, ...]:
 def share_rows(rows: Integers, nsamples: int) -> SharedArrays:
     """Rows, -1 for none, of a companion of so many samples, in the form that workers share."""
     return SharedArrays([companion_file.narrow(rows, nsamples)])
+
+
+def has_row(rows: SharedArrays) -> npt.NDArray[np.bool_]:
+    """True for each sample of a base that has a row."""
+    array = rows.arrays[0]
+    has: npt.NDArray[np.bool_] = array != (NO_ROW if array.dtype.itemsize == 4 else -1)
+    return has
 
 
 def plain_rows(rows: SharedArrays) -> Integers:

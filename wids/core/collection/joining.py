@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.core.collection.companions import Companion, OpenEntry, check_listed, plain_rows, share_rows
+from wids.core.collection.companions import Companion, OpenEntry, check_listed, has_row, plain_rows, share_rows
 from wids.core.collection.key_join import find_rows, name_keys
 from wids.core.collection.shard_collection import load_shards
 from wids.core.files import atomic, system
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from wids.core.collection.arguments import OpeningOptions
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.index.companion_file import CompanionEntry
-    from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
     from wids.core.transport.session import Session
 
@@ -103,7 +102,7 @@ def join(
         rows = _pair(base, other, name)
     else:
         rows = keep_joined(base, other, name)
-        left = _look_for_missing(base, other, plain_rows(rows), name, request.missing)
+        left = _look_for_missing(base, other, has_row(rows), name, request.missing)
     fields = more.pop("fields", None) if request.fields is None else request.fields
     more.pop("fields", None)
     companion = Companion(
@@ -155,7 +154,11 @@ def _pair(base: ShardCollection, other: ShardCollection, name: str) -> SharedArr
 
 
 def _look_for_missing(
-    base: ShardCollection, other: ShardCollection, rows: Integers, name: str, missing: companion_file.Missing
+    base: ShardCollection,
+    other: ShardCollection,
+    has: npt.NDArray[np.bool_],
+    name: str,
+    missing: companion_file.Missing,
 ) -> npt.NDArray[np.int64] | None:
     """The indices of the base's samples that a companion has; None: all, or it does not matter.
 
@@ -163,7 +166,7 @@ def _look_for_missing(
         InputError: some are missing, and that is an error, or all are.
     """
     chosen = base.whole_indices()
-    has = (rows if chosen is None else rows[chosen]) >= 0
+    has = has if chosen is None else has[chosen]
     count = len(has) - int(np.count_nonzero(has))
     if not count:
         return None
@@ -399,14 +402,7 @@ def keep_joined(base: ShardCollection, other: ShardCollection, name: str) -> Sha
     nsamples = other.whole_length
 
     def compute() -> npt.NDArray[Any]:
-        rows, chosen, whole = find_rows(base, other, name=name), other.whole_indices(), base.whole_indices()
-        if chosen is not None:
-            rows = np.where(rows < 0, -1, chosen[np.maximum(rows, 0)]) if len(chosen) else rows
-        if whole is not None:
-            spread = np.full(base.whole_length, -1, np.int64)
-            spread[whole] = rows
-            rows = spread
-        return companion_file.narrow(rows, nsamples)
+        return find_rows(base, other, name=name)
 
     cache_dir = base.provider.cache.placement.cache_dir
     if cache_dir is None or not (base.contents and other.contents):  # nothing says whether these are still the ones

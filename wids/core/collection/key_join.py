@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.core.files import system
+from wids.core.index.companion_file import empty_rows
 from wids.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -141,8 +142,11 @@ class _Parts:
         return np.concatenate([np.empty(0, _MARK), *pieces])
 
 
-def find_rows(base: ShardCollection, other: ShardCollection, *, name: str) -> Integers:
-    """The sample of ``other`` with the key of each of n samples of ``base``: int64, (n,); -1: it has none.
+def find_rows(base: ShardCollection, other: ShardCollection, *, name: str) -> npt.NDArray[Any]:
+    """The sample of ``other`` with the key of each of n samples of ``base``, both counted over the whole: (n,).
+
+    They are numbers of four bytes each if these are enough, else int64; see `wids.core.index.companion_file`. Samples
+    outside of a view have none.
 
     Args:
         base: the samples.
@@ -153,7 +157,8 @@ def find_rows(base: ShardCollection, other: ShardCollection, *, name: str) -> In
         InputError: several samples of ``other`` have one key. WidsError: a shard cannot be read.
     """
     count = max(-(-max(len(base), len(other)) // LIMITS.part_keys), 1)
-    rows = np.full(len(base), -1, np.int64)
+    whole, chosen = base.whole_indices(), other.whole_indices()
+    rows = empty_rows(base.whole_length, other.whole_length)
     with contextlib.ExitStack() as stack:
         there, here = _Parts(other, count, stack), _Parts(base, count, stack)
         for part in range(count):
@@ -167,7 +172,10 @@ def find_rows(base: ShardCollection, other: ShardCollection, *, name: str) -> In
                 raise _repeats(other, marks["index"][repeated], name)
             first = np.maximum.accumulate(np.where(begins, np.arange(len(marks)), 0))
             partners = np.where(is_other[first], marks["index"][first], -1)
-            rows[marks["index"][~is_other]] = partners[~is_other]
+            at, partners = marks["index"][~is_other], partners[~is_other]
+            if chosen is not None and len(chosen):
+                partners = np.where(partners < 0, -1, chosen[np.maximum(partners, 0)])
+            rows[at if whole is None else whole[at]] = partners.astype(rows.dtype)  # of -1 the greatest number
     return rows
 
 

@@ -126,6 +126,11 @@ def narrow(rows: Integers, nsamples: int) -> npt.NDArray[Any]:
     return rows.astype(np.uint32) if nsamples < int(NO_ROW) else rows
 
 
+def empty_rows(samples: int, nsamples: int) -> npt.NDArray[Any]:
+    """Rows for so many samples of a base, none of which has one of the companion's ``nsamples`` yet."""
+    return np.full(samples, -1, np.int64) if nsamples >= int(NO_ROW) else np.full(samples, NO_ROW, np.uint32)
+
+
 def unpack_joined(
     data: bytes | memoryview, *, samples: int, nsamples: int | None, file_url: str, checksum: str | None = None
 ) -> tuple[npt.NDArray[Any], int]:
