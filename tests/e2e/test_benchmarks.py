@@ -256,6 +256,12 @@ def test_companions_are_timed():
     """`companions.py --quick` reads joined sets in each way, and sees that they are the right ones."""
     said = run_quick("companions.py")
     assert said.count("joined by key") == 2
+
+
+def test_new_fields_are_timed():
+    """`map.py --quick` computes them in each way."""
+    said = run_quick("map.py")
+    assert said.count("threads 1, batches of 64") == 2
     assert "too small" in said
 
 

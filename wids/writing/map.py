@@ -76,7 +76,7 @@ _HEADER = b'{"what": "shards that wids map has finished; run it again to go on"}
 _FORMAT = 1  # of shards' bytes; raised when the same results give other ones
 _INDEX, _JOINED, _ERRORS, _TABLE = "index.json", "joined.json", "errors.jsonl", ".parquet"
 # Processes take seconds to start, in which threads of one interpreter decode so many samples.
-_PROCESSES_PAY_SAMPLES = 2000
+_PROCESSES_PAY_SAMPLES = 10_000
 # With fewer failures, their share means nothing; see `wids.core.collection.substitutes`.
 _MIN_FAILURES = 10
 MAX_ERRORS = 0.001
@@ -578,7 +578,8 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
         super().__init__(outcome, progress, "mapping", is_skipping=False)
         self._plan, self._journal, self._target = plan, journal, target
         self.done = dict[str, MappedShard]()
-        self._under_way = dict[int, tuple[int, int, Any]]()
+        self._under_way = dict[int, tuple[int, int, int, Any]]()
+        self._ended = [0, 0]  # samples and failures of the finished ones
         self.before = self._read_before()
 
     def _read_before(self) -> dict[str, MappedShard]:
@@ -613,7 +614,7 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
             if (known := self._find_known(name, task)) is None:
                 rest.append(task)
                 continue
-            self.done[name] = known
+            self._keep(known)
             self.outcome.known += 1
             self.progress.ended += 1
         self.progress.total = self._plan.samples_of(rest)
@@ -661,9 +662,9 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
         return msgspec.structs.replace(chosen, jobs=min(chosen.jobs or 1, len(tasks)))
 
     def report(self, name: MapTask, *state: Any) -> None:
-        """Take the samples, bytes and failures of a shard so far."""
-        before = self._under_way.get(name.k, (0, 0, ()))
-        self._under_way[name.k] = samples, size, failures = state
+        """Take the samples, bytes, number of failures and first failures of a shard so far."""
+        before = self._under_way.get(name.k, (0, 0, 0, ()))
+        self._under_way[name.k] = samples, size, _, failures = state
         self.progress.done += samples - before[0]
         self.progress.bytes += size - before[1]
         if failures:
@@ -672,11 +673,16 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
 
     def take(self, name: MapTask, found: MappedShard) -> None:
         """Record a finished shard."""
-        self.report(name, found.samples, found.entry["filesize"], found.failures)
+        self.report(name, found.samples, found.entry["filesize"], len(found.failures), found.failures)
         del self._under_way[name.k]
         found.url, found.how = Place(name.url).name, self._plan.how
-        self.done[found.url] = found
         self._journal.add(found)
+        self._keep(found)
+
+    def _keep(self, shard: MappedShard) -> None:
+        self.done[shard.url] = shard
+        self._ended[0] += shard.samples
+        self._ended[1] += len(shard.failures)
 
     def fail(self, name: MapTask, error: BaseException) -> None:
         """End the job: a dataset needs all its shards."""
@@ -710,7 +716,7 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
         """All failures, in the order of the samples."""
         for task in self._plan.tasks:
             done = self.done.get(Place(task.url).name)
-            failures = self._under_way.get(task.k, (0, 0, ()))[2] if done is None else done.failures
+            failures = self._under_way.get(task.k, (0, 0, 0, ()))[3] if done is None else done.failures
             yield from ((task, failure) for failure in failures)
 
     def check_errors(self, *, is_end: bool = False) -> None:
@@ -722,9 +728,8 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
         Raises:
             TooManyErrorsError: more than may; or, at the end, all.
         """
-        parts = [(each.samples, len(each.failures)) for each in self.done.values()]
-        parts += [(samples, len(failures)) for samples, _, failures in self._under_way.values()]
-        samples, count = (sum(part[k] for part in parts) for k in (0, 1))
+        samples = self._ended[0] + sum(each[0] for each in self._under_way.values())
+        count = self._ended[1] + sum(each[2] for each in self._under_way.values())
         most = self._plan.settings.max_errors
         if (count >= _MIN_FAILURES and count > most * samples) or (is_end and count == samples > 0 and most < 1):
             first = self.outcome.first_error or self._words_of(*next(self._failures()))

@@ -47,6 +47,7 @@ _REPORT_SECONDS = 0.2
 # Samples that are read at once where each would take a request of its own.
 _FAR_SAMPLES = 16
 _FRAMES = 3  # of a traceback, in a message
+_TOLD = 100  # failures in a report
 _PACKAGE = os.path.join(os.path.dirname(wids.__file__), "")
 
 
@@ -58,7 +59,7 @@ class SampleFailure(msgspec.Struct, frozen=True):
         key: of the sample; None: it could not be read.
         field: that failed, if one did.
         error: class and message.
-        trace: the last lines of the traceback.
+        trace: the last lines of the traceback, of the first failure in a shard.
     """
 
     row: int
@@ -136,7 +137,7 @@ def map_shard(job: MapJob, task: MapTask, context: TaskContext) -> MappedShard:
     Args:
         job: of the run.
         task: which shard.
-        context: gets reports of (samples so far, bytes so far, failures so far).
+        context: gets reports of (samples so far, bytes so far, number of failures so far, the first of them).
 
     Raises:
         InputError: the function, or what it returns, cannot be used for any sample.
@@ -161,14 +162,15 @@ def map_shard(job: MapJob, task: MapTask, context: TaskContext) -> MappedShard:
                         raise
                     error = failed
             if error is not None:
-                shard.failures.append(describe_failure(error, row, reader.table.key(row)))
+                failure = describe_failure(error, row, reader.table.key(row), has_trace=not shard.failures)
+                shard.failures.append(failure)
             write.add(row, values)
             shard.samples += 1
             shard.rows += bool(values)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 if context.is_cancelled():
                     raise CancelledTransferError
-                context.report(shard.samples, write.size, tuple(shard.failures))
+                context.report(shard.samples, write.size, len(shard.failures), tuple(shard.failures[:_TOLD]))
                 reported = time.monotonic()
         shard.entry, shard.fields = write.finish()
         shard.mtime_ns = (ShardTarget(job.session).describe(task.url) or (0, 0))[1]
@@ -296,12 +298,13 @@ def encode_fields(result: Any, key: str, *, rule: Any = "first-dot") -> dict[str
     return members
 
 
-def describe_failure(error: Exception, row: int, key: str | None) -> SampleFailure:
-    """The record of a failure, with the last lines of the traceback that are not of wids."""
+def describe_failure(error: Exception, row: int, key: str | None, *, has_trace: bool = True) -> SampleFailure:
+    """The record of a failure, and with ``has_trace`` the last lines of the traceback that are not of wids."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
     lines = tuple(
         printable(f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line or ''}")
         for frame in frames[-_FRAMES:]
+        if has_trace
     )
     field = error.field if isinstance(error, WidsError) else None
     return SampleFailure(row, key, field, error_log.describe(error), lines)

@@ -28,6 +28,7 @@ _ADVICE = {
     "jobs": "--jobs says how many",
     "fetch": "--fetch allows that, --cache-dir says where they are or go",
     "cache_dir": "--cache-dir says which",
+    "max_errors": "after a correction, --retry-errors computes the shards anew in which samples failed",
     "cache_size": "take a larger --cache-size",
     "fewer_shards": "take fewer{fitting} or a larger --cache-size",
     "disk": "take fewer with --shards, or another --cache-dir",
