@@ -64,6 +64,8 @@ def run_simulate(
         listed = None if shards.collection is None else shards.collection.shards
         job = replace(job, resume=resume.find(listed, PLAIN))
         report = build(job, name=index)
+        if listed is not None and listed.header.get("companions"):
+            report.notes.append("the bytes of companions come with the shards of the base")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except OverflowError as error:
