@@ -291,6 +291,7 @@ class ShardListDataset(Dataset[T_co]):
     _steps: tuple[str, ...]  # that made this view
     _lists: tuple[str, ...] = ()  # the files that named its samples, absolute
     _is_transforming: bool
+    _is_completing: bool  # samples have fields that are not read with them
     _has_warned = False
 
     @suggest_names
@@ -1234,12 +1235,9 @@ class ShardListDataset(Dataset[T_co]):
             for companion in wishes.companions:
                 companion.collection  # noqa: B018 - opened now: errors of it come at once, and once for all workers
         self._wanted, self._lazy, self._wishes = wanted, lazy, wishes if wishes and wishes.companions else None
-        self._is_transforming = (
-            bool(self._transformations or (self._columns is not None and self._columns.shown))
-            or self._substitutes is not None
-            or self._lazy is not None
-            or self._wishes is not None
-        )
+        has_columns = self._columns is not None and bool(self._columns.shown)
+        self._is_completing = has_columns or self._lazy is not None or self._wishes is not None
+        self._is_transforming = bool(self._transformations) or self._substitutes is not None or self._is_completing
 
     def _owners(self) -> Owners:
         """The places of fields."""
@@ -1455,7 +1453,7 @@ class ShardListDataset(Dataset[T_co]):
             sample: as it was read.
             joined: the files among the fields of companions that it has already; None: these are yet to be read.
         """
-        files = self._complete(sample, joined)
+        files = self._complete(sample, joined) if self._is_completing else ()
         as_read = sample
         try:
             for transform in self._transformations:
