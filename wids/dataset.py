@@ -51,7 +51,6 @@ from wids.core.index.view_rows import SharedSelection
 from wids.core.order.layout import CompanionPlaces, SamplerInterface, interface_of, read_values
 from wids.core.order.mask import MarkedIndex
 from wids.core.order.validation import suggest_names
-from wids.core.place import Place
 from wids.core.prefetch import ahead
 from wids.core.readers.pool import STOPPED
 from wids.core.tables.fields import Alternatives, FieldNames, LazyMembers, parse_field, parse_fields, part_lazily
@@ -506,11 +505,18 @@ class ShardListDataset(Dataset[T_co]):
             contents=lambda: self._collection.contents,
             evaluate=lambda text: self._own_columns().evaluate(self._collection, text),
             companions=self._companion_places,
-            companion_marks=lambda: {each.name: each.marks() for each in self._wanted_companions()},
+            companion_marks=self._companion_marks,
         )
 
     def _wanted_companions(self) -> Sequence[Companion]:
         return () if self._wishes is None else self._wishes.companions
+
+    def _companion_marks(self) -> dict[str, dict[str, str]]:
+        if not (wanted := self._wanted_companions()):
+            return {}
+        from wids.core.collection.companions import all_marks
+
+        return all_marks(wanted)
 
     def _companion_places(self) -> list[CompanionPlaces]:
         """The places of the samples of companions that are read: computed once, for they may be an array of all."""
@@ -579,7 +585,10 @@ class ShardListDataset(Dataset[T_co]):
                 try:
                     if not collection.provider.is_here(collection.shards[k]):
                         break
-                    previews.append({**read_sample(collection, index, self._wanted), "__classes__": classes})
+                    sample = read_sample(collection, index, self._wanted)
+                    if self._wishes is not None:
+                        self._wishes.add_here(sample, collection)
+                    previews.append({**sample, "__classes__": classes})
                 except Exception as error:  # noqa: BLE001 - also of a key_rule or localname
                     previews.append(error)
             if len(previews) >= count:
@@ -1010,6 +1019,8 @@ class ShardListDataset(Dataset[T_co]):
         Raises:
             InputError: it has more than fields of its shards.
         """
+        from wids.core.collection.companions import name_of_index
+
         ahead_bytes = None if self._ahead is True else self._ahead
         look_ahead = partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
         if not isinstance(other, ShardListDataset):
@@ -1021,7 +1032,7 @@ class ShardListDataset(Dataset[T_co]):
             opened: Sequence[Companion] = ()
             if collection.shards.header.get(COMPANIONS):
                 opened = self._listed_companions(collection)
-            return collection, Place(place).name or place, opened, more
+            return collection, name_of_index(place), opened, more
         cls, steps = type(other), other._transformations  # noqa: SLF001 - of this class
         ways = ("__getitem__", "__getitems__", "get_shard")
         if any(getattr(cls, name) is not getattr(ShardListDataset, name) for name in ways):
@@ -1038,7 +1049,9 @@ class ShardListDataset(Dataset[T_co]):
             "fields": None if fields is None else tuple(fields),
             "tally": None if other._tally is self._tally else other._tally,  # noqa: SLF001
         }
-        return collection, other.dataset_name, other._companions, more  # noqa: SLF001
+        is_whole = collection.index_url is not None and collection.shards.selection is None
+        name = name_of_index(collection.index_url or "") if is_whole else other.dataset_name
+        return collection, name, other._companions, more  # noqa: SLF001
 
     def _join_listed(self, shards: Any) -> None:
         """Have the companions that the index names."""

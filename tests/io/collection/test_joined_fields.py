@@ -73,6 +73,28 @@ def test_what_is_not_asked_for_costs_no_request(web, name, how):
     assert [target for target in web.requests if "/more" in target] == []
 
 
+def test_a_notebook_shows_fields_that_are_here(web):
+    """Those of a companion, too, if its shard is on the disk: nothing is fetched for it."""
+    local = wids.ShardListDataset(web.directory / "row.json")
+    assert [sample[".m.npy"].read().strip() for sample in local.select([7, 20]).preview(9)] == [
+        b"more.npy k07",
+        b"more.npy k20",
+    ]
+    for name, field in (("row.json", ".m.npy"), ("key.json", ".npy")):
+        options = {"early_reads": False, "prefetch": False}
+        far = opened(web, name, **options)
+        narrow = wids.ShardListDataset(f"{web.url}/{name}", cache_dir=far.cache_dir, fields=(".txt",), **options)
+        assert narrow[6][".txt"]
+        before = len(web.requests)
+        assert all(field not in sample for sample in far.preview(9))
+        assert len(far.preview(9)) == 6
+        assert len(web.requests) == before
+        assert far[6][field]  # of a shard with 6 and 7, and not with 8
+        before = len(web.requests)
+        assert [field in sample for sample in far.preview(9)] == [True, True, False, False, False, False]
+        assert len(web.requests) == before
+
+
 @pytest.mark.parametrize("how", ["fetch", "range", "auto"])
 @pytest.mark.parametrize("name", ["row.json", "key.json"])
 @pytest.mark.parametrize("workers", [0, 2])

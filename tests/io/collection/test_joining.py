@@ -244,6 +244,34 @@ def test_a_changed_companion_is_named(sets, on, caplog):
     assert sorted([*read, *alone]) == list(range(12))
 
 
+def test_companions_of_one_name(sets, caplog):
+    """States tell companions apart whose indexes have one name: a second one is no change of the first."""
+    directory, base, _ = sets
+    keys = [f"k{n:02d}" for n in range(12)]
+    for folder, extension in (("one", ".npy"), ("two", ".a.png"), ("three", ".b.png")):
+        os.makedirs(directory / folder)
+        for name in ("index", "more"):
+            write_set(directory / folder, name, keys, [f".{name}{extension}"], (4, 8))
+    for name in ("index", "more"):
+        joined = base.with_fields(directory / "one" / f"{name}.json")
+        state = wids.ChunkedSampler(joined).state_dict()
+        both = joined.with_fields(opened(directory / "two" / f"{name}.json")).with_fields(
+            directory / "three" / f"{name}.json"
+        )
+        both.save(directory / "joined.json")
+        for dataset in (both, opened(directory / "joined.json")):
+            resumed = wids.ChunkedSampler(dataset)
+            resumed.load_state_dict(state)
+            assert (
+                resumed.state_dict()["order"]["companions"].keys()
+                == {
+                    "index": {"one/index.json", "two/index.json", "three/index.json"},
+                    "more": {"more.json", "more.json (2)", "more.json (3)"},
+                }[name]
+            )
+    assert "has changed" not in caplog.text
+
+
 def test_a_changed_base(sets):
     """A saved join says that the base has changed."""
     directory, base, other = sets

@@ -6,6 +6,7 @@ sample of the base is known by its index in the base's whole, so that views need
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,12 @@ from wids.core.index.companion_file import NO_ROW, CompanionEntry
 from wids.core.index.fingerprint import contents, fingerprint, have_changed
 from wids.core.index.view_file import KEY
 from wids.core.order.layout import CompanionPlaces, SamplerInterface
+from wids.core.place import Place
 from wids.errors import InputError, SpecError
 from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
+
+# The file name of many indexes: their folders tell them apart. `wids map` writes such.
+_USUAL = "index.json"
 
 
 class Companion:
@@ -205,6 +210,13 @@ class Companion:
         row = int(self.rows.arrays[0][index])
         return -1 if row == NO_ROW and self.rows.arrays[0].dtype.itemsize == 4 else row
 
+    def is_here(self, row: int) -> bool:
+        """True if one of its samples is on this machine's disk; nothing is fetched to know that, nor its index."""
+        if self._collection is None and isinstance(self._open, OpenEntry) and not self._open.is_local:
+            return False
+        collection = self.collection
+        return collection.provider.is_here(collection.shards[bisect_right(collection.ends, row)])
+
     def places(self, base: ShardCollection) -> CompanionPlaces:
         """The places of the samples of a base, or of a view of it, for downloads ahead."""
         chosen, collection = base.whole_indices(), self.collection
@@ -292,6 +304,11 @@ class OpenEntry:
     samples: int
     where: str
 
+    @property
+    def is_local(self) -> bool:
+        """True if its index is a file."""
+        return Place(self.entry.index).is_local
+
     def __call__(self) -> ShardCollection:  # noqa: D102
         collection = self.options.open(self.entry.index)
         check_listed(self.entry, collection.shards, self.samples, self.where)
@@ -338,6 +355,26 @@ def check_listed(entry: CompanionEntry, shards: ShardList, samples: int, where: 
             where,
             entry.index,
         )
+
+
+def name_of_index(url: str) -> str:
+    """The name of a companion in messages and states: of its index, after its folder's where that is ``index.json``."""
+    place = Place(url)
+    name = place.name or url
+    folder = place.absolute.directory.name if name == _USUAL else ""
+    return f"{folder}/{name}" if folder else name
+
+
+def all_marks(companions: Iterable[Companion]) -> dict[str, dict[str, str]]:
+    """Name of each companion -> its digests; a second one of the same name is ``NAME (2)``."""
+    marks: dict[str, dict[str, str]] = {}
+    for companion in companions:
+        name, count = companion.name, 1
+        while name in marks:
+            count += 1
+            name = f"{companion.name} ({count})"
+        marks[name] = companion.marks()
+    return marks
 
 
 def first_fields(collection: ShardCollection) -> tuple[str, ...]:

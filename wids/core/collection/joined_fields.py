@@ -196,6 +196,19 @@ class Wishes:
             self._choose(sample)
         return files
 
+    def add_here(self, sample: Sample, base: ShardCollection) -> None:
+        """Add to a sample the fields of companions whose shards are on this machine's disk; nothing is fetched.
+
+        Raises:
+            InputError, WidsError: see `add_to`.
+        """
+        index = whole_index_of(sample, base)
+        for companion, members, _ in self._wishes:
+            row = companion.row_of(index)
+            if row >= 0 and companion.is_here(row):
+                self._merge(sample, read_sample(companion.collection, row, members), companion, None, [])
+        self._choose(sample)
+
     def expect(self, indices: Sequence[int], base: ShardCollection) -> bool:
         """`wids.core.collection.batches.expect` of the samples of the companions, for indices of the base."""
         whole = [base.whole_index(base.plain(index)) for index in indices]

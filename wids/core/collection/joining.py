@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.core.collection.companions import Companion, OpenEntry, check_listed, has_row, plain_rows, share_rows
+from wids.core.collection.companions import (
+    Companion,
+    OpenEntry,
+    check_listed,
+    has_row,
+    name_of_index,
+    plain_rows,
+    share_rows,
+)
 from wids.core.collection.key_join import find_rows, name_keys
 from wids.core.collection.shard_collection import load_shards
 from wids.core.files import atomic, system
@@ -220,7 +228,7 @@ def open_listed(
     for entry in companion_file.parse_companions(base.shards.header, None):
         _check_base(base.shards, entry, where)
         companion = Companion(
-            name=Place(entry.index).name or entry.index,
+            name=name_of_index(entry.index),
             prefix=entry.prefix.strip("."),
             fields=entry.fields,
             known=entry.known_fields,
