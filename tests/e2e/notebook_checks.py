@@ -135,6 +135,23 @@ def equal_batches(*, epochs, lengths, count, world_sizes, seen, fixed_table):
         assert fixed_table.loc[world, "wids"]["lost in the first epoch"] == 0, "ours lost a sample"
 
 
+def fields(
+    *, dataset, unique, captioned, copies, twins, hits, found, outcome, whole, before, after, same_batches, same_tars
+):
+    """The copies are found, the others have captions, a run goes on with embeddings, and no tar was written anew."""
+    assert len(twins) == copies
+    assert len(hits) >= 0.95 * copies
+    assert len(found) - len(hits) < 0.2 * copies
+    assert outcome.computed == len(unique) == len(captioned) < len(dataset)
+    assert not outcome.errors
+    assert same_batches
+    assert sorted([*before, *after]) == sorted(whole)
+    assert all("embedding" in step for step in after.values())
+    assert not any("embedding" in step for step in [*whole.values(), *before.values()])
+    assert after[max(after)]["embedding"] < after[min(after)]["embedding"]
+    assert same_tars
+
+
 def hub(*, look, view, known, whole, before, after, state, downloads, stand_in):
     """The view is what SQL says, the resumed epoch the whole one, and the Hub's API was asked twice in all."""
     assert len(look) == len(known) == sum(map(len, whole)) == 1347
